@@ -66,7 +66,7 @@ class Reader {
             check(found.back().n() == n && found.back().k() == k,
                   std::string(name) + " has another shape");
         }
-        check(static_cast<int>(found.size()) == count, std::string(name) + ": not one per head");
+        check(static_cast<int>(found.size()) == count, std::string(name) + ": another number of them");
         return found;
     }
     // What is added to the embedding at each position; null where the field is None.
@@ -222,6 +222,35 @@ LayerGate gate_of(const Reader& r, const DecoderShape& s, int width) {
             r.vector("norm", s.hidden)};
 }
 
+AltUpLayer altup_layer_of(const Reader& r, const DecoderShape& s, const AltUp& altup) {
+    const int streams = altup.streams, rank = linear_of(r.get("left")).n();
+    AltUpLayer layer{};
+    layer.router_norm = r.vector("router_norm", s.hidden);
+    layer.router = r.vector("router", streams * s.hidden);
+    layer.predict = r.vector("predict", streams * streams * streams);
+    layer.correct = r.vector("correct", streams * streams);
+    layer.scale = r.vector("scale", s.hidden);
+    layer.left = r.linear("left", rank, s.hidden);
+    layer.right = r.linear("right", s.hidden, rank);
+    layer.norm = r.vector("norm", s.hidden);
+    check(layer.router_norm && layer.router && layer.predict && layer.correct && layer.norm,
+          "altup: a vector is missing");
+    check(rank <= s.hidden, "altup: the low rank is above the width");
+    return layer;
+}
+
+std::optional<AltUp> altup_of(const nb::handle fields, const DecoderShape& s) {
+    if (fields.is_none()) {
+        return std::nullopt;
+    }
+    const Reader r(nb::cast<nb::dict>(fields));
+    AltUp altup{r.positive("streams"), r.number<int>("active"), {}, {}};
+    check(altup.active >= 0 && altup.active < altup.streams, "altup: no such stream is active");
+    altup.spread = r.linears("spread", altup.streams - 1, s.hidden, s.hidden);
+    altup.gather = r.linears("gather", altup.streams - 1, s.hidden, s.hidden);
+    return altup;
+}
+
 // `read` is the width of what its queries, keys and values read, `told` that of its own input.
 DecoderLayer layer_of(const Reader& d, const Reader& r, const DecoderShape& s, int read, int told) {
     DecoderLayer layer{};
@@ -231,6 +260,7 @@ DecoderLayer layer_of(const Reader& d, const Reader& r, const DecoderShape& s, i
     layer.values_are_keys = !r.number<bool>("has_values");
     layer.v_norm = r.vector("v_norm", a.head_dim);
     layer.scale = r.number<float>("scale");
+    layer.sparse_deviations = r.number<float>("sparse_deviations");
     layer.input_norm = r.vector("input_norm", s.norm_size());
     layer.mlp_norm = r.vector("mlp_norm", s.norm_size());
     layer.learnt = r.vector("learnt", 3);
@@ -288,12 +318,22 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const DecoderShape shape = shape_of(r);
     const std::optional<Entry> entry = entry_of(r.get("entry"), shape);
     const std::optional<LayerInputs> inputs = layer_inputs_of(r.get("layer_inputs"), shape);
+    const std::optional<AltUp> altup = altup_of(r.get("altup"), shape);
+    check(!altup || (inputs && !shape.layer_norm), "altup: there are no inputs of layers");
     check(!inputs || !entry, "layer_inputs: rows of a decoder that has an entry have none");
     std::vector<DecoderLayer> layers;
     for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
         const bool reads_joined = layers.empty() && entry && !entry->is_fused();
         const int read = (reads_joined ? 2 : 1) * shape.hidden, told = inputs ? inputs->width : 0;
-        layers.push_back(layer_of(r, Reader(nb::cast<nb::dict>(each)), shape, read, told));
+        const Reader own(nb::cast<nb::dict>(each));
+        layers.push_back(layer_of(r, own, shape, read, told));
+        if (altup) {
+            const Reader streams(nb::cast<nb::dict>(own.get("altup")));
+            layers.back().altup = altup_layer_of(streams, shape, *altup);
+            check(layers.back().post_attention_norm && layers.back().post_mlp_norm &&
+                      !layers.back().mixture,
+                  "altup: layers are dense, with norms after both branches");
+        }
     }
     check(!layers.empty(), "a decoder needs a layer");
     check(!inputs || inputs->layers() >= static_cast<int>(layers.size()),
@@ -306,7 +346,7 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const Linear head = r.linear("head", shape.num_logits, shape.hidden);
     const float* norm = r.vector("norm", shape.norm_size());
     const float* places = r.places(shape.max_len, shape.hidden);
-    new (self) Decoder(shape, entry, std::move(layers), inputs, embedding, head, norm, places,
+    new (self) Decoder(shape, entry, std::move(layers), inputs, altup, embedding, head, norm, places,
                        spec);
 }
 

@@ -190,7 +190,8 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
             }
         });
         shared_.need(size_t(rows) * ld_hidden_);
-        feed(*mixture.shared, nullptr, rows, {shared_.get(), nullptr, ld_hidden_, 1.0f});
+        feed(*mixture.shared, nullptr, -INFINITY, rows,
+             {shared_.get(), nullptr, ld_hidden_, 1.0f});
     }
     pool().each(rows, [&](int row, int thread) {
         float* sum = scratch(thread);

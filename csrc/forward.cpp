@@ -27,9 +27,16 @@ template <typename Visit> void for_each_mlp(const DecoderLayer& layer, const Vis
 }
 
 int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLayer>& layers,
-                const std::optional<LayerInputs>& inputs, const Linear& head) {
+                const std::optional<LayerInputs>& inputs, const std::optional<AltUp>& altup,
+                const Linear& head) {
     int most = std::max({head.num_orders, entry ? entry->join.num_orders : 0,
                          inputs ? inputs->projection.num_orders : 0});
+    for (const auto& linears : altup ? std::vector{altup->spread, altup->gather}
+                                     : std::vector<std::vector<Linear>>{}) {
+        for (const Linear& each : linears) {
+            most = std::max(most, each.num_orders);
+        }
+    }
     for (const DecoderLayer& layer : layers) {
         most = std::max({most, layer.qkv.num_orders, layer.o.num_orders});
         if (layer.latent) {
@@ -37,6 +44,9 @@ int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLaye
         }
         if (layer.gate) {
             most = std::max({most, layer.gate->gate.num_orders, layer.gate->projection.num_orders});
+        }
+        if (layer.altup) {
+            most = std::max({most, layer.altup->left.num_orders, layer.altup->right.num_orders});
         }
         for_each_mlp(layer, [&](const FeedForward& mlp) {
             most = std::max({most, mlp.gate_up.num_orders, mlp.down.num_orders});
@@ -66,12 +76,14 @@ int widest(const std::vector<DecoderLayer>& layers, const WidthOf& width_of) {
 }  // namespace
 
 Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
-                 std::optional<LayerInputs> layer_inputs, Linear embedding, Linear head,
-                 const float* final_norm, const float* places, nb::object keep_alive)
+                 std::optional<LayerInputs> layer_inputs, std::optional<AltUp> altup,
+                 Linear embedding, Linear head, const float* final_norm, const float* places,
+                 nb::object keep_alive)
     : shape_(shape),
       entry_(entry),
       layers_(std::move(layers)),
       layer_inputs_(layer_inputs),
+      altup_(std::move(altup)),
       embedding_(embedding),
       head_(head),
       final_norm_(final_norm),
@@ -87,7 +99,7 @@ Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<Dec
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
       ld_mlp_(round_up(widest_mlp_, TILE)),
-      most_orders_(most_orders(entry_, layers_, layer_inputs_, head_)) {}
+      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)) {}
 
 void Decoder::set_cache(std::vector<KvLayer> caches, int num_blocks, nb::object keep_alive) {
     caches_ = std::move(caches);
@@ -270,6 +282,10 @@ void Decoder::add_branch(int row, const float* weight) {
 }
 
 void Decoder::end_layer(const DecoderLayer& layer, int row) {
+    if (layer.altup) {
+        end_streams(layer, row);
+        return;
+    }
     if (layer.last_norm()) {
         add_branch(row, layer.last_norm());
     }
@@ -341,7 +357,13 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
 void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& streams) {
     const int rows = slice.end - slice.first;
     const Inputs* in = &enter(batch, slice, streams);
+    if (altup_) {
+        spread_streams(rows);
+    }
     for (size_t index = 0; index < layers_.size(); ++index) {
+        if (altup_) {
+            predict_streams(layers_[index], rows);
+        }
         attention(batch, slice, layers_[index], caches_[index], *in);
         feed_forward(layers_[index], rows);
         if (layers_[index].gate) {
@@ -358,6 +380,10 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
             norm_for(next.qkv, row, next.input_norm, thread);
         });
     }
+    if (altup_) {
+        pool().each(rows, [&](int row, int) { end_layer(layers_.back(), row); });
+        gather_streams(rows);
+    }
     leave(batch, slice, streams);
 }
 
@@ -365,7 +391,9 @@ void Decoder::leave(const Batch& batch, const Slice& slice, const Streams& strea
     const size_t count = layers_.size();
     const bool every_row = streams.has_tap(count) || streams.has_tap(count + 1);
     pool().each(every_row ? slice.end - slice.first : 0, [&](int row, int thread) {
-        end_layer(layers_.back(), row);
+        if (!altup_) {
+            end_layer(layers_.back(), row);
+        }
         hand_out(streams, count, slice.first + row, x_row(row));
         normed(x_row(row), final_norm_, scratch(thread));
         hand_out(streams, count + 1, slice.first + row, scratch(thread));
@@ -373,7 +401,7 @@ void Decoder::leave(const Batch& batch, const Slice& slice, const Streams& strea
     pool().each(slice.samples_end - slice.samples, [&](int i, int) {
         const int sample = slice.samples + i;
         const int row = batch.sample_rows[sample] - slice.first;
-        if (!every_row) {
+        if (!every_row && !altup_) {
             end_layer(layers_.back(), row);  // a row is sampled at most once
         }
         normed(x_row(row), final_norm_, sampled_.get() + static_cast<size_t>(sample) * ld_hidden_);
@@ -510,21 +538,28 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
         if (branches(layer)) {
             add_branch(row, layer.post_attention_norm);
         }
+        if (layer.altup) {
+            add_laurel(row);
+        }
         if (!shape_.parallel) {
             norm_for(layer.mlp.gate_up, row, layer.mlp_norm, thread);
         }
     });
     const bool branch = layer.post_mlp_norm != nullptr;
-    feed(layer.mlp, layer.learnt, rows,
+    feed(layer.mlp, layer.learnt, layer.sparse_deviations, rows,
          {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
           branch ? 1.0f : shape_.residual_multiplier});
 }
 
-void Decoder::feed(const FeedForward& mlp, const float* learnt, int rows, const LinearOut& out) {
+void Decoder::feed(const FeedForward& mlp, const float* learnt, float sparse_deviations, int rows,
+                   const LinearOut& out) {
     linear(mlp.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
     const Inputs inner = inputs_.view(rows, mlp.width(), most_orders_);
     pool().each(rows, [&](int row, int thread) {
-        const float* up = gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_;
+        float* up = gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_;
+        if (sparse_deviations > -INFINITY) {
+            cut_gates(up, mlp.width(), sparse_deviations);
+        }
         if (shape_.gated) {
             kernels().gated(up, mlp.width(), shape_.activation, scratch(thread));
         } else {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "altup.h"
 #include "batch.h"
 #include "buffers.h"
 #include "experts.h"
@@ -58,6 +59,10 @@ struct DecoderLayer {
     RotaryTable rotary;
     std::optional<LayerGate> gate;  // of its input beside the residual stream
     float scale;                    // of the residual stream that leaves it
+    std::optional<AltUpLayer> altup;  // where there are several streams
+    // Gates that are not so many standard deviations above their row's mean are 0, and the others
+    // lowered by as much; -inf: they stay.
+    float sparse_deviations;
 
     int q_width() const { return attention.heads * attention.head_dim; }
     int kv_width() const { return attention.kv_heads * attention.head_dim; }
@@ -92,8 +97,9 @@ class Decoder {
   public:
     // `final_norm` may be null, and so may `places` [max_len, hidden], which are added to embeddings.
     Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
-            std::optional<LayerInputs> layer_inputs, Linear embedding, Linear head,
-            const float* final_norm, const float* places, nanobind::object keep_alive);
+            std::optional<LayerInputs> layer_inputs, std::optional<AltUp> altup,
+            Linear embedding, Linear head, const float* final_norm, const float* places,
+            nanobind::object keep_alive);
 
     // What each layer reads keys and values from; it writes there where they are its own.
     void set_cache(std::vector<KvLayer> caches, int num_blocks, nanobind::object keep_alive);
@@ -151,6 +157,20 @@ class Decoder {
     void layer_inputs(const Batch& batch, const Slice& slice);
     // From the end of a layer's feed-forward to the branch of its input.
     void take_layer_input(const DecoderLayer& layer, size_t index, int rows);
+    // csrc/altup.cpp: from rows of x to their streams, and back.
+    void spread_streams(int rows);
+    void gather_streams(int rows);
+    // From the streams of rows to what a layer reads: x, `laurel_` and the inputs of its `qkv`.
+    void predict_streams(const DecoderLayer& layer, int rows);
+    void add_laurel(int row);
+    // What a layer made of a row of x, to all of its streams; x is what its gate reads.
+    void correct_streams(const DecoderLayer& layer, int row, float* spare);
+    // The branch of the layer's input, to the streams; x is the active one.
+    void end_streams(const DecoderLayer& layer, int row);
+    void stream_scores(const AltUpLayer& w, const float* x, float* scores, float* spare) const;
+    float* stream(int row, int index) const {
+        return streams_.get() + (size_t(row) * altup_->streams + index) * ld_hidden_;
+    }
     // csrc/latent.cpp: from the inputs of a layer's first linear to `qkv_`, which has no values.
     void latent_heads(const LatentAttention& a, const Linear& first_linear, int rows,
                       const Inputs& in);
@@ -166,7 +186,8 @@ class Decoder {
                  int step);
     void feed_forward(const DecoderLayer& layer, int rows);
     // Rows of `in_hidden_` through a feed-forward.
-    void feed(const FeedForward& mlp, const float* learnt, int rows, const LinearOut& out);
+    void feed(const FeedForward& mlp, const float* learnt, float sparse_deviations, int rows,
+              const LinearOut& out);
     // csrc/experts.cpp: the feed-forward of a layer that is a mixture.
     void mixture(const DecoderLayer& layer, int rows);
     // The results of all entries of the assignment, to `expert_out_`.
@@ -212,6 +233,7 @@ class Decoder {
     const std::optional<Entry> entry_;
     const std::vector<DecoderLayer> layers_;
     const std::optional<LayerInputs> layer_inputs_;
+    const std::optional<AltUp> altup_;
     const Linear embedding_, head_;
     const float *const final_norm_, *const places_;
     nanobind::object keep_alive_, keep_cache_;
@@ -231,6 +253,7 @@ class Decoder {
     InputBuffer head_inputs_;
     Buffer<float> down_, queries_, results_;  // of latent attention
     Buffer<float> told_, gates_;  // [rows, inputs of all layers], and of one layer
+    Buffer<float> streams_, laurel_, ranks_;  // [rows, streams, hidden], beside attention
     Assignment assignment_;
     std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
     int experts_read_ = 0;

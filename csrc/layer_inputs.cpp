@@ -38,6 +38,9 @@ void Decoder::take_layer_input(const DecoderLayer& layer, size_t index, int rows
         if (layer.post_mlp_norm) {
             add_branch(row, layer.post_mlp_norm);
         }
+        if (layer.altup) {
+            correct_streams(layer, row, scratch(thread));
+        }
         normed(x_row(row), nullptr, scratch(thread));
         layer.gate->gate.take(scratch(thread), in_hidden_, row, spare(thread));
     });

@@ -12,10 +12,17 @@ import numpy as np
 import torch
 
 from paceline.models.expert_tensors import plain_expert_name
-from tests.models.gguf_gemma import LAYERED, parameter_name, rope_factors, write_layers
+from tests.models.gguf_gemma import (
+    LAYERED,
+    parameter_name,
+    rope_factors,
+    stacked_streams,
+    write_layers,
+)
 from tests.models.reference import RETOLD, make_model
 
 ARCHES = {
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "gemma3_text": "gemma3",
@@ -126,6 +133,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "phi": {},
     "apertus": {},
+    "gemma3n": {},
     "gemma4": {},
     "gemma4-unified": {},
     "gemma4-inputs": {},
@@ -168,7 +176,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
-    tensors = stacked_experts(tensors, fused=arch in LAYERED)
+    tensors = stacked_experts(stacked_streams(tensors), fused=arch in LAYERED)
     layers = range(config.num_hidden_layers)
     for key in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
         found = [tensors[f"model.layers.{i}.mlp.act_fn.{key}.weight"] for i in layers]
@@ -196,7 +204,7 @@ def write_gguf(
         assert stored is not None, name
         stored += ".weight" if name.endswith(".sinks") else ""
         named = (other_types or {}).get(f"{stored}", qtype)
-        is_matrix = data.ndim > 1 and not re.search(r"gate_inp|exp_probs|\.bias$", stored)
+        is_matrix = data.ndim > 1 and not re.search(r"gate_inp|exp_probs|altup|\.bias$", stored)
         kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
@@ -212,7 +220,7 @@ def write_gguf(
 
 
 def stacked_experts(tensors: Mapping[str, Any], fused: bool = False) -> dict[str, Any]:
-    """The matrices of a layer's experts in one stack for each kind, gates and ups ``fused`` or not."""
+    """A layer's experts in one stack for each kind of matrix; gates and ups ``fused`` or not."""
     found: dict[str, Any] = {}
     experts: dict[str, list[Any]] = {}
     if any(name.endswith(".experts.gate_up_proj_bias") for name in tensors):

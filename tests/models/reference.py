@@ -184,6 +184,27 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4UnifiedText",
         {**{k: v for k, v in GEMMA4.items() if "per_layer" not in k}, "attention_k_eq_v": True},
     ),
+    "gemma3n": (
+        "Gemma3nText",
+        {
+            **MIXED,
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+            "head_dim": 16,
+            "intermediate_size": [112] * 5 + [144],
+            "num_kv_shared_layers": 3,
+            "vocab_size_per_layer_input": 290,
+            "hidden_size_per_layer_input": 24,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.3, 0.0],
+            "final_logit_softcapping": 8.0,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+                FULL: {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
     "gemma4-inputs": (
         "Gemma4Text",
         {
@@ -381,6 +402,7 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     torch.manual_seed(0)
     classes = {
         "Gemma3Text": "Gemma3ForCausalLM",
+        "Gemma3nText": "Gemma3nForCausalLM",
         "Gemma4Text": "Gemma4ForCausalLM",
         "Gemma4UnifiedText": "Gemma4UnifiedForCausalLM",
         "InternLM3": "LlamaForCausalLM",

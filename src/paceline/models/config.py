@@ -6,9 +6,11 @@ metadata of a GGUF file go the same way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
-from paceline.models.per_layer import Heads, LayerInputs
+from paceline.models.per_layer import AltUp, Heads, LayerInputs
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
@@ -199,6 +201,8 @@ class ModelConfig:
     value_norm: bool = False  # RMS norm without weights of each value head
     mlp_widths: tuple[int, ...] = ()  # per layer, of a dense feed-forward; empty: intermediate_size
     layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None  # with it there are layer inputs
+    sparsity: tuple[float, ...] = ()  # per layer, share of gates that are set to 0; empty: none
     layer_scales: bool = False  # each layer's residual stream ends multiplied with a number
 
     @property
@@ -220,6 +224,8 @@ class ModelConfig:
             total += self.hidden_size * (3 if self.gated_mlp else 2) * width
         if self.layer_inputs:
             total += self.layer_inputs.num_weights(self.hidden_size, self.num_layers)
+        if self.altup:
+            total += self.altup.num_weights(self.hidden_size, self.num_layers)
         return total
 
     def _attention_weights(self, layer: int) -> int:
@@ -240,7 +246,7 @@ class ModelConfig:
         apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
         ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
         scored = self.experts is not None and self.experts.by_score
-        layers = (self.layer_heads, self.kv_layers, self.mlp_widths, self.layer_scales)
+        layers = (self.layer_heads, self.kv_layers, self.mlp_widths, self.layer_scales, self.altup)
         return self.pre_norms and self.gated_mlp and not any((*apart, *ends, *layers, scored))
 
     @property
@@ -280,6 +286,7 @@ class ModelConfig:
             layer_heads=self.layer_heads[:count],
             kv_layers=self.kv_layers[:count],
             mlp_widths=self.mlp_widths[:count],
+            sparsity=self.sparsity[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
         )
 
@@ -303,6 +310,12 @@ class ModelConfig:
     def mlp_width(self, layer: int) -> int:
         """Of a layer's dense feed-forward."""
         return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
+
+    def sparse_deviations(self, layer: int) -> float:
+        """Gates that are not so many standard deviations above their row's mean are set to 0, and
+        the others lowered by as much. -inf: they stay."""
+        share = self.sparsity[layer] if self.sparsity else 0.0
+        return NormalDist().inv_cdf(share) if share else -math.inf
 
     def is_rotated(self, layer: int) -> bool:
         return self.rotary_layers[layer] if self.rotary_layers else True

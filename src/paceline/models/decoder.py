@@ -35,6 +35,7 @@ class Decoder:
         pruned_head: which token each column of the logits is; None where column i is token i.
         places: what is added to the embedding at each position; None where nothing is.
         layer_inputs: what the inputs of layers are made of; None where they have none.
+        altup: what several residual streams are made of and become; None where there is one.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
@@ -57,6 +58,7 @@ class Decoder:
         self.pruned_head = reader.pruned_head()
         self.places = reader.places(max_len)
         self.layer_inputs = reader.layer_inputs()
+        self.altup = reader.altup()
         self.entry = read_entry(reader, config)
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         last_norm = "model.norm.weight"

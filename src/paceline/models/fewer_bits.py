@@ -80,6 +80,9 @@ class _Unpacked(Mapping[str, Array]):
             inner = c.layer_inputs.width
             shapes["per_layer_input_gate"] = ([inner], c.hidden_size)
             shapes["per_layer_projection"] = ([c.hidden_size], inner)
+        if c.altup:
+            shapes["linear_left"] = ([c.altup.rank], c.hidden_size)
+            shapes["linear_right"] = ([c.hidden_size], c.altup.rank)
         if c.latent:
             shapes |= _latent_shapes(c, c.latent)
             kind = linear.split(".")[-2] if kind.isdigit() else kind

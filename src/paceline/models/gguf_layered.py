@@ -1,4 +1,4 @@
-"""GGUF files of families whose layers differ, Gemma 4's, told as a ``config.json`` would.
+"""GGUF files of families whose layers differ, Gemma 3n's and 4's, told as a ``config.json`` would.
 
 Pure: reads no tensor but the rotary factors. What the format leaves to its readers comes from the
 family's defaults.
@@ -7,6 +7,7 @@ family's defaults.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
@@ -17,7 +18,7 @@ from paceline.models.hf_rope import FULL, SLIDING
 if TYPE_CHECKING:
     from paceline.models.gguf_container import TensorInfo
 
-LAYERED = ("gemma4",)
+LAYERED = ("gemma4", "gemma3n")
 """Architectures of these families."""
 PER_LAYER_KEYS = ("attention.head_count_kv", "feed_forward_length")
 """Keys that may have a value for each layer of theirs."""
@@ -25,6 +26,8 @@ LAYERED_TOP = {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    "altup_proj.weight": "model.altup_projections.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.weight",
 }
 LAYERED_BLOCK = {
     "inp_gate": "per_layer_input_gate",
@@ -33,12 +36,20 @@ LAYERED_BLOCK = {
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
 }
 """Parts of a layer by their names in a file, and where they belong in a checkpoint."""
 LAYERED_PARAMETERS = {
     "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "mlp.gate.scale",
     "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
 }
 """The same of parameters that are no matrix's weight."""
 _UNTURNED = 1e29  # what a pair's angle is divided by where it is not turned, or more
@@ -90,6 +101,24 @@ def layered_keys(
         "rope_parameters": _rope(get, full, read if _ROPE_FACTORS in tensors else None),
         "enable_moe_block": bool(get("expert_count", 0)),
         "top_k_experts": get("expert_used_count"),
+        **(_streams(get, per_layer, tensors) if get("altup.num_inputs") is not None else {}),
+    }
+
+
+def _streams(
+    get: Callable[..., Any], per_layer: Callable[[str], Any], tensors: Mapping[str, TensorInfo]
+) -> dict[str, Any]:
+    """What Gemma 3n says of its residual streams, and of gates of which few stay."""
+    low_rank, key = tensors.get("blk.0.laurel_l.weight"), "activation_sparsity_scale"
+    bounds = per_layer(key)
+    if not isinstance(bounds, list) or not all(isinstance(each, float) for each in bounds):
+        raise ModelLoadError(f"the GGUF metadata have no list of numbers {key}")
+    return {
+        "altup_num_inputs": get("altup.num_inputs"),
+        "altup_active_idx": get("altup.active_idx", 0),
+        "laurel_rank": low_rank.shape[0] if low_rank else None,
+        # The file has bounds in standard deviations, -inf where all gates stay.
+        "activation_sparsity_pattern": [NormalDist().cdf(each) for each in bounds],
     }
 
 

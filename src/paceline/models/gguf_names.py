@@ -50,6 +50,7 @@ ARCHITECTURES = {
     "ernie4_5-moe": "ernie4_5_moe",
     "hunyuan-moe": "hunyuan_v1_moe",
     "gemma4": "gemma4_text",
+    "gemma3n": "gemma3n_text",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -64,7 +65,7 @@ _INTERLEAVED = (
 _PLUS_ONE = ("gemma2", "gemma3", "nemotron")  # those whose norms' weights have the one added
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
 _FUSED_UP = ("phi3", "chatglm", "glm4")
-_NORMED_AFTER = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
+_NORMED_AFTER = ("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "exaone4", "glm4")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",

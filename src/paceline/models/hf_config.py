@@ -257,7 +257,7 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
     else:
         pattern = fields.integer("sliding_window_pattern", 1, 1 << 20)
         layers = tuple((index + 1) % pattern != 0 for index in range(num_layers))
-    if family.per_layer:
+    if family.last_full:
         layers = (*layers[:-1], False)
     return (window, layers) if any(layers) else (0, ())
 

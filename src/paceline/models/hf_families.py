@@ -43,6 +43,7 @@ class Family:
         layout: of its checkpoints.
         latent: whether its attention keeps one latent per token.
         per_layer: whether layers differ as Gemma 4's do: see :mod:`paceline.models.hf_per_layer`.
+        last_full: whether the last layer never slides, whatever the list says.
     """
 
     defaults: Mapping[str, Any]
@@ -65,6 +66,7 @@ class Family:
     layout: Layout = PLAIN
     latent: bool = False
     per_layer: bool = False
+    last_full: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""

@@ -1,7 +1,7 @@
-"""What differs from layer to layer in a configuration of Gemma 4. Pure: reads no file.
+"""What differs from layer to layer in a configuration of Gemma 3n or 4. Pure: reads no file.
 
-Its hub's form has the full layers' sizes under keys of their own, that of transformers 5 a list of
-changes by layer, ``per_layer_config``.
+Gemma 4's published form has the full layers' sizes under keys of their own, that of transformers 5
+a list of changes by layer, ``per_layer_config``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import ModelLoadError
 from paceline.models.hf_fields import Fields
-from paceline.models.per_layer import Heads, LayerInputs
+from paceline.models.per_layer import AltUp, Heads, LayerInputs
 
 
 def rounded_root(width: int, dtype: np.dtype[Any]) -> float:
@@ -82,6 +82,8 @@ def per_layer_from_hf(
         "kv_layers": _kv_layers(count, shared, sliding) if shared else (),
         "mlp_widths": _mlp_widths(fields, count, shared),
         "layer_inputs": _layer_inputs(fields, count, dtype),
+        "sparsity": _sparsity(fields, count),
+        "altup": _altup(fields),
     }
 
 
@@ -112,8 +114,37 @@ def _kv_layers(count: int, shared: int, sliding: Sequence[bool]) -> tuple[int, .
     return (*own, *(latest[kinds[layer]] for layer in range(count - shared, count)))
 
 
+def _sparsity(fields: Fields, count: int) -> tuple[float, ...]:
+    """Per layer, the share of gates that is set to 0; by default that of the first ten of many."""
+    key = "activation_sparsity_pattern"
+    if fields.get("altup_num_inputs") is None:
+        return ()
+    if fields.get(key) is None:
+        first = 10 if count > 10 else 0
+        return (0.95,) * first + (0.0,) * (count - first) if first else ()
+    if isinstance(fields.get(key), list | tuple):
+        shares = fields.numbers(key, count, 0.0, 0.999999)
+    else:
+        shares = (fields.number(key, 0.0, 0.999999),) * count
+    return shares if any(shares) else ()
+
+
+def _altup(fields: Fields) -> AltUp | None:
+    """The residual streams of a family that has several."""
+    if fields.get("altup_num_inputs") is None:
+        return None
+    streams = fields.integer("altup_num_inputs", 2, 16)
+    return AltUp(
+        streams,
+        active=fields.integer("altup_active_idx", 0, streams - 1),
+        scaled=fields.flag("altup_correct_scale"),
+        rank=fields.integer("laurel_rank", 1, 1 << 16),
+    )
+
+
 def _layer_inputs(fields: Fields, count: int, dtype: np.dtype[Any]) -> LayerInputs | None:
-    width = fields.integer("hidden_size_per_layer_input", 0, 1 << 16, 0)
+    least = 0 if fields.get("altup_num_inputs") is None else 1
+    width = fields.integer("hidden_size_per_layer_input", least, 1 << 16, 0)
     if not width:
         return None
     vocab = fields.integer("vocab_size_per_layer_input", 1, 1 << 24)

@@ -74,6 +74,7 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     reader.pruned_head()
     reader.places(checkpoint.config.max_position)
     reader.layer_inputs()
+    reader.altup()
     for index in range(checkpoint.config.num_layers):
         reader.layer(index)
         shards.add(reader.take_recorded())

@@ -2,6 +2,7 @@
 
 Gemma 4 has larger heads in its full layers than in the sliding ones, lets its last layers read keys
 and values of earlier ones, and gives every layer an input of its own beside the residual stream.
+Gemma 3n has several residual streams besides.
 """
 
 from __future__ import annotations
@@ -57,3 +58,30 @@ class LayerInputs:
     def num_weights(self, hidden_size: int, layers: int) -> int:
         """Of the embedding and all matrices, the gates and projections of so many layers."""
         return (self.vocab_size + hidden_size) * self.total + 2 * layers * hidden_size * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class AltUp:
+    """Several residual streams, of which layers read and write one (AltUp, arXiv 2301.13310).
+
+    Before a layer all streams are predicted from all, after it all are corrected by what the layer
+    made of the active one. Beside its attention a layer has a linear of low rank (LAuReL, arXiv
+    2411.07501).
+
+    Attributes:
+        streams: their number.
+        active: the one that layers read.
+        scaled: whether a vector scales the active stream, for the gate of a layer's input alone.
+        rank: of the linear beside attention.
+    """
+
+    streams: int
+    active: int
+    scaled: bool
+    rank: int
+
+    def num_weights(self, hidden_size: int, layers: int) -> int:
+        """Of the matrices between streams, before and after so many layers and in them."""
+        between = self.streams * (hidden_size + self.streams + self.streams**2)
+        ends = 2 * (self.streams - 1) * hidden_size**2
+        return ends + layers * (between + 2 * hidden_size * self.rank)

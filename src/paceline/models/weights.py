@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.errors import ConfigError, ModelLoadError
+from paceline.models.altup import AltUpEnds, AltUpLayer
 from paceline.models.arrays import floats as as_floats
 from paceline.models.config import XIELU, Experts, ModelConfig
 from paceline.models.latent import LatentWeights
@@ -45,6 +46,7 @@ class Layer:
     v_norm: Any = None  # [head_dim], ones
     gate: LayerGate | None = None
     scale: float = 1.0  # of the residual stream that leaves it
+    altup: AltUpLayer | None = None
 
 
 class Ends(NamedTuple):
@@ -202,6 +204,7 @@ class WeightReader(TensorReader):
             v_norm=self._v_norm(index),
             gate=self._gate(p) if c.layer_inputs else None,
             scale=self._layer_scale(p) if c.layer_scales else 1.0,
+            altup=self._altup(p) if c.altup else None,
         )
 
     def _first(self, index: int, attn: str) -> Any:
@@ -296,6 +299,42 @@ class WeightReader(TensorReader):
             embedding,
             self.linear([projection], projection, [inputs.total], c.hidden_size, bias=False),
             self.norm("model.per_layer_projection_norm.weight", inputs.width),
+        )
+
+    def altup(self) -> AltUpEnds | None:
+        """What lies between the streams and the ends; None where there is one stream."""
+        if self._config.altup is None:
+            return None
+        width, count = self._config.hidden_size, self._config.altup.streams - 1
+        found = []
+        for kind in ("altup_projections", "altup_unembed_projections"):
+            names = [f"model.{kind}.{index}" for index in range(count)]
+            found.append([self.linear([x], x, [width], width, bias=False) for x in names])
+        return AltUpEnds(*found)
+
+    def _altup(self, prefix: str) -> AltUpLayer:
+        """Scores, coefficients and the linear of low rank of a layer."""
+        c, altup = self._config, self._config.altup
+        assert altup is not None
+        width, streams, rank, p = c.hidden_size, altup.streams, altup.rank, prefix + "altup."
+
+        def flat(name: str, *shape: int) -> Any:
+            return self._ops.pack_vector(self._vector(f"{p}{name}.weight", *shape).reshape(-1))
+
+        norm = as_floats(self._vector(p + "router_norm.weight", width)) / np.float32(width)
+        name = p + "correct_output_scale"
+        if not altup.scaled:  # checkpoints have it all the same
+            self._used.add(name)
+        left, right = prefix + "laurel.linear_left", prefix + "laurel.linear_right"
+        return AltUpLayer(
+            self._ops.pack_vector(norm),
+            flat("modality_router", streams, width),
+            flat("prediction_coefs", streams**2, streams),
+            flat("correction_coefs", streams, streams),
+            scale=self._ops.pack_vector(self._vector(name, width)) if altup.scaled else None,
+            left=self.linear([left], left, [rank], width, bias=False),
+            right=self.linear([right], right, [width], rank, bias=False),
+            norm=self.norm(prefix + "laurel.post_laurel_norm.weight", width),
         )
 
     def _layer_scale(self, prefix: str) -> float:

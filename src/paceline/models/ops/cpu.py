@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.altup import AltUpEnds
 from paceline.models.arrays import Array, Floats
 from paceline.models.config import Experts, Latent, ModelConfig
 from paceline.models.decoder import Decoder
@@ -25,7 +26,7 @@ from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.threads import num_threads
 from paceline.models.pages import sparse_zeros
-from paceline.models.per_layer import LayerInputs
+from paceline.models.per_layer import AltUp, LayerInputs
 from paceline.models.taps import Taps
 from paceline.models.weights import Layer
 from paceline.span import Span
@@ -192,6 +193,7 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         "norm": _flat(decoder.norm),
         "places": decoder.places,
         "entry": None if decoder.entry is None else _entry(decoder.entry, c.norm_before_residual),
+        "altup": _altup(c.altup, decoder.altup),
         "layer_inputs": _layer_inputs(c.layer_inputs, decoder.layer_inputs),
         "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
     }
@@ -218,6 +220,8 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "v_norm": layer.v_norm,
         "gate": layer.gate and layer.gate._asdict(),
         "scale": layer.scale,
+        "altup": layer.altup and layer.altup._asdict(),
+        "sparse_deviations": decoder.config.sparse_deviations(index),
         "qkv": layer.qkv,
         "o": layer.o,
         "gate_up": layer.gate_up,
@@ -237,6 +241,12 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "sliding": decoder.config.is_sliding(index),
         "ahead": decoder.config.sees_ahead(index),
     }
+
+
+def _altup(altup: AltUp | None, weights: AltUpEnds | None) -> dict[str, Any] | None:
+    if altup is None or weights is None:
+        return None
+    return {"streams": altup.streams, "active": altup.active, **weights._asdict()}
 
 
 def _layer_inputs(

@@ -9,6 +9,15 @@ import torch
 
 from paceline.models.decoder import Decoder
 from paceline.models.latent import LatentWeights
+from paceline.models.layer_inputs import LayerGate
+from paceline.models.ops.row_altup import (
+    corrected,
+    gathered,
+    low_rank,
+    predicted,
+    sparse,
+    spread,
+)
 from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
 from paceline.models.rope import RotaryTable
@@ -87,15 +96,26 @@ class Rows:
             x = x + self._decoder.places[positions]
         angles = self._angles(positions)
         told = self._layer_inputs(input_ids, x)
+        streams = spread(self._decoder, x)
         for index, layer in enumerate(self._decoder.layers):
             take(index, x)
+            if streams is not None:
+                streams, x = predicted(layer, streams, c, ops)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             q, k, v = self._heads(index, layer, read, angles[index])
             entered = x
             attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
             x = self._attended(layer, x, attended)
-            x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
-            x = self._told(layer, x, None if told is None else told[:, index])
+            if streams is not None:
+                x = (x + low_rank(layer, read, c, ops)) * 0.5**0.5
+            x = self._fed_forward(index, layer, x, entered if c.parallel_residual else x)
+            own = None if told is None else told[:, index]
+            if streams is not None:
+                streams, x = self._corrected(layer, streams, x, own)
+            else:
+                x = self._told(layer, x, own)
+        if streams is not None:
+            x = gathered(self._decoder, streams)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
         take(len(self._decoder.layers) + 1, x)
@@ -148,13 +168,34 @@ class Rows:
 
     def _told(self, layer: Layer, x: Tensor, told: Tensor | None) -> Tensor:
         """The residual stream that leaves a layer, with the layer's input ``[rows, width]``."""
-        ops = self.ops
         if layer.gate is not None and told is not None:
-            gate = ops.activation(ops.row_linear(x, layer.gate.gate), self.config.activation, None)
-            x = x + self._normed(
-                ops.row_linear(gate * told, layer.gate.projection), layer.gate.norm
-            )
+            x = x + self._gated(layer.gate, x, told)
         return x if layer.scale == 1.0 else x * layer.scale
+
+    def _gated(self, weights: LayerGate, x: Tensor, told: Tensor) -> Tensor:
+        """What a layer's input adds to the residual stream ``x``."""
+        ops = self.ops
+        gate = ops.activation(ops.row_linear(x, weights.gate), self.config.activation, None)
+        return self._normed(ops.row_linear(gate * told, weights.projection), weights.norm)
+
+    def _corrected(
+        self, layer: Layer, streams: Tensor, x: Tensor, told: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """All streams, and the active one, after a layer that made ``x`` of it.
+
+        Its input is added to all streams but the first.
+        """
+        c = self.config
+        assert c.altup is not None
+        assert layer.altup is not None
+        assert layer.gate is not None
+        assert told is not None
+        streams = corrected(layer, streams, x, c, self.ops)
+        first = streams[:, c.altup.active]
+        scaled = first if layer.altup.scale is None else first * layer.altup.scale
+        more = self._gated(layer.gate, scaled, told)
+        streams = torch.cat((streams[:, :1], streams[:, 1:] + more.unsqueeze(1)), dim=1)
+        return streams, streams[:, c.altup.active]
 
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:
@@ -232,7 +273,7 @@ class Rows:
         attended = self._normed(self.ops.row_linear(attended, layer.o), layer.post_attention_norm)
         return x + self._scaled(attended)
 
-    def _fed_forward(self, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
+    def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
         c, ops = self.config, self.ops
         read = self._normed(stream, layer.mlp_norm)
@@ -240,7 +281,7 @@ class Rows:
             mlp, routing = mixed(layer.mixture, read, stream, c, ops)
             self.routed.append(routing)
         else:
-            mlp = ops.row_linear(read, layer.gate_up)
+            mlp = sparse(ops.row_linear(read, layer.gate_up), c.sparse_deviations(index))
             if c.gated_mlp:
                 mlp = ops.gated_activation(mlp, c.activation)
             else:

@@ -1,4 +1,4 @@
-"""Gemma 4: layers differ in their heads, share keys and values, and have inputs of their own."""
+"""Gemma 3n and 4: layers that differ, share keys and values, and have inputs of their own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
-FAMILIES = ("gemma4", "gemma4-inputs", "gemma4-moe")  # a unified one's text is like the first
+GEMMA4 = ("gemma4", "gemma4-inputs", "gemma4-moe")  # a unified one's text is like the first
+FAMILIES = (*GEMMA4, "gemma3n")
 backends = pytest.mark.parametrize("backend", KINDS)
 families = pytest.mark.parametrize("family", FAMILIES)
 
@@ -107,8 +108,10 @@ def test_a_converted_folder_is_the_same(tmp_path: Path, family: str, dtype: str)
 def test_a_quantised_file(tmp_path: Path, family: str, qtype: str) -> None:
     """All matrices in blocks, the layers' inputs among them, and packed as they are."""
     changes = {"intermediate_size": 96, "moe_intermediate_size": 96}
-    if family == "gemma4-inputs":
+    if family in ("gemma4-inputs", "gemma3n"):
         changes["hidden_size_per_layer_input"] = 32
+    if family == "gemma3n":
+        changes = {**changes, "laurel_rank": 32}
     convert(family, tmp_path / "m.gguf", qtype=qtype, changes=changes)
     source = load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
     assert source.is_quantised
@@ -152,7 +155,7 @@ def hub_form(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**raw, **sizes, **changes}))
 
 
-@families
+@pytest.mark.parametrize("family", GEMMA4)
 def test_the_published_form_says_the_same(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path)
     told = load_checkpoint(tmp_path, with_tokenizer=False).config
@@ -168,6 +171,35 @@ def test_the_sizes_of_each_layer(tmp_path: Path) -> None:
     assert [config.mlp_width(layer) for layer in range(6)] == [112] * 3 + [224] * 3
     kept = 2 * 16 + 32  # dimensions of the heads of layers that own keys and values
     assert bytes_per_block(config, "float32") == kept * 2 * 2 * 16 * 4  # heads, both, tokens
+
+
+def test_what_gemma_3n_leaves_out(tmp_path: Path) -> None:
+    """The first ten layers of many keep few gates, and each fifth layer is a full one."""
+    save_model(
+        "gemma3n",
+        tmp_path,
+        num_hidden_layers=15,
+        num_kv_shared_layers=5,
+        layer_types=None,
+        activation_sparsity_pattern=None,
+        intermediate_size=64,
+    )
+    told = load_checkpoint(tmp_path, with_tokenizer=False).config
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for key in ("layer_types", "activation_sparsity_pattern"):
+        raw.pop(key)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 64}))
+    assert load_checkpoint(tmp_path, with_tokenizer=False).config == told
+    assert [layer for layer in range(15) if told.sparsity[layer]] == list(range(10))
+    assert [layer for layer in range(15) if not told.is_sliding(layer)] == [4, 9, 14]
+
+
+@backends
+def test_another_stream_than_the_first_may_be_active(tmp_path: Path, backend: str) -> None:
+    changes = {"altup_active_idx": 2, "altup_num_inputs": 3, "altup_correct_scale": False}
+    model = save_model("gemma3n", tmp_path, **changes)
+    found = driver(tmp_path, backend).chunk(TOKENS)
+    assert_close(found, want(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
 def test_the_last_layer_is_a_full_one(tmp_path: Path) -> None:
@@ -200,8 +232,9 @@ def test_inside_a_multimodal_checkpoint(tmp_path: Path, family: str) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     raw = json.loads((tmp_path / "config.json").read_text())
     raw.pop("architectures")
-    outer = {"model_type": "gemma4", "text_config": raw, "vision_config": {}, "audio_config": {}}
-    outer["architectures"] = ["Gemma4ForConditionalGeneration"]
+    kind = raw["model_type"].removesuffix("_text")
+    outer = {"model_type": kind, "text_config": raw, "vision_config": {}, "audio_config": {}}
+    outer["architectures"] = [kind.capitalize() + "ForConditionalGeneration"]
     (tmp_path / "config.json").write_text(json.dumps(outer))
     inner = {"model.language_model." + k.removeprefix("model."): v for k, v in tensors.items()}
     names = ("vision_tower.x", "audio_tower.x", "embed_vision.x", "embed_audio.x")
@@ -244,6 +277,7 @@ REFUSED = {
     "kv-heads": ({"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "layer 1"),
     "no-object": ({"per_layer_config": {"1": 3}}, "per_layer_config.1"),
     "all-see-all": ({"use_bidirectional_attention": "all"}, "bidirectional"),
+    "no-streams": ({"altup_num_inputs": 1}, "altup_num_inputs"),
     "inputs": ({"vocab_size_per_layer_input": 0}, "vocab_size_per_layer_input"),
 }
 
