@@ -1,4 +1,4 @@
-"""What converters write of Gemma 3n and 4 beyond what all families have, from a transformers model."""
+"""What converters write of Gemma 3n and 4 beyond what all families have."""
 
 from __future__ import annotations
 

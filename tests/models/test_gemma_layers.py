@@ -25,7 +25,7 @@ from paceline.models.ops.threads import set_num_threads
 from paceline.models.packed_folder import write_packed
 from paceline.models.per_layer import Heads
 from paceline.runtime.kv_cache import bytes_per_block
-from paceline.span import DraftTree
+from paceline.span import DraftTree, Span
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver, edit, save_model
@@ -85,6 +85,22 @@ def test_logits_of_both_backends(tmp_path: Path, family: str, backend: str) -> N
     model = save_model(family, tmp_path)
     truth = want(model, TOKENS)
     assert_close(driver(tmp_path, backend).chunk(TOKENS), truth, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@families
+def test_both_backends_hand_out_the_same_streams(tmp_path: Path, family: str) -> None:
+    """Of several residual streams the active one; HF's hidden states are all of them."""
+    save_model(family, tmp_path)
+    found = []
+    for backend in KINDS:
+        one = driver(tmp_path, backend)
+        one.runner.taps = range(one.checkpoint.config.num_layers + 2)
+        assert one.kv.reserve(0, len(TOKENS))
+        span = Span.chunk(0, 0, TOKENS, sample=True)
+        found.append(torch.from_numpy(one.runner.forward(one.runner.pack([span])).features))
+    assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+    assert found[0].std(dim=(0, 2)).min() > 0.05
 
 
 @pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))

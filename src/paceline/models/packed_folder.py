@@ -28,12 +28,13 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.arrays import Array, floats
 from paceline.models.hf_config import config_from_hf
 from paceline.models.layer_inputs import LayerInputWeights
+from paceline.models.layered_weights import LAYER_EMBEDDING
 from paceline.models.ops.base import PackedLinear
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored_names import INDEX_FILE
-from paceline.models.weights import EMBEDDING, HEAD, LAYER_EMBEDDING, WeightReader
+from paceline.models.weights import EMBEDDING, HEAD, WeightReader
 from paceline.writing import whole_folder
 
 if TYPE_CHECKING:
