@@ -74,7 +74,7 @@ void Mixture::choose(const float* logits, int* ids, float* weights) const {
         weigh_logits(logits, ids, weights);
     }
     for (int rank = 0; rank < per_token; ++rank) {
-        weights[rank] *= scale;
+        weights[rank] *= scales ? scale * scales[ids[rank]] : scale;
     }
 }
 
@@ -165,8 +165,13 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
         if (layer.post_attention_norm) {
             add_branch(row, layer.post_attention_norm);
         }
-        normed(x_row(row), layer.mlp_norm, normed_row(row));
-        mixture.router.take(normed_row(row), in_hidden_, row, spare(thread));
+        const MixtureNorms& norms = mixture.norms;
+        normed(x_row(row), norms.experts ? norms.experts : layer.mlp_norm, normed_row(row));
+        if (norms.router) {
+            normed(x_row(row), norms.router, scratch(thread));
+        }
+        mixture.router.take(norms.router ? scratch(thread) : normed_row(row), in_hidden_, row,
+                            spare(thread));
     });
     linear(mixture.router, in_hidden_, {routed_.get(), nullptr, ld_router, 1.0f});
     pool().each(rows, [&](int row, int) {
@@ -178,10 +183,15 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
     experts(mixture, count);
     if (mixture.shared) {
         pool().each(rows, [&](int row, int thread) {
-            mixture.shared->gate_up.take(normed_row(row), in_hidden_, row, spare(thread));
+            if (mixture.norms.experts) {
+                norm_for(mixture.shared->gate_up, row, layer.mlp_norm, thread);
+            } else {
+                mixture.shared->gate_up.take(normed_row(row), in_hidden_, row, spare(thread));
+            }
         });
         shared_.need(size_t(rows) * ld_hidden_);
-        feed(*mixture.shared, nullptr, rows, {shared_.get(), nullptr, ld_hidden_, 1.0f});
+        feed(*mixture.shared, nullptr, -INFINITY, rows,
+             {shared_.get(), nullptr, ld_hidden_, 1.0f});
     }
     pool().each(rows, [&](int row, int thread) {
         float* sum = scratch(thread);
@@ -193,9 +203,15 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
                 sum[i] = rank ? sum[i] + weight * found[i] : weight * found[i];
             }
         }
+        if (mixture.norms.routed) {
+            normed(sum, mixture.norms.routed, sum);
+        }
         if (mixture.shared) {
             const float weight = mixture.shared_weight(router_row(row));
-            const float* shared = shared_.get() + size_t(row) * ld_hidden_;
+            float* shared = shared_.get() + size_t(row) * ld_hidden_;
+            if (mixture.norms.shared) {
+                normed(shared, mixture.norms.shared, shared);
+            }
             for (int i = 0; i < shape_.hidden; ++i) {
                 sum[i] += weight * shared[i];
             }

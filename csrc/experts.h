@@ -15,6 +15,12 @@ struct FeedForward {
     int width() const { return down.k(); }
 };
 
+// Norms [hidden] of a mixture whose parts have their own: before the router and the chosen experts,
+// and of the sum of their results and the shared expert's result. Null: none.
+struct MixtureNorms {
+    const float *router, *experts, *routed, *shared;
+};
+
 struct Mixture {
     Linear router;  // floats; one output for each expert, and one more where `shared_gate`
     std::vector<FeedForward> experts;  // all of one width
@@ -29,6 +35,8 @@ struct Mixture {
     // `group_best` best experts have the largest sum.
     int groups, groups_per_token, group_best;
     float least_sum;  // what scores that add up to less are divided by
+    const float* scales;  // [experts], of their weights besides; null: 1
+    MixtureNorms norms;
 
     int width() const { return experts.front().width(); }
     // A row's experts and their weights [per_token], from its router logits: the largest first, equal

@@ -113,6 +113,20 @@ MIXED = {
     "sliding_window": 10,
     "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
 }
+GEMMA4 = {
+    **MIXED,
+    "layer_types": [SLIDING, SLIDING, FULL, FULL],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 500.0},
+    },
+}
 OWN_HEADS = {"num_key_value_heads": 4}  # of each query head
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
@@ -165,6 +179,44 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**OWN_HEADS, "n_inner": 112, "tie_word_embeddings": True}),
     "phi": ("Phi", {}),
     "apertus": ("Apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "gemma4": ("Gemma4Text", {**GEMMA4, "attention_k_eq_v": True, "num_key_value_heads": 4}),
+    "gemma4-unified": (
+        "Gemma4UnifiedText",
+        {**{k: v for k, v in GEMMA4.items() if "per_layer" not in k}, "attention_k_eq_v": True},
+    ),
+    "gemma3n": (
+        "Gemma3nText",
+        {
+            **MIXED,
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+            "head_dim": 16,
+            "intermediate_size": [112] * 5 + [144],
+            "num_kv_shared_layers": 3,
+            "vocab_size_per_layer_input": 290,
+            "hidden_size_per_layer_input": 24,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.3, 0.0],
+            "final_logit_softcapping": 8.0,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+                FULL: {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma4-inputs": (
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+            "hidden_size_per_layer_input": 24,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
 }
 """Dense families that leave Llama's form in more than biases."""
 FAMILIES |= DENSE
@@ -323,6 +375,17 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4-moe": (
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
     "deepseek-v3-halves": (
         "DeepseekV3",
         {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},
@@ -337,8 +400,14 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    classes = {"Gemma3Text": "Gemma3ForCausalLM", "InternLM3": "LlamaForCausalLM"}
-    classes["GPT2"] = "GPT2LMHeadModel"
+    classes = {
+        "Gemma3Text": "Gemma3ForCausalLM",
+        "Gemma3nText": "Gemma3nForCausalLM",
+        "Gemma4Text": "Gemma4ForCausalLM",
+        "Gemma4UnifiedText": "Gemma4UnifiedForCausalLM",
+        "InternLM3": "LlamaForCausalLM",
+        "GPT2": "GPT2LMHeadModel",
+    }
     model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
@@ -348,6 +417,8 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
         for name, tensor in model.state_dict().items():
             if name.endswith("e_score_correction_bias"):
                 tensor.copy_(torch.randn_like(tensor) * 0.1)
+            if name.endswith("layer_scalar"):
+                tensor.copy_(0.8 + 0.4 * torch.rand_like(tensor))
     return model.to(getattr(torch, dtype)).eval()
 
 

@@ -104,7 +104,7 @@ def chosen_by(model: Any, tokens: list[int]) -> list[torch.Tensor]:
     """The experts of each token ``[tokens, per_token]``, by mixture, as transformers chooses."""
     found: list[torch.Tensor] = []
     for name, module in model.named_modules():
-        if name.endswith((".mlp.gate", ".mlp.router", ".block_sparse_moe.router")):
+        if name.endswith((".mlp.gate", ".router")):
             module.register_forward_hook(lambda _, __, out: found.append(out[2]))
     with torch.no_grad():
         model(torch.tensor([tokens]))

@@ -23,7 +23,8 @@ from tests.toy import TOY, toy_tensors
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 BACKENDS = ["reference", *SOME]
-FAMILIES = ["llama", "granite", "gemma2", "gemma3"]  # multipliers, norms after branches, windows
+# Multipliers, norms after branches, windows, inputs and scales of layers.
+FAMILIES = ["llama", "granite", "gemma2", "gemma3", "gemma4-inputs", "gemma4-moe"]
 LONG = [(7 * i * i + 3) % TOY.vocab_size for i in range(200)]  # more rows than go through at once
 
 

@@ -6,7 +6,11 @@ metadata of a GGUF file go the same way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+from paceline.models.per_layer import AltUp, Heads, LayerInputs
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
@@ -25,7 +29,8 @@ class RopeConfig:
 
     Attributes:
         theta: base of the frequencies.
-        scaling: ``default``, ``linear``, ``llama3``, ``yarn``, ``dynamic`` or ``longrope``.
+        scaling: ``default``, ``linear``, ``llama3``, ``yarn``, ``dynamic``, ``longrope`` or
+            ``proportional``.
         factor: context extension factor of the scaling.
         dim: rotated dimensions of each head (partial rotary when below the head size).
         params: what else the scaling rule needs, by its Hugging Face names, numbers or tuples.
@@ -58,6 +63,9 @@ class Experts:
         shared_gate: whether a sigmoid of the row weighs the shared expert.
         biases: whether the router and the chosen experts' linears have biases.
         sparse_layers: per layer, whether it is a mixture; empty: all are.
+        own_norms: the router, the chosen experts and the shared one have norms of their own, before
+            them and, but for the router, after them.
+        own_scales: each expert has a number that its weights are multiplied with.
     """
 
     number: int
@@ -75,6 +83,8 @@ class Experts:
     groups_per_token: int = 1
     group_best: int = 1
     least_sum: float = 1e-20
+    own_norms: bool = False
+    own_scales: bool = False
 
     @property
     def by_score(self) -> bool:
@@ -186,6 +196,14 @@ class ModelConfig:
     head_bias: bool = False
     learnt: tuple[tuple[float, ...], ...] = ()  # per layer, as LEARNT_KEYS; empty: see the tensors
     latent: Latent | None = None  # with it there is one KV head, whose values are its keys
+    layer_heads: tuple[Heads, ...] = ()  # per layer; empty: all as head_dim and num_kv_heads say
+    kv_layers: tuple[int, ...] = ()  # per layer, whose keys and values it reads; empty: its own
+    value_norm: bool = False  # RMS norm without weights of each value head
+    mlp_widths: tuple[int, ...] = ()  # per layer, of a dense feed-forward; empty: intermediate_size
+    layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None  # with it there are layer inputs
+    sparsity: tuple[float, ...] = ()  # per layer, share of gates that are set to 0; empty: none
+    layer_scales: bool = False  # each layer's residual stream ends multiplied with a number
 
     @property
     def num_logits(self) -> int:
@@ -195,18 +213,27 @@ class ModelConfig:
     @property
     def num_weights(self) -> int:
         """Of the embeddings, the head and all layers' matrices: norms and biases are left out."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        if self.latent:
-            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
         total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
         total += self.learned_positions * self.max_position * self.hidden_size
         for layer in range(self.num_layers):
-            mixture, width = self.experts_of(layer), self.intermediate_size
+            mixture, width = self.experts_of(layer), self.mlp_width(layer)
             if mixture:
                 total += (mixture.number + mixture.shared_gate) * self.hidden_size
                 width = mixture.number * mixture.width + mixture.shared_width
-            total += attention + self.hidden_size * (3 if self.gated_mlp else 2) * width
+            total += self._attention_weights(layer)
+            total += self.hidden_size * (3 if self.gated_mlp else 2) * width
+        if self.layer_inputs:
+            total += self.layer_inputs.num_weights(self.hidden_size, self.num_layers)
+        if self.altup:
+            total += self.altup.num_weights(self.hidden_size, self.num_layers)
         return total
+
+    def _attention_weights(self, layer: int) -> int:
+        if self.latent:
+            return self.latent.num_weights(self.hidden_size, self.num_heads)
+        heads = self.heads_of(layer)
+        width = 2 * self.num_heads * heads.dim
+        return self.hidden_size * (width + (heads.kv_width if self.owns_kv(layer) else 0))
 
     @property
     def kv_arrays(self) -> int:
@@ -219,7 +246,8 @@ class ModelConfig:
         apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
         ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
         scored = self.experts is not None and self.experts.by_score
-        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, scored))
+        layers = (self.layer_heads, self.kv_layers, self.mlp_widths, self.layer_scales, self.altup)
+        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, *layers, scored))
 
     @property
     def scale(self) -> float:
@@ -255,12 +283,39 @@ class ModelConfig:
             sliding_layers=self.sliding_layers[:count],
             rotary_layers=self.rotary_layers[:count],
             learnt=self.learnt[:count],
+            layer_heads=self.layer_heads[:count],
+            kv_layers=self.kv_layers[:count],
+            mlp_widths=self.mlp_widths[:count],
+            sparsity=self.sparsity[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
         )
 
     def experts_of(self, layer: int) -> Experts | None:
         """Those of a layer; None where it is dense."""
         return self.experts.of_layer(layer) if self.experts else None
+
+    def heads_of(self, layer: int) -> Heads:
+        return (
+            self.layer_heads[layer] if self.layer_heads else Heads(self.head_dim, self.num_kv_heads)
+        )
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself or an earlier one."""
+        return self.kv_layers[layer] if self.kv_layers else layer
+
+    def owns_kv(self, layer: int) -> bool:
+        """Whether a layer has keys and values of its own."""
+        return self.kv_layer(layer) == layer
+
+    def mlp_width(self, layer: int) -> int:
+        """Of a layer's dense feed-forward."""
+        return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
+
+    def sparse_deviations(self, layer: int) -> float:
+        """Gates that are not so many standard deviations above their row's mean are set to 0, and
+        the others lowered by as much. -inf: they stay."""
+        share = self.sparsity[layer] if self.sparsity else 0.0
+        return NormalDist().inv_cdf(share) if share else -math.inf
 
     def is_rotated(self, layer: int) -> bool:
         return self.rotary_layers[layer] if self.rotary_layers else True

@@ -37,6 +37,8 @@ class Decoder:
         places: what is added to the embedding at each position; None where nothing is.
         stream: brings layers that do not stay in memory (:mod:`paceline.models.streaming`); None
             where all stay.
+        layer_inputs: what the inputs of layers are made of; None where they have none.
+        altup: what several residual streams are made of and become; None where there is one.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
@@ -59,6 +61,8 @@ class Decoder:
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
         self.pruned_head = reader.pruned_head()
         self.places = reader.places(max_len)
+        self.layer_inputs = reader.layer_inputs()
+        self.altup = reader.altup()
         self.entry = read_entry(reader, config)
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         last_norm = "model.norm.weight"

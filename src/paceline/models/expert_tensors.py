@@ -35,16 +35,21 @@ _RENAMED = tuple(
             ".mlp.gate.e_score_correction.bias",
         ),
         (r"\.mlp\.router\.", ".mlp.gate."),
+        (r"(\.layers\.\d+)\.router\.(proj\.)?", r"\1.mlp.gate."),
+        (r"(\.layers\.\d+)\.experts\.", r"\1.mlp.experts."),
         (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
         (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
     )
 )
 _MARKS = re.compile(
-    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router)(\.|$)"
+    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router"
+    r"|\d+\.router|\d+\.experts)(\.|$)"
 )
 _STACK = re.compile(
     r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight|\.bias|_bias|_blocks|_scales)?"
 )
+ALTUP_STACK = re.compile(r"(model\.altup(?:_unembed)?_projections)()(\.weight)")
+"""What GGUF files of Gemma 3n keep in stacks: linears from and to further residual streams."""
 _ENDS = {None: ".weight", "_bias": ".bias"}
 _DIMENSIONS = {".weight": 3, ".bias": 2, "_blocks": 4, "_scales": 3}
 IN_TURN = ("gpt_oss",)
@@ -85,6 +90,7 @@ class ExpertTensors(StoredTensors):
         stored: the checkpoint, in which they may lie in stacks ``[experts, n, k]``.
         number: experts of each layer that has some.
         in_turn: whether stacks lie as those of :data:`IN_TURN`.
+        stack: names of stacks, as a pattern of what is before and after a matrix's number.
 
     Raises:
         ModelLoadError: a stack is not one of so many matrices, or a matrix is there twice.
@@ -92,11 +98,17 @@ class ExpertTensors(StoredTensors):
 
     _where: dict[str, _Place]
 
-    def __init__(self, stored: StoredTensors, number: int, in_turn: bool = False) -> None:
+    def __init__(
+        self,
+        stored: StoredTensors,
+        number: int,
+        in_turn: bool = False,
+        stack: re.Pattern[str] = _STACK,
+    ) -> None:
         self.stored, self._in_turn = stored, in_turn
         self._where = {}
         for name in stored:
-            match = _STACK.fullmatch(name)
+            match = stack.fullmatch(name)
             if match is None:
                 self._add(name, _Place(name))
                 continue
@@ -104,10 +116,11 @@ class ExpertTensors(StoredTensors):
             if len(shape) != _DIMENSIONS[end] or shape[0] != number:
                 raise ModelLoadError(
                     f"tensor {name} has shape {shape}; the configuration needs a stack of {number} "
-                    "experts"
+                    "matrices"
                 )
             for expert in range(number):
-                self._add_expert(name, f"{match[1]}.{expert}.", match[2], end, expert)
+                prefix = f"{match[1]}.{expert}" + ("." if match[2] else "")
+                self._add_expert(name, prefix, match[2], end, expert)
 
     def _add_expert(self, stored: str, prefix: str, part: str, end: str, expert: int) -> None:
         turned = self._in_turn and end == ".weight"

@@ -19,6 +19,7 @@ from paceline.models.gguf_dense import dense_keys
 from paceline.models.gguf_experts import expert_keys, mixture_type
 from paceline.models.gguf_heads import head_keys
 from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
+from paceline.models.gguf_layered import LAYERED, PER_LAYER_KEYS, layered_keys
 from paceline.models.gguf_names import ARCHITECTURES, HEADS
 from paceline.models.gguf_tokenizer import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
@@ -54,12 +55,17 @@ class _Keys:
 
     def __init__(self, container: GgufContainer, architecture: str) -> None:
         self._metadata = container.metadata
+        self._listed = PER_LAYER_KEYS if architecture in LAYERED else ()
         self._prefix = architecture + "."
 
     def get(self, key: str, default: Any = None) -> Any:
-        """One value; a list with one entry per layer counts as one if all are the same."""
+        """One value; a list with one entry per layer counts as one if all are the same.
+
+        Of keys that are read layer by layer besides, the first entry stands for all.
+        """
         value = self._metadata.get(self._prefix + key, default)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
+        one = key in self._listed
+        if isinstance(value, list) and value and (one or all(item == value[0] for item in value)):
             return value[0]
         if isinstance(value, list):
             raise UnsupportedModelError(
@@ -104,7 +110,11 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         **_family_keys(keys, architecture, head_dim),
         **_experts(container, keys, architecture),
         **(latent_keys(keys.get, container.tensors) if is_latent else {}),
-        **_rope(container, keys, head_dim, read),
+        **(
+            layered_keys(keys.get, keys.layers, _layer_types(keys), container.tensors, read)
+            if architecture in LAYERED
+            else _rope(container, keys, head_dim, read)
+        ),
         **dense_keys(
             keys.get, architecture, _layer_types(keys), container.tensors, container.metadata
         ),
@@ -201,7 +211,7 @@ def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any
     if architecture == "dflash":
         types = _layer_types(keys)
         return {"layer_types": types, "use_sliding_window": types is not None}
-    if not architecture.startswith("gemma"):
+    if not architecture.startswith("gemma") or architecture in LAYERED:
         return {}
     scalar: float = head_dim
     if keys.get("attention.scale"):

@@ -15,16 +15,28 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import BFLOAT16
 from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig
 from paceline.models.dense_families import DENSE_FAMILIES
+from paceline.models.gemma_families import GEMMA_FAMILIES
 from paceline.models.hf_experts import experts_from_hf
 from paceline.models.hf_families import FAMILIES as FIRST_FAMILIES
 from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
+from paceline.models.hf_per_layer import (
+    heads_from_hf,
+    per_layer_from_hf,
+    rounded_root,
+    with_one_width,
+)
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
 from paceline.models.mixture_families import MIXTURE_FAMILIES
 
-FAMILIES: Mapping[str, Family] = {**FIRST_FAMILIES, **DENSE_FAMILIES, **MIXTURE_FAMILIES}
+FAMILIES: Mapping[str, Family] = {
+    **FIRST_FAMILIES,
+    **DENSE_FAMILIES,
+    **MIXTURE_FAMILIES,
+    **GEMMA_FAMILIES,
+}
 """All that are supported, by ``model_type``."""
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 _ACTIVATIONS = {
@@ -53,17 +65,20 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """
     raw = _text_part(raw)
     name, family = _family(raw)
-    fields = Fields(family.called(raw), family.defaults)
+    called = family.called(raw)
+    fields = Fields(with_one_width(called) if family.per_layer else called, family.defaults)
     sizes = _sizes(fields, family.widening)
     latent = latent_from_hf(fields) if family.latent else None
+    window, sliding = _sliding(fields, family, sizes["num_layers"])
+    heads = heads_from_hf(fields, sizes, sliding) if family.per_layer else ()
     rotated = latent.rope_dim if latent else sizes["head_dim"]
-    rope = rope_from_hf(fields, FULL, rotated, family.partial_rotary)
+    full = heads[-1].dim if heads else rotated
+    rope = rope_from_hf(fields, FULL, full, family.partial_rotary)
     local = rope_from_hf(fields, SLIDING, rotated, family.partial_rotary)
     if latent:
         sizes |= {"num_kv_heads": 1, "head_dim": latent.key_dim, "latent": latent}
         sizes["attention_scale"] = latent_scale(latent, rope)
     sizes["max_position"] = extended_positions(rope, sizes["max_position"])
-    window, sliding = _sliding(fields, family, sizes["num_layers"])
     dtype = _dtype(fields)
     bos = fields.token_ids("bos_token_id", sizes["vocab_size"])
     tied = fields.flag("tie_word_embeddings")
@@ -88,6 +103,11 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         learnt=_learnt(fields, sizes["num_layers"]),
         rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
         **_traits(fields, family, sizes, dtype),
+        **(
+            per_layer_from_hf(Fields(called, family.defaults), heads, sliding, DTYPES[dtype])
+            if heads
+            else {}
+        ),
     )
 
 
@@ -123,7 +143,7 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
                 f"the checkpoint is quantised ({str(kind)[:40]}); here its unquantised form is "
                 "needed"
             )
-    if raw.get("use_bidirectional_attention"):
+    if raw.get("use_bidirectional_attention") not in (None, False, "vision"):  # which text is not
         raise UnsupportedModelError("models with bidirectional attention are not supported")
     if raw.get("clip_qkv") is not None:
         raise UnsupportedModelError("models that clip queries, keys and values are not supported")
@@ -237,6 +257,8 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
     else:
         pattern = fields.integer("sliding_window_pattern", 1, 1 << 20)
         layers = tuple((index + 1) % pattern != 0 for index in range(num_layers))
+    if family.last_full:
+        layers = (*layers[:-1], False)
     return (window, layers) if any(layers) else (0, ())
 
 
@@ -291,8 +313,7 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:
         # The reference rounds the factor to the dtype of the weights, and so do trained models.
-        root = np.float32(sizes["hidden_size"] ** 0.5).astype(DTYPES[dtype])
-        traits["embedding_multiplier"] = float(root)
+        traits["embedding_multiplier"] = rounded_root(sizes["hidden_size"], DTYPES[dtype])
         traits["attention_scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
         traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
         traits["logits_softcap"] = fields.number("final_logit_softcapping", 0.0, 1e9, 0.0)

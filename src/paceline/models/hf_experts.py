@@ -37,6 +37,8 @@ class ExpertKeys:
         choice_bias: whether a bias is added to the scores for the choice.
         group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
             keys are not heeded.
+        switch: a key without which all layers are dense.
+        own_norms, own_scales: as :class:`~paceline.models.config.Experts` has them.
     """
 
     width: str = "intermediate_size"
@@ -50,6 +52,9 @@ class ExpertKeys:
     sigmoid: bool = False
     choice_bias: bool = False
     group_best: int = 0
+    switch: str = ""
+    own_norms: bool = False
+    own_scales: bool = False
 
 
 def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Experts | None:
@@ -60,6 +65,8 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
             are, or groups that are not of one size.
         UnsupportedModelError: the scores are of an unknown kind.
     """
+    if keys.switch and not fields.flag(keys.switch):
+        return None
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
@@ -88,6 +95,8 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         sigmoid=_is_sigmoid(fields, keys),
         choice_bias=keys.choice_bias,
         least_sum=fields.number("moe_norm_min", 0.0, 1.0, 1e-20),
+        own_norms=keys.own_norms,
+        own_scales=keys.own_scales,
         **groups,
     )
 

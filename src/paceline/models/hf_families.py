@@ -42,6 +42,8 @@ class Family:
         depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
         layout: of its checkpoints.
         latent: whether its attention keeps one latent per token.
+        per_layer: whether layers differ as Gemma 4's do: see :mod:`paceline.models.hf_per_layer`.
+        last_full: whether the last layer never slides, whatever the list says.
     """
 
     defaults: Mapping[str, Any]
@@ -63,6 +65,8 @@ class Family:
     depth_scaled: bool = False
     layout: Layout = PLAIN
     latent: bool = False
+    per_layer: bool = False
+    last_full: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""

@@ -29,6 +29,7 @@ _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
         QUERY_GROWTH: (0.0, 1e3, False),
     },
     "longrope": {"attention_factor": (0.0, 1e3, False)},
+    "proportional": {},
 }
 _MAX_POSITIONS = 1 << 27
 
@@ -48,19 +49,17 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
     """
     raw = _parameters(config, layer_type)
     fields = Fields(raw, {"rope_theta": 10000.0}, where="rope_parameters.")
+    kind = _kind(fields)
     share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
-    dim = int(head_dim * share)
+    whole = kind == "proportional"  # pairs that are not turned have angles of 0
+    dim = head_dim if whole else int(head_dim * share)
     if partial and config.get("rotary_dim") is not None:
         dim = config.integer("rotary_dim", 2, head_dim)
-    if dim % 2 or dim == 0 or (share != 1.0 and not partial):
+    if dim % 2 or dim == 0 or (share != 1.0 and not partial and not whole):
         raise ModelLoadError(
             f"partial_rotary_factor = {share:g} of heads of size {head_dim} is not supported here; "
             "the rotated part must be an even number of dimensions"
         )
-    kind = fields.text("rope_type") or fields.text("type") or "default"
-    listed = fields.get("short_factor") is not None
-    if kind == "su" or (kind == "yarn" and listed):  # former names of Phi-3's scaling
-        kind = "longrope"
     theta = fields.number("rope_theta", 1.01, 1e15)
     if kind == "dynamic" and fields.get("alpha"):  # Hunyuan's, which does not depend on lengths
         kind = "default"
@@ -76,6 +75,14 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
         dim=dim,
         params=_params(config, fields, kind, dim),
     )
+
+
+def _kind(fields: Fields) -> str:
+    kind = fields.text("rope_type") or fields.text("type") or "default"
+    listed = fields.get("short_factor") is not None
+    if kind == "su" or (kind == "yarn" and listed):  # former names of Phi-3's scaling
+        return "longrope"
+    return kind
 
 
 def _parameters(config: Fields, layer_type: str) -> dict[str, Any]:
@@ -108,6 +115,8 @@ def _factor(config: Fields, fields: Fields, kind: str) -> float:
     if kind in ("yarn", "longrope"):
         longest = config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
         implied = max(1.0, longest / _original_positions(config, fields))
+    elif kind == "proportional":
+        implied = 1.0
     return fields.number("factor", 1e-3, 1e6, implied)
 
 
@@ -115,6 +124,9 @@ def _params(
     config: Fields, fields: Fields, kind: str, dim: int
 ) -> tuple[tuple[str, float | tuple[float, ...]], ...]:
     params: dict[str, float | tuple[float, ...]] = {}
+    if kind == "proportional":
+        share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
+        return (("turned", float(int(share * dim // 2))),)
     for name, (low, high, required) in _SCALINGS[kind].items():
         if required or fields.get(name) is not None:
             params[name] = fields.number(name, low, high)

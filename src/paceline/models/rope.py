@@ -108,6 +108,8 @@ def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[_Doubles, fl
         factors = params["long_factor" if beyond else "short_factor"]
         divisors = np.array(factors, np.float64)
         return base / divisors, _longrope_attention(rope.factor, params)
+    if rope.scaling == "proportional":
+        return _proportional(base, params) / rope.factor, 1.0
     assert rope.scaling == "default", rope.scaling
     return base, 1.0
 
@@ -115,6 +117,13 @@ def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[_Doubles, fl
 def _plain(theta: float, dim: int) -> _Doubles:
     found: _Doubles = np.float64(theta) ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     return found
+
+
+def _proportional(base: _Doubles, params: _Params) -> _Doubles:
+    """The slowest pairs do not turn at all: Gemma 4's way to rotate a part of a head."""
+    turned = base.copy()
+    turned[int(params["turned"]) :] = 0.0
+    return turned
 
 
 def _dynamic_theta(rope: RopeConfig, params: _Params, dim: int, max_len: int) -> float:

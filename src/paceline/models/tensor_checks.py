@@ -24,6 +24,7 @@ _HARMLESS = re.compile(
     | (.*\.)? masked_bias                                        # a constant of old exports
     | t2d                                                        # follows from d2t
     | (model\.)? (vision_tower | audio_tower | multi_modal_projector) \. .*
+    | (model\.)? (embed_vision | embed_audio) \. .*
     | (model\.)? image_newline
     | (v | a | mm) \. .*                                          # these parts in GGUF files
     | v_head \. .*                                               # values, for training alone

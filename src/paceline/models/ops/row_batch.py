@@ -142,7 +142,7 @@ def _groups(rows: _Rows, config: ModelConfig) -> list[AttentionGroup]:
 def build_batch(
     spans: Sequence[Span],
     block_tables: Sequence[Sequence[int]],
-    memory: torch.Tensor,
+    memory: Sequence[torch.Tensor],
     row_multiple: int,
     config: ModelConfig,
 ) -> Batch:
@@ -164,7 +164,7 @@ def build_batch(
         np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
     )
     groups = _groups(rows, config)
-    device = memory.device
+    device = memory[0].device
     if columns.device != device:
         columns = columns.to(device)
         groups = [group.to(device) for group in groups]

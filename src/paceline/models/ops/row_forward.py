@@ -29,7 +29,7 @@ class RowForward:
 
     def __init__(self, decoder: Decoder, memory: TensorKV, row_multiple: int) -> None:
         self._config, self._rows = decoder.config, Rows(decoder)
-        self._memory, self._row_multiple = memory.tensor, row_multiple
+        self._memory, self._row_multiple = memory.layers, row_multiple
         self.experts_read = 0
 
     def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Batch:
@@ -87,7 +87,7 @@ class RowForward:
     def _padded(self, inputs: Floats, batch: Batch) -> Tensor:
         rows = np.zeros((len(batch.input_ids), inputs.shape[1]), np.float32)
         rows[: len(inputs)] = inputs
-        return torch.from_numpy(rows).to(self._memory.device)
+        return torch.from_numpy(rows).to(self._memory[0].device)
 
 
 def _to_host(x: Tensor) -> Floats:

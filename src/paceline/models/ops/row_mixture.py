@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from paceline.models.config import Experts
+from paceline.models.config import Experts, ModelConfig
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.row_ops import RowOps, Tensor
 
@@ -73,22 +73,38 @@ def _ordered(values: Tensor) -> Tensor:
 
 
 def mixed(
-    mixture: Mixture, x: Tensor, experts: Experts, activation: str, ops: RowOps
+    mixture: Mixture, x: Tensor, stream: Tensor, config: ModelConfig, ops: RowOps
 ) -> tuple[Tensor, Routing]:
-    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
-    logits = ops.row_linear(x, mixture.router)
+    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing.
+
+    Args:
+        stream: the rows before that norm.
+    """
+    experts, activation = config.experts, config.activation
+    assert experts is not None
+
+    def normed(rows: Tensor, norm: str, otherwise: Tensor) -> Tensor:
+        weight = getattr(mixture.norms, norm, None)
+        return otherwise if weight is None else ops.rms_norm(rows, weight, config.norm_eps)
+
+    logits = ops.row_linear(normed(stream, "router", x), mixture.router)
     ids, weights = choose(logits[:, : experts.number], experts, mixture.choice_bias, ops.sigmoid)
+    if mixture.scales is not None:
+        weights = weights * mixture.scales[ids]
+    read = normed(stream, "experts", x)
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        result = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        result = _fed_forward(mixture.experts[expert], read[rows], activation, ops)
         found[rows, ranks] = result.to(found.dtype)
     y = weights[:, :1] * found[:, 0]
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
+    y = normed(y, "routed", y)
     if mixture.shared is None:
         return y, Routing(ids, logits[:, : experts.number])
     shared = _fed_forward(mixture.shared, x, activation, ops)
+    shared = normed(shared, "shared", shared)
     if experts.shared_gate:
         shared = ops.sigmoid(logits[:, experts.number :]) * shared
     return y + shared, Routing(ids, logits[:, : experts.number])

@@ -50,13 +50,13 @@ class AttentionBatch:
     """Where the rows of one forward write their keys and values and what they look at.
 
     Attributes:
-        cache: ``[layers, 2, slots, kv_heads, head]``, keys at index 0 and values at 1; or
-            ``[layers, 1, ...]``, keys that are the values.
+        cache: per layer ``[2, slots, kv_heads, head]``, keys at index 0 and values at 1; or
+            ``[1, ...]``, keys that are the values.
         write_slots: slot that each real row writes, ``[rows]``; padding rows come after them.
         groups: every real row is in exactly one of these.
     """
 
-    cache: Tensor
+    cache: Sequence[Tensor]
     write_slots: Tensor
     groups: Sequence[AttentionGroup] = field(default_factory=list)
 
@@ -111,8 +111,8 @@ class RowOps(WeightOps, Protocol):
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         config: ModelConfig,
         batch: Any,
         sinks: Tensor | None = None,
@@ -120,6 +120,7 @@ class RowOps(WeightOps, Protocol):
         """Write ``k`` and ``v``, then attend.
 
         Args:
+            k, v: None where the layer reads the keys and values of another one.
             sinks: ``[heads]``, a score of each head that has no value and takes part in every
                 softmax; None where the model has none.
 

@@ -9,6 +9,15 @@ import torch
 
 from paceline.models.decoder import Decoder
 from paceline.models.latent import LatentWeights
+from paceline.models.layer_inputs import LayerGate
+from paceline.models.ops.row_altup import (
+    corrected,
+    gathered,
+    low_rank,
+    predicted,
+    sparse,
+    spread,
+)
 from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
 from paceline.models.rope import RotaryTable
@@ -86,14 +95,27 @@ class Rows:
         if self._decoder.places is not None:
             x = x + self._decoder.places[positions]
         angles = self._angles(positions)
+        told = self._layer_inputs(input_ids, x)
+        streams = spread(self._decoder, x)
         for index, layer in enumerate(self._decoder.layers):
             take(index, x)
+            if streams is not None:
+                streams, x = predicted(layer, streams, c, ops)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
-            q, k, v = self._heads(layer, read, angles[index])
+            q, k, v = self._heads(index, layer, read, angles[index])
             entered = x
             attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
             x = self._attended(layer, x, attended)
-            x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
+            if streams is not None:
+                x = (x + low_rank(layer, read, c, ops)) * 0.5**0.5
+            x = self._fed_forward(index, layer, x, entered if c.parallel_residual else x)
+            own = None if told is None else told[:, index]
+            if streams is not None:
+                streams, x = self._corrected(layer, streams, x, own)
+            else:
+                x = self._told(layer, x, own)
+        if streams is not None:
+            x = gathered(self._decoder, streams)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
         take(len(self._decoder.layers) + 1, x)
@@ -103,7 +125,9 @@ class Rows:
         """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
         angles = self._angles(positions)
         for index, layer in enumerate(self._decoder.layers):
-            _, k, v = self._heads(layer, inputs, angles[index])
+            _, k, v = self._heads(index, layer, inputs, angles[index])
+            assert k is not None
+            assert v is not None
             self.ops.write_kv(index, k, v, batch)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
@@ -129,6 +153,50 @@ class Rows:
             return ops.row_linear(joined, entry.join), None
         return normed if c.norm_before_residual else inputs, joined
 
+    def _layer_inputs(self, input_ids: Tensor, x: Tensor) -> Tensor | None:
+        """The inputs that layers have besides ``x``, ``[rows, layers, width]``; None: none."""
+        c, ops, weights = self.config, self.ops, self._decoder.layer_inputs
+        if c.layer_inputs is None or weights is None:
+            return None
+        known = torch.where(input_ids < c.layer_inputs.vocab_size, input_ids, 0)
+        token = ops.embedding(known, weights.embedding) * c.layer_inputs.multiplier
+        read = ops.row_linear(x, weights.projection) * c.hidden_size**-0.5
+        shape = (len(x), -1, c.layer_inputs.width)
+        normed = ops.rms_norm(read.view(shape), weights.norm, c.norm_eps)
+        found: Tensor = (normed + token.view(shape)) * 0.5**0.5
+        return found
+
+    def _told(self, layer: Layer, x: Tensor, told: Tensor | None) -> Tensor:
+        """The residual stream that leaves a layer, with the layer's input ``[rows, width]``."""
+        if layer.gate is not None and told is not None:
+            x = x + self._gated(layer.gate, x, told)
+        return x if layer.scale == 1.0 else x * layer.scale
+
+    def _gated(self, weights: LayerGate, x: Tensor, told: Tensor) -> Tensor:
+        """What a layer's input adds to the residual stream ``x``."""
+        ops = self.ops
+        gate = ops.activation(ops.row_linear(x, weights.gate), self.config.activation, None)
+        return self._normed(ops.row_linear(gate * told, weights.projection), weights.norm)
+
+    def _corrected(
+        self, layer: Layer, streams: Tensor, x: Tensor, told: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """All streams, and the active one, after a layer that made ``x`` of it.
+
+        Its input is added to all streams but the first.
+        """
+        c = self.config
+        assert c.altup is not None
+        assert layer.altup is not None
+        assert layer.gate is not None
+        assert told is not None
+        streams = corrected(layer, streams, x, c, self.ops)
+        first = streams[:, c.altup.active]
+        scaled = first if layer.altup.scale is None else first * layer.altup.scale
+        more = self._gated(layer.gate, scaled, told)
+        streams = torch.cat((streams[:, :1], streams[:, 1:] + more.unsqueeze(1)), dim=1)
+        return streams, streams[:, c.altup.active]
+
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:
             return x
@@ -137,16 +205,20 @@ class Rows:
         return self.ops.rms_norm(x, norm, self.config.norm_eps)
 
     def _heads(
-        self, layer: Layer, read: Tensor, angles: Angles | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer's queries, keys and values ``[rows, heads, head_dim]``."""
+        self, index: int, layer: Layer, read: Tensor, angles: Angles | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """A layer's queries, keys and values ``[rows, heads, head_dim]``.
+
+        Keys and values are None where the layer reads those of another.
+        """
         c, ops = self.config, self.ops
         if layer.latent is not None:
             return self._latent_heads(layer.latent, layer.qkv, read, angles)
+        dim, kv_heads, has_values = c.heads_of(index)
         qkv = ops.row_linear(read, layer.qkv)
-        heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, then values
-        turned = c.num_heads + c.num_kv_heads
-        qk, v = heads[:, :turned], heads[:, turned:]
+        heads = qkv.view(len(read), -1, dim)  # queries, then keys, then values
+        turned = c.num_heads + (kv_heads if c.owns_kv(index) else 0)
+        qk, v = heads[:, :turned], heads[:, turned if has_values else c.num_heads :]
         if layer.qk_norm is not None and not c.qk_norm_last:
             qk = self._normed_heads(qk, layer.qk_norm)
         if angles is not None:
@@ -156,7 +228,9 @@ class Rows:
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         if angles is not None and angles.q_scale is not None:
             q = q * angles.q_scale
-        return q, k, v
+        if not c.owns_kv(index):
+            return q, None, None
+        return q, k, v if layer.v_norm is None else ops.rms_norm(v, layer.v_norm, c.norm_eps)
 
     def _latent_heads(
         self, weights: LatentWeights, first: Any, read: Tensor, angles: Angles | None
@@ -199,16 +273,15 @@ class Rows:
         attended = self._normed(self.ops.row_linear(attended, layer.o), layer.post_attention_norm)
         return x + self._scaled(attended)
 
-    def _fed_forward(self, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
+    def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
         c, ops = self.config, self.ops
         read = self._normed(stream, layer.mlp_norm)
         if layer.mixture is not None:
-            assert c.experts is not None
-            mlp, routing = mixed(layer.mixture, read, c.experts, c.activation, ops)
+            mlp, routing = mixed(layer.mixture, read, stream, c, ops)
             self.routed.append(routing)
         else:
-            mlp = ops.row_linear(read, layer.gate_up)
+            mlp = sparse(ops.row_linear(read, layer.gate_up), c.sparse_deviations(index))
             if c.gated_mlp:
                 mlp = ops.gated_activation(mlp, c.activation)
             else:
