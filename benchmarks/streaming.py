@@ -4,7 +4,8 @@ Every engine runs in a process of its own, in a control group whose memory is a 
 size: Paceline with ``--weight-memory``, plainly, with suffix matching and with a draft model, and
 llama.cpp, which maps the file. Beside them, without a limit: Paceline with all weights in memory,
 whose answers have to be the same. Times begin behind the prompt. What of the disk's rate is used is
-the bytes that were read per second over those of one sequential read of the file past the cache.
+the bytes that were read per second over those of a sequential read of the file past the cache, of
+which there is one before each engine.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
             return result
 
         # One after another: what one holds of the file is no other's.
+        rates = []
         for arm in options.arms:
+            rates.append(disk_rate(Path(options.gguf)))
             for path in [Path(options.gguf), *Path(options.packed).glob("*.safetensors")]:
                 drop_cached(path)
             try:
@@ -146,9 +149,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
             report.results += rows(arm, found)
             note(f"{arm}: {report.results[-1]}")
             workers[arm].close()
-        report.config["disk_bytes_per_second"] = median(
-            disk_rate(Path(options.gguf)) for _ in range(3)
-        )
+        report.config["disk_bytes_per_second"] = median(rates)
     compare(report)
 
 
