@@ -159,6 +159,7 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.groups_per_token = r.positive("groups_per_token");
     mixture.group_best = r.positive("group_best");
     mixture.least_sum = r.number<float>("least_sum");
+    mixture.jitter = r.number<float>("jitter");
     check(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
               mixture.group_best <= number / mixture.groups,
           "groups: of one size, and no more chosen than there are");

@@ -70,6 +70,8 @@ void Mixture::choose(const float* logits, int* ids, float* weights) const {
     }
     if (by_score()) {
         weigh_scores(scores.data(), ids, weights);
+    } else if (jitter > 0.0f) {
+        weigh_one_by_one(logits, ids, weights);
     } else {
         weigh_logits(logits, ids, weights);
     }
@@ -115,6 +117,21 @@ void Mixture::weigh_scores(const float* scores, const int* ids, float* weights) 
     }
     for (int rank = 0; renormalise && rank < per_token; ++rank) {
         weights[rank] /= std::max(total, least_sum);  // a NaN stays one
+    }
+}
+
+void Mixture::weigh_one_by_one(const float* logits, const int* ids, float* weights) const {
+    for (int rank = 0; rank < per_token; ++rank) {
+        const float best = logits[ids[rank]];
+        float total = 0.0f;
+        for (int id = 0; id < int(experts.size()); ++id) {
+            const bool gone = std::find(ids, ids + rank, id) != ids + rank;
+            const float share = (best - logits[id]) / std::max(std::fabs(logits[id]), best);
+            if (!gone && !(share > 2.0f * jitter)) {
+                total += std::exp(logits[id] - best);
+            }
+        }
+        weights[rank] = 1.0f / total;
     }
 }
 

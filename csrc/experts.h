@@ -29,6 +29,8 @@ struct Mixture {
     // `group_best` best experts have the largest sum.
     int groups, groups_per_token, group_best;
     float least_sum;  // what scores that add up to less are divided by
+    // Logits within twice this share of an expert's are weighed against it; 0: otherwise.
+    float jitter;
 
     int width() const { return experts.front().width(); }
     // A row's experts and their weights [per_token], from its router logits: the largest first, equal
@@ -45,6 +47,8 @@ struct Mixture {
     // The weights [per_token] of logits, or of scores, before they are scaled.
     void weigh_logits(const float* logits, const int* ids, float* weights) const;
     void weigh_scores(const float* scores, const int* ids, float* weights) const;
+    // Those of SparseMixer (arXiv 2409.12136), of each expert against those that are left.
+    void weigh_one_by_one(const float* logits, const int* ids, float* weights) const;
 };
 
 // The rows of a slice by the experts that they take. Entry i is a row with one of its experts; those

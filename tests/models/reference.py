@@ -323,6 +323,26 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phimoe": ("Phimoe", {"num_local_experts": 6, "sliding_window": 11}),
+    "phimoe-long": (
+        "Phimoe",
+        {
+            "num_local_experts": 6,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [1.5 + 0.5 * i for i in range(8)],
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+            },
+        },
+    ),
     "deepseek-v3-halves": (
         "DeepseekV3",
         {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},

@@ -54,6 +54,9 @@ class Experts:
         groups_per_token: groups that a row chooses among.
         group_best: a group counts as much as this number of its best experts together.
         least_sum: what weights that add up to less are divided by.
+        jitter: weights are SparseMixer's (arXiv 2409.12136): each of a row's experts, in the order
+            of their choice, is weighed against those that are left and whose logits are within
+            twice this share of its own; 0: they are not.
         shared_width: of an expert that every row has besides those it chooses; 0: there is none.
         shared_gate: whether a sigmoid of the row weighs the shared expert.
         biases: whether the router and the chosen experts' linears have biases.
@@ -75,6 +78,7 @@ class Experts:
     groups_per_token: int = 1
     group_best: int = 1
     least_sum: float = 1e-20
+    jitter: float = 0.0
 
     @property
     def by_score(self) -> bool:

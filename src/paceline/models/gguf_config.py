@@ -112,6 +112,7 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
         "mlp_bias": biases["mlp_bias"],
+        "lm_head_bias": "output.bias" in container.tensors,
     }
 
 

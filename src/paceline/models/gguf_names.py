@@ -48,6 +48,7 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "ernie4_5-moe": "ernie4_5_moe",
     "hunyuan-moe": "hunyuan_v1_moe",
+    "phimoe": "phimoe",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}

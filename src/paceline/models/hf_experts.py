@@ -37,6 +37,7 @@ class ExpertKeys:
         choice_bias: whether a bias is added to the scores for the choice.
         group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
             keys are not heeded.
+        jitter: key of what SparseMixer weighs with; empty where the family does not.
     """
 
     width: str = "intermediate_size"
@@ -50,6 +51,7 @@ class ExpertKeys:
     sigmoid: bool = False
     choice_bias: bool = False
     group_best: int = 0
+    jitter: str = ""
 
 
 def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Experts | None:
@@ -88,6 +90,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         sigmoid=_is_sigmoid(fields, keys),
         choice_bias=keys.choice_bias,
         least_sum=fields.number("moe_norm_min", 0.0, 1.0, 1e-20),
+        jitter=fields.number(keys.jitter, 1e-9, 1.0) if keys.jitter else 0.0,
         **groups,
     )
 

@@ -28,7 +28,9 @@ _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
         "mscale_all_dim": (0.0, 1e3, False),
         QUERY_GROWTH: (0.0, 1e3, False),
     },
-    "longrope": {"attention_factor": (0.0, 1e3, False)},
+    "longrope": dict.fromkeys(
+        ("attention_factor", "short_mscale", "long_mscale"), (0.0, 1000.0, False)
+    ),
 }
 _MAX_POSITIONS = 1 << 27
 

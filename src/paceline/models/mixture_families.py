@@ -174,5 +174,22 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
         experts=ExpertKeys(shared="num_shared_expert", shared_count=True, per_token="moe_topk"),
         layout=Layout(HUNYUAN_NAMES),
     ),
+    "phimoe": Family(
+        {
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1e6,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.01,
+        },
+        {"layer_norm": True, "norm_bias": True},
+        _BOTH,
+        slides="always",
+        experts=ExpertKeys(jitter="router_jitter_noise"),
+        switches={"lm_head_bias": ("head_bias",)},
+    ),
 }
 """Families by ``model_type``."""

@@ -107,7 +107,8 @@ def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[_Doubles, fl
         beyond = max_len > params.get("original_max_position_embeddings", max_len)
         factors = params["long_factor" if beyond else "short_factor"]
         divisors = np.array(factors, np.float64)
-        return base / divisors, _longrope_attention(rope.factor, params)
+        own = params.get("long_mscale" if beyond else "short_mscale")
+        return base / divisors, _longrope_attention(rope.factor, params) if own is None else own
     assert rope.scaling == "default", rope.scaling
     return base, 1.0
 

@@ -236,7 +236,7 @@ def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any]
         return None
     names = (
         *("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate"),
-        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum"),
+        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum", "jitter"),
     )
     return {
         **{name: getattr(experts, name) for name in names},

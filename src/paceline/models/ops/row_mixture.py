@@ -44,6 +44,9 @@ def choose(
         weights = scores.gather(1, ids)
         if experts.renormalise:
             weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(experts.least_sum)
+    elif experts.jitter:
+        ids = _best(logits, experts)
+        weights = _one_by_one(logits, ids, experts.jitter)
     else:
         ids = _best(logits, experts)
         # The softmax of the chosen logits is that of all, renormalised.
@@ -51,6 +54,18 @@ def choose(
         weights = torch.softmax(read, dim=1)
         weights = weights if experts.renormalise else weights.gather(1, ids)
     return ids, weights if experts.scale == 1.0 else weights * experts.scale
+
+
+def _one_by_one(logits: Tensor, ids: Tensor, jitter: float) -> Tensor:
+    """The weights of each row's experts by SparseMixer, ``[rows, per_token]``."""
+    left, weights = logits, []
+    for chosen in ids.split(1, dim=1):
+        best = logits.gather(1, chosen)
+        far = (best - logits) / logits.abs().maximum(best) > 2 * jitter
+        scores = torch.softmax(left.masked_fill(far, -torch.inf), dim=1)
+        weights.append(scores.gather(1, chosen))
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.cat(weights, dim=1)
 
 
 def _best(values: Tensor, experts: Experts) -> Tensor:
