@@ -112,6 +112,7 @@ DecoderShape shape_of(const Reader& r) {
     a.softcap = r.number<float>("attention_softcap");
     a.window = r.number<int>("sliding_window");
     a.ahead = false;  // a layer's own affair
+    a.chunks = r.number<bool>("window_chunks");
     s.norm_eps = r.number<float>("norm_eps");
     s.embedding_multiplier = r.number<float>("embedding_multiplier");
     s.residual_multiplier = r.number<float>("residual_multiplier");
@@ -160,6 +161,7 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.group_best = r.positive("group_best");
     mixture.least_sum = r.number<float>("least_sum");
     mixture.jitter = r.number<float>("jitter");
+    mixture.weighs_inputs = r.number<bool>("weighs_inputs");
     check(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
               mixture.group_best <= number / mixture.groups,
           "groups: of one size, and no more chosen than there are");

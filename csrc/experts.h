@@ -31,6 +31,7 @@ struct Mixture {
     float least_sum;  // what scores that add up to less are divided by
     // Logits within twice this share of an expert's are weighed against it; 0: otherwise.
     float jitter;
+    bool weighs_inputs;  // weights are those of what experts read, and not of their results
 
     int width() const { return experts.front().width(); }
     // A row's experts and their weights [per_token], from its router logits: the largest first, equal
@@ -60,6 +61,7 @@ struct Assignment {
     std::vector<int> ids;        // [rows, per_token]
     std::vector<float> weights;  // [rows, per_token]
     std::vector<int> rows;       // [entries]
+    std::vector<float> entry_weights;  // [entries]
     std::vector<int> entries;    // [rows, per_token]
     std::vector<Group> groups;   // experts that some row takes
 

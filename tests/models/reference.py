@@ -195,6 +195,8 @@ LATENT = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
+LLAMA4 = {"head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 112}
+LLAMA4 |= {"num_local_experts": 6, "use_qk_norm": True}
 GRANITE = dict(FAMILIES["granite"][1])
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
@@ -343,6 +345,21 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "llama4": ("Llama4Text", {**LLAMA4, "num_hidden_layers": 5}),
+    "llama4-some": (
+        "Llama4Text",
+        {
+            **LLAMA4,
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 0, 1],
+            "attention_chunk_size": 9,
+            "floor_scale": 3,
+            "attn_scale": 0.3,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+        },
+    ),
     "deepseek-v3-halves": (
         "DeepseekV3",
         {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},
@@ -358,7 +375,7 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     classes = {"Gemma3Text": "Gemma3ForCausalLM", "InternLM3": "LlamaForCausalLM"}
-    classes["GPT2"] = "GPT2LMHeadModel"
+    classes |= {"GPT2": "GPT2LMHeadModel", "Llama4Text": "Llama4ForCausalLM"}
     model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():
         for label, parameter in model.named_parameters():

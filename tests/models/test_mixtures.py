@@ -107,6 +107,11 @@ def chosen_by(model: Any, tokens: list[int]) -> list[torch.Tensor]:
     for name, module in model.named_modules():
         if name.endswith((".mlp.gate", ".mlp.router", ".block_sparse_moe.router")):
             module.register_forward_hook(lambda _, __, out: found.append(out[2]))
+        if name.endswith(".feed_forward.router"):  # which tells the scores, 0 of those not chosen
+            count = model.config.num_experts_per_tok
+            module.register_forward_hook(
+                lambda _, __, out, count=count: found.append(out[0].topk(count).indices)
+            )
     with torch.no_grad():
         model(torch.tensor([tokens]))
     return found

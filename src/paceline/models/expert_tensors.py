@@ -20,6 +20,7 @@ from paceline.models.stored import StoredRows, StoredTensors
 _RENAMED = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
+        (r"\.feed_forward\.", ".mlp."),
         (r"\.block_sparse_moe\.gate\.", ".mlp.gate."),
         (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
         (r"\.block_sparse_moe\.input_linear\.", ".mlp.experts.gate_up_proj."),
@@ -40,7 +41,8 @@ _RENAMED = tuple(
     )
 )
 _MARKS = re.compile(
-    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router)(\.|$)"
+    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router"
+    r"|feed_forward\.(router|experts|shared_expert|gate_proj|up_proj|down_proj))(\.|$)"
 )
 _STACK = re.compile(
     r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight|\.bias|_bias|_blocks|_scales)?"
@@ -48,8 +50,10 @@ _STACK = re.compile(
 _ENDS = {None: ".weight", "_bias": ".bias"}
 _DIMENSIONS = {".weight": 3, ".bias": 2, "_blocks": 4, "_scales": 3}
 IN_TURN = ("gpt_oss",)
-"""Families whose Hugging Face stacks have the outputs of gates and of ups in turn, and those of
-floats the inputs before the outputs, ``[experts, k, n]``."""
+"""Families whose Hugging Face stacks have the outputs of gates and of ups in turn."""
+INPUTS_FIRST = ("gpt_oss", "llama4_text")
+"""Families whose Hugging Face stacks of floats have the inputs before the outputs, ``[experts, k,
+n]``."""
 
 
 def plain_expert_name(name: str) -> str:
@@ -84,7 +88,7 @@ class ExpertTensors(StoredTensors):
     Args:
         stored: the checkpoint, in which they may lie in stacks ``[experts, n, k]``.
         number: experts of each layer that has some.
-        in_turn: whether stacks lie as those of :data:`IN_TURN`.
+        family: the ``model_type`` whose stacks these are; empty for those of GGUF files.
 
     Raises:
         ModelLoadError: a stack is not one of so many matrices, or a matrix is there twice.
@@ -92,8 +96,9 @@ class ExpertTensors(StoredTensors):
 
     _where: dict[str, _Place]
 
-    def __init__(self, stored: StoredTensors, number: int, in_turn: bool = False) -> None:
-        self.stored, self._in_turn = stored, in_turn
+    def __init__(self, stored: StoredTensors, number: int, family: str = "") -> None:
+        self.stored, self._in_turn = stored, family in IN_TURN
+        self._inputs_first = family in INPUTS_FIRST
         self._where = {}
         for name in stored:
             match = _STACK.fullmatch(name)
@@ -110,7 +115,7 @@ class ExpertTensors(StoredTensors):
                 self._add_expert(name, f"{match[1]}.{expert}.", match[2], end, expert)
 
     def _add_expert(self, stored: str, prefix: str, part: str, end: str, expert: int) -> None:
-        turned = self._in_turn and end == ".weight"
+        turned = self._inputs_first and end == ".weight"
         if not self._in_turn or part != "gate_up_proj":
             self._add(prefix + part + end, _Place(stored, expert, turned=turned))
             return

@@ -21,7 +21,14 @@ from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
-from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
+from paceline.models.hf_rope import (
+    CHUNKED,
+    FULL,
+    SLIDING,
+    extended_positions,
+    rope_from_hf,
+    still_rope_from_hf,
+)
 from paceline.models.mixture_families import MIXTURE_FAMILIES
 
 FAMILIES: Mapping[str, Family] = {**FIRST_FAMILIES, **DENSE_FAMILIES, **MIXTURE_FAMILIES}
@@ -54,7 +61,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _text_part(raw)
     name, family = _family(raw)
     fields = Fields(family.called(raw), family.defaults)
-    sizes = _sizes(fields, family.widening)
+    sizes = _sizes(fields, family)
     latent = latent_from_hf(fields) if family.latent else None
     rotated = latent.rope_dim if latent else sizes["head_dim"]
     rope = rope_from_hf(fields, FULL, rotated, family.partial_rotary)
@@ -75,6 +82,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         tie_embeddings=tied,
         rope=rope,
         local_rope=local if window and local != rope else None,
+        still_rope=still_rope_from_hf(fields),
         sliding_window=window,
         sliding_layers=sliding,
         bos_token_id=bos[0] if bos else None,
@@ -138,7 +146,7 @@ def layout_from_hf(raw: Mapping[str, Any]) -> Layout:
     return _family(_text_part(raw))[1].layout
 
 
-def _sizes(fields: Fields, widening: int) -> dict[str, Any]:
+def _sizes(fields: Fields, family: Family) -> dict[str, Any]:
     heads = fields.integer("num_attention_heads", 1, 4096)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
     hidden = fields.integer("hidden_size", 1, 1 << 17)
@@ -159,7 +167,7 @@ def _sizes(fields: Fields, widening: int) -> dict[str, Any]:
         "vocab_size": fields.integer("vocab_size", 1, 1 << 24),
         "hidden_size": hidden,
         "intermediate_size": fields.integer(
-            "intermediate_size", 1, 1 << 20, widening * hidden or None
+            family.dense_width, 1, 1 << 20, family.widening * hidden or None
         ),
         "num_layers": fields.integer("num_hidden_layers", 1, MOST_LAYERS),
         "num_heads": heads,
@@ -230,7 +238,9 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
     if family.slides == "always" or if_asked or (family.slides == "listed" and types is None):
         return window, ()
     if types is not None:
-        layers = _layer_types(types, num_layers)
+        layers = _layer_types(types, num_layers, CHUNKED if family.slides == "rotated" else SLIDING)
+    elif family.slides == "rotated":
+        layers = _rotated(fields, family.rotates, num_layers, 0, ())
     elif late:
         first = fields.integer("max_window_layers", 0, 1 << 20)
         layers = tuple(index >= first for index in range(num_layers))
@@ -264,18 +274,18 @@ def _learnt(fields: Fields, num_layers: int) -> tuple[tuple[float, ...], ...]:
     return tuple(zip(*columns, strict=True))
 
 
-def _layer_types(types: object, num_layers: int) -> tuple[bool, ...]:
+def _layer_types(types: object, num_layers: int, sliding: str) -> tuple[bool, ...]:
     if not isinstance(types, list | tuple) or len(types) != num_layers:
         raise ModelLoadError(
             f"layer_types must be a list with one entry for each of {num_layers} layers"
         )
-    unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
+    unknown = [kind for kind in types if kind not in (FULL, sliding)]
     if unknown:
         raise UnsupportedModelError(
             f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are {FULL} and "
-            f"{SLIDING}"
+            f"{sliding}"
         )
-    return tuple(kind == SLIDING for kind in types)
+    return tuple(kind == sliding for kind in types)
 
 
 def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class WeightReader(TensorReader):
         return Layer(
             input_norm=input_norm,
             qkv=self._first(attn, [q_out, kv_out, kv_out], read),
-            qk_norm=self._qk_norm(attn) if c.qk_norm else None,
+            qk_norm=self._qk_norm(attn, index) if c.qk_norm else None,
             o=self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, c.o_bias),
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
             mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
@@ -235,8 +235,11 @@ class WeightReader(TensorReader):
             return None
         return self.norm(f"model.layers.{index}.input_layernorm.weight", self._config.hidden_size)
 
-    def _qk_norm(self, attn: str) -> Any:
+    def _qk_norm(self, attn: str, index: int) -> Any:
         c = self._config
+        if c.qk_norm_bare:
+            ones = np.ones((c.num_heads + c.num_kv_heads, c.head_dim), np.float32)
+            return self._ops.pack_vector(ones) if c.is_rotated(index) else None
         norms = []
         for name, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)):
             size = c.head_dim * (heads if c.qk_norm_whole else 1)

@@ -40,7 +40,9 @@ def choose(
     """
     if experts.by_score:
         scores = sigmoid(logits) if experts.sigmoid else torch.softmax(logits, dim=1)
-        ids = _best(scores if bias is None else scores + bias, experts)
+        # Scores may be equal where logits are not.
+        wanted = logits if bias is None and experts.groups == 1 else scores
+        ids = _best(wanted if bias is None else wanted + bias, experts)
         weights = scores.gather(1, ids)
         if experts.renormalise:
             weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(experts.least_sum)
@@ -96,8 +98,11 @@ def mixed(
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        result = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        read = x[rows] * weights[rows, ranks, None] if experts.weighs_inputs else x[rows]
+        result = _fed_forward(mixture.experts[expert], read, activation, ops)
         found[rows, ranks] = result.to(found.dtype)
+    if experts.weighs_inputs:
+        weights = torch.ones_like(weights)
     y = weights[:, :1] * found[:, 0]
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
