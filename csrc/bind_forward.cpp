@@ -127,6 +127,7 @@ AttentionShape attention_of(const Reader& d, const Reader& r) {
     a.softcap = d.number<float>("attention_softcap");
     a.window = r.number<bool>("sliding") ? d.number<int>("sliding_window") : 0;
     a.ahead = r.number<bool>("ahead");
+    a.chunks = d.number<bool>("window_chunks");
     return a;
 }
 
@@ -175,6 +176,8 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.scales = r.vector("scales", number);
     mixture.norms = mixture_norms_of(r, s);
     check(!mixture.norms.router || !s.layer_norm, "norms: a mixture's own are RMS norms");
+    mixture.jitter = r.number<float>("jitter");
+    mixture.weighs_inputs = r.number<bool>("weighs_inputs");
     check(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
               mixture.group_best <= number / mixture.groups,
           "groups: of one size, and no more chosen than there are");

@@ -60,7 +60,9 @@ void Mixture::choose(const float* logits, int* ids, float* weights) const {
             wanted[id] += choice_bias[id];
         }
     }
-    const float* values = by_score() ? wanted.data() : logits;
+    // Scores may be equal where logits are not.
+    const bool by_logits = !choice_bias && (!sigmoid || groups == 1);
+    const float* values = by_logits ? logits : wanted.data();
     std::vector<char> gone(number, false);
     if (groups > 1) {
         close_groups(values, gone);
@@ -70,6 +72,8 @@ void Mixture::choose(const float* logits, int* ids, float* weights) const {
     }
     if (by_score()) {
         weigh_scores(scores.data(), ids, weights);
+    } else if (jitter > 0.0f) {
+        weigh_one_by_one(logits, ids, weights);
     } else {
         weigh_logits(logits, ids, weights);
     }
@@ -118,6 +122,21 @@ void Mixture::weigh_scores(const float* scores, const int* ids, float* weights) 
     }
 }
 
+void Mixture::weigh_one_by_one(const float* logits, const int* ids, float* weights) const {
+    for (int rank = 0; rank < per_token; ++rank) {
+        const float best = logits[ids[rank]];
+        float total = 0.0f;
+        for (int id = 0; id < int(experts.size()); ++id) {
+            const bool gone = std::find(ids, ids + rank, id) != ids + rank;
+            const float share = (best - logits[id]) / std::max(std::fabs(logits[id]), best);
+            if (!gone && !(share > 2.0f * jitter)) {
+                total += std::exp(logits[id] - best);
+            }
+        }
+        weights[rank] = 1.0f / total;
+    }
+}
+
 float Mixture::shared_weight(const float* logits) const {
     return shared_gate ? logistic(logits[experts.size()]) : 1.0f;
 }
@@ -127,6 +146,7 @@ void Assignment::need(int count, int per_token) {
     ids.resize(size);
     weights.resize(size);
     rows.resize(size);
+    entry_weights.resize(size);
     entries.resize(size);
 }
 
@@ -146,6 +166,7 @@ void Assignment::sort(int count, const Mixture& mixture) {
     for (int i = 0; i < size; ++i) {
         const int entry = next[ids[i]]++;
         rows[entry] = i / each;
+        entry_weights[entry] = weights[i];
         entries[i] = entry;
     }
 }
@@ -197,7 +218,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
         float* sum = scratch(thread);
         for (int rank = 0; rank < each; ++rank) {
             const size_t at = size_t(row) * each + rank;
-            const float weight = assignment_.weights[at];
+            const float weight = mixture.weighs_inputs ? 1.0f : assignment_.weights[at];
             const float* found = expert_out_.get() + size_t(assignment_.entries[at]) * ld_hidden_;
             for (int i = 0; i < shape_.hidden; ++i) {
                 sum[i] = rank ? sum[i] + weight * found[i] : weight * found[i];
@@ -263,6 +284,12 @@ void Decoder::experts(const Mixture& mixture, int count) {
     std::vector<Inputs> inputs = groups_of(shape_.hidden);
     pool().each(count, [&](int entry, int thread) {
         const float* x = normed_.get() + size_t(assignment_.rows[entry]) * ld_hidden_;
+        if (mixture.weighs_inputs) {
+            const float weight = assignment_.entry_weights[entry];
+            std::transform(x, x + ld_hidden_, scratch(thread),
+                           [&](float value) { return weight * value; });
+            x = scratch(thread);
+        }
         take(expert_of(entry).gate_up, x, inputs, entry, thread);
     });
     grouped(mixture, &FeedForward::gate_up, inputs, expert_gate_up_.get(), ld_expert);

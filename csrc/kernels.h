@@ -154,6 +154,15 @@ struct AttentionShape {
     float softcap;  // cap * tanh(score / cap); 0: none
     int window;     // a key at distance >= window is not seen; 0: no window
     bool ahead;     // rows see up to their `last` position instead of their own
+    bool chunks;    // of the windows that the text is cut into, rows see their own
+
+    // The first position that a row at `position` sees.
+    int first_seen(int position) const {
+        if (window <= 0 || position < window) {
+            return 0;
+        }
+        return chunks ? position / window * window : position - window + 1;
+    }
 };
 
 // One request's rows in the batch. Node i of its span lies in the logical slot start + i.
@@ -180,7 +189,7 @@ inline int partial_stride(const AttentionShape& s) { return TILE + s.v_stride; }
 // The chunks of which a row at `position` sees something are first_chunk..last_chunk of what it sees
 // last.
 inline int first_chunk(const AttentionShape& s, int position) {
-    return s.window > 0 && position >= s.window ? (position - s.window + 1) / KEY_CHUNK : 0;
+    return s.first_seen(position) / KEY_CHUNK;
 }
 inline int last_chunk(int last_seen) { return last_seen / KEY_CHUNK; }
 

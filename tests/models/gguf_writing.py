@@ -46,6 +46,7 @@ ARCHES = {
     "gpt_neox": "gptneox",
     "phi": "phi2",
     "gpt_oss": "gpt-oss",
+    "llama4_text": "llama4",
 }
 NUMBERS = ("num_experts", "num_local_experts")
 CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
@@ -176,6 +177,8 @@ def write_gguf(
     names = gguf.get_tensor_name_map(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
+    if arch == "llama4":
+        tensors = {n: t.mT if ".experts." in n else t for n, t in tensors.items()}
     tensors = stacked_experts(stacked_streams(tensors), fused=arch in LAYERED)
     layers = range(config.num_hidden_layers)
     for key in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
@@ -279,9 +282,11 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_count(number)
     used = next(filter(None, (getattr(config, name, None) for name in CHOSEN)))
     writer.add_expert_used_count(used)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "moe_intermediate_size") or hasattr(config, "intermediate_size_mlp"):
+        width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+        writer.add_expert_feed_forward_length(width)
     for name, write in (
+        ("interleave_moe_layer_step", writer.add_interleave_moe_layer_step),
         ("n_shared_experts", writer.add_expert_shared_count),
         ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("kv_lora_rank", writer.add_kv_lora_rank),
@@ -309,7 +314,8 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
+    dense = [getattr(config, f"intermediate_size{end}", None) for end in ("_mlp", "")]
+    writer.add_feed_forward_length(dense[0] or dense[1] or config.n_inner)
     _write_experts(writer, config)
     writer.add_head_count(config.num_attention_heads)
     latent = getattr(config, "kv_lora_rank", None)

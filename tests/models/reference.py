@@ -247,6 +247,8 @@ LATENT = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
+LLAMA4 = {"head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 112}
+LLAMA4 |= {"num_local_experts": 6, "use_qk_norm": True}
 GRANITE = dict(FAMILIES["granite"][1])
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
@@ -386,6 +388,41 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 40,
         },
     ),
+    "phimoe": ("Phimoe", {"num_local_experts": 6, "sliding_window": 11}),
+    "phimoe-long": (
+        "Phimoe",
+        {
+            "num_local_experts": 6,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [1.5 + 0.5 * i for i in range(8)],
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+            },
+        },
+    ),
+    "llama4": ("Llama4Text", {**LLAMA4, "num_hidden_layers": 5}),
+    "llama4-some": (
+        "Llama4Text",
+        {
+            **LLAMA4,
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 0, 1],
+            "attention_chunk_size": 9,
+            "floor_scale": 3,
+            "attn_scale": 0.3,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+        },
+    ),
     "deepseek-v3-halves": (
         "DeepseekV3",
         {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},
@@ -407,6 +444,7 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
         "Gemma4UnifiedText": "Gemma4UnifiedForCausalLM",
         "InternLM3": "LlamaForCausalLM",
         "GPT2": "GPT2LMHeadModel",
+        "Llama4Text": "Llama4ForCausalLM",
     }
     model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():

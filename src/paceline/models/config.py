@@ -19,8 +19,9 @@ XIELU = "xielu"
 """An activation that learns three numbers in each layer (arXiv 2411.13010)."""
 LEARNT_KEYS = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta")
 """Where a configuration says them, layer by layer; otherwise the checkpoint has them as tensors."""
-QUERY_GROWTH = "llama_4_scaling_beta"
-"""What queries grow by with the logarithm of the position, among a rotary rule's own numbers."""
+QUERY_GROWTH, GROWTH_START = "llama_4_scaling_beta", "growth_start"
+"""What queries grow by with the logarithm of the position, and the position that the first token
+counts as, among a rotary rule's own numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ class Experts:
         groups_per_token: groups that a row chooses among.
         group_best: a group counts as much as this number of its best experts together.
         least_sum: what weights that add up to less are divided by.
+        jitter: weights are SparseMixer's (arXiv 2409.12136): each of a row's experts, in the order
+            of their choice, is weighed against those that are left and whose logits are within
+            twice this share of its own; 0: they are not.
+        weighs_inputs: whether the weights are those of what experts read, not of their results.
         shared_width: of an expert that every row has besides those it chooses; 0: there is none.
         shared_gate: whether a sigmoid of the row weighs the shared expert.
         biases: whether the router and the chosen experts' linears have biases.
@@ -85,6 +90,8 @@ class Experts:
     least_sum: float = 1e-20
     own_norms: bool = False
     own_scales: bool = False
+    jitter: float = 0.0
+    weighs_inputs: bool = False
 
     @property
     def by_score(self) -> bool:
@@ -158,6 +165,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # rotary of sliding-window layers, where it differs
+    still_rope: RopeConfig | None = None  # of layers without rotary: what their queries grow by
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -174,6 +182,7 @@ class ModelConfig:
     attention_sinks: bool = False  # a score per head that takes part in every softmax (gpt-oss)
     sliding_window: int = 0  # 0: none; a key at distance >= sliding_window is not seen
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: all layers, if sliding_window
+    window_chunks: bool = False  # a row sees its own of the text's chunks of that size (Llama 4)
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # the checkpoint's own
@@ -191,6 +200,7 @@ class ModelConfig:
     parallel_residual: bool = False  # a feed-forward reads what its layer's attention reads
     shared_norm: bool = False  # a layer's attention and feed-forward have one norm before them
     qk_norm_last: bool = False  # queries and keys are normed after rotary (Hunyuan)
+    qk_norm_bare: bool = False  # without weights, and in layers with rotary alone (Llama 4)
     rotary_layers: tuple[bool, ...] = ()  # per layer, whether heads are rotated; empty: all
     learned_positions: bool = False  # an embedding of positions is added to that of tokens
     head_bias: bool = False
@@ -243,11 +253,12 @@ class ModelConfig:
     @property
     def is_like_llama(self) -> bool:
         """Whether layers have Llama's form but for biases, windows, multipliers and more norms."""
-        apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
+        apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.window_chunks)
         ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
         scored = self.experts is not None and self.experts.by_score
         layers = (self.layer_heads, self.kv_layers, self.mlp_widths, self.layer_scales, self.altup)
-        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, *layers, scored))
+        fits = self.pre_norms and self.gated_mlp and not self.rotary_layers
+        return fits and not any((*apart, *ends, *layers, scored))
 
     @property
     def scale(self) -> float:
@@ -319,6 +330,12 @@ class ModelConfig:
 
     def is_rotated(self, layer: int) -> bool:
         return self.rotary_layers[layer] if self.rotary_layers else True
+
+    def first_in_window(self, position: int) -> int:
+        """The first position that a row sees in layers that have a window."""
+        if self.window_chunks:
+            return position // self.sliding_window * self.sliding_window
+        return max(0, position + 1 - self.sliding_window)
 
     def is_sliding(self, layer: int) -> bool:
         if not self.sliding_window:

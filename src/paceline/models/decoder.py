@@ -72,6 +72,8 @@ class Decoder:
         give_back_freed()
         self.rope = self._table(config.rope)
         self.local_rope = self._table(config.local_rope) if config.local_rope else self.rope
+        still = config.still_rope
+        self.still_rope = RotaryTable(still, 0, max_len, ops) if still else None
 
     def with_layers(self, layers: Sequence[Layer], ops: Ops) -> Decoder:
         """A decoder of other layers, at most as many, between the same embedding and head.
@@ -91,9 +93,9 @@ class Decoder:
         return Ends(self.embedding, self.head, self.config)
 
     def rotary(self, layer: int) -> RotaryTable | None:
-        """What a layer's heads are rotated by; None where they are not."""
+        """What a layer's heads are rotated by, if only in no dimension; None: by nothing."""
         if not self.config.is_rotated(layer):
-            return None
+            return self.still_rope
         return self.local_rope if self.config.is_sliding(layer) else self.rope
 
     def _table(self, rope: RopeConfig) -> RotaryTable:

@@ -20,6 +20,7 @@ from paceline.models.stored import FilePart, StoredRows, StoredTensors
 _RENAMED = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
+        (r"\.feed_forward\.", ".mlp."),
         (r"\.block_sparse_moe\.gate\.", ".mlp.gate."),
         (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
         (r"\.block_sparse_moe\.input_linear\.", ".mlp.experts.gate_up_proj."),
@@ -43,6 +44,7 @@ _RENAMED = tuple(
 )
 _MARKS = re.compile(
     r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router"
+    r"|feed_forward\.(router|experts|shared_expert|gate_proj|up_proj|down_proj)"
     r"|\d+\.router|\d+\.experts)(\.|$)"
 )
 _STACK = re.compile(
@@ -53,8 +55,10 @@ ALTUP_STACK = re.compile(r"(model\.altup(?:_unembed)?_projections)()(\.weight)")
 _ENDS = {None: ".weight", "_bias": ".bias"}
 _DIMENSIONS = {".weight": 3, ".bias": 2, "_blocks": 4, "_scales": 3}
 IN_TURN = ("gpt_oss",)
-"""Families whose Hugging Face stacks have the outputs of gates and of ups in turn, and those of
-floats the inputs before the outputs, ``[experts, k, n]``."""
+"""Families whose Hugging Face stacks have the outputs of gates and of ups in turn."""
+INPUTS_FIRST = ("gpt_oss", "llama4_text")
+"""Families whose Hugging Face stacks of floats have the inputs before the outputs, ``[experts, k,
+n]``."""
 
 
 def plain_expert_name(name: str) -> str:
@@ -89,7 +93,7 @@ class ExpertTensors(StoredTensors):
     Args:
         stored: the checkpoint, in which they may lie in stacks ``[experts, n, k]``.
         number: experts of each layer that has some.
-        in_turn: whether stacks lie as those of :data:`IN_TURN`.
+        family: the ``model_type`` whose stacks these are; empty for those of GGUF files.
         stack: names of stacks, as a pattern of what is before and after a matrix's number.
 
     Raises:
@@ -102,10 +106,11 @@ class ExpertTensors(StoredTensors):
         self,
         stored: StoredTensors,
         number: int,
-        in_turn: bool = False,
+        family: str = "",
         stack: re.Pattern[str] = _STACK,
     ) -> None:
-        self.stored, self._in_turn = stored, in_turn
+        self.stored, self._in_turn = stored, family in IN_TURN
+        self._inputs_first = family in INPUTS_FIRST
         self._where = {}
         for name in stored:
             match = stack.fullmatch(name)
@@ -123,7 +128,7 @@ class ExpertTensors(StoredTensors):
                 self._add_expert(name, prefix, match[2], end, expert)
 
     def _add_expert(self, stored: str, prefix: str, part: str, end: str, expert: int) -> None:
-        turned = self._in_turn and end == ".weight"
+        turned = self._inputs_first and end == ".weight"
         if not self._in_turn or part != "gate_up_proj":
             self._add(prefix + part + end, _Place(stored, expert, turned=turned))
             return

@@ -16,7 +16,7 @@ from paceline.models.arrays import Array, floats
 from paceline.models.config import QUERY_GROWTH, ModelConfig
 from paceline.models.gguf_container import GgufContainer
 from paceline.models.gguf_dense import dense_keys
-from paceline.models.gguf_experts import expert_keys, mixture_type
+from paceline.models.gguf_experts import expert_keys, llama4_keys, mixture_type
 from paceline.models.gguf_heads import head_keys
 from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
 from paceline.models.gguf_layered import LAYERED, PER_LAYER_KEYS, layered_keys
@@ -122,6 +122,8 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
         "mlp_bias": biases["mlp_bias"],
+        "lm_head_bias": "output.bias" in container.tensors,
+        **(llama4_keys(keys.get) if architecture == "llama4" else {}),
     }
 
 

@@ -76,5 +76,21 @@ def expert_keys(
     }
 
 
+def llama4_keys(get: Callable[..., Any]) -> dict[str, Any]:
+    """What ``config.json`` says otherwise of Llama 4, some of which the format leaves to readers.
+
+    Maverick, the one with 128 experts, norms no queries and keys.
+    """
+    chunk = get("attention.sliding_window", 8192)
+    return {
+        "intermediate_size": get("expert_feed_forward_length"),
+        "intermediate_size_mlp": get("feed_forward_length"),
+        "n_shared_experts": 1,
+        "sliding_window": chunk or None,
+        "use_qk_norm": get("expert_count") != 128,
+        **({} if chunk else {"no_rope_layer_interval": MOST_LAYERS + 1}),
+    }
+
+
 def _has(tensors: Collection[str], layer: int, part: str) -> bool:
     return f"blk.{layer}.{part}.weight" in tensors

@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "hunyuan-moe": "hunyuan_v1_moe",
     "gemma4": "gemma4_text",
     "gemma3n": "gemma3n_text",
+    "phimoe": "phimoe",
+    "llama4": "llama4_text",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -60,7 +62,7 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 # are so. The others keep the two halves apart.
 _INTERLEAVED = (
     *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
-    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee"),
+    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee", "llama4"),
 )
 _PLUS_ONE = ("gemma2", "gemma3", "nemotron")  # those whose norms' weights have the one added
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}

@@ -28,7 +28,14 @@ from paceline.models.hf_per_layer import (
     rounded_root,
     with_one_width,
 )
-from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
+from paceline.models.hf_rope import (
+    CHUNKED,
+    FULL,
+    SLIDING,
+    extended_positions,
+    rope_from_hf,
+    still_rope_from_hf,
+)
 from paceline.models.mixture_families import MIXTURE_FAMILIES
 
 FAMILIES: Mapping[str, Family] = {
@@ -67,7 +74,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     name, family = _family(raw)
     called = family.called(raw)
     fields = Fields(with_one_width(called) if family.per_layer else called, family.defaults)
-    sizes = _sizes(fields, family.widening)
+    sizes = _sizes(fields, family)
     latent = latent_from_hf(fields) if family.latent else None
     window, sliding = _sliding(fields, family, sizes["num_layers"])
     heads = heads_from_hf(fields, sizes, sliding) if family.per_layer else ()
@@ -90,6 +97,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         tie_embeddings=tied,
         rope=rope,
         local_rope=local if window and local != rope else None,
+        still_rope=still_rope_from_hf(fields),
         sliding_window=window,
         sliding_layers=sliding,
         bos_token_id=bos[0] if bos else None,
@@ -158,7 +166,7 @@ def layout_from_hf(raw: Mapping[str, Any]) -> Layout:
     return _family(_text_part(raw))[1].layout
 
 
-def _sizes(fields: Fields, widening: int) -> dict[str, Any]:
+def _sizes(fields: Fields, family: Family) -> dict[str, Any]:
     heads = fields.integer("num_attention_heads", 1, 4096)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
     hidden = fields.integer("hidden_size", 1, 1 << 17)
@@ -179,7 +187,7 @@ def _sizes(fields: Fields, widening: int) -> dict[str, Any]:
         "vocab_size": fields.integer("vocab_size", 1, 1 << 24),
         "hidden_size": hidden,
         "intermediate_size": fields.integer(
-            "intermediate_size", 1, 1 << 20, widening * hidden or None
+            family.dense_width, 1, 1 << 20, family.widening * hidden or None
         ),
         "num_layers": fields.integer("num_hidden_layers", 1, MOST_LAYERS),
         "num_heads": heads,
@@ -250,7 +258,9 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
     if family.slides == "always" or if_asked or (family.slides == "listed" and types is None):
         return window, ()
     if types is not None:
-        layers = _layer_types(types, num_layers)
+        layers = _layer_types(types, num_layers, CHUNKED if family.slides == "rotated" else SLIDING)
+    elif family.slides == "rotated":
+        layers = _rotated(fields, family.rotates, num_layers, 0, ())
     elif late:
         first = fields.integer("max_window_layers", 0, 1 << 20)
         layers = tuple(index >= first for index in range(num_layers))
@@ -286,18 +296,18 @@ def _learnt(fields: Fields, num_layers: int) -> tuple[tuple[float, ...], ...]:
     return tuple(zip(*columns, strict=True))
 
 
-def _layer_types(types: object, num_layers: int) -> tuple[bool, ...]:
+def _layer_types(types: object, num_layers: int, sliding: str) -> tuple[bool, ...]:
     if not isinstance(types, list | tuple) or len(types) != num_layers:
         raise ModelLoadError(
             f"layer_types must be a list with one entry for each of {num_layers} layers"
         )
-    unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
+    unknown = [kind for kind in types if kind not in (FULL, sliding)]
     if unknown:
         raise UnsupportedModelError(
             f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are {FULL} and "
-            f"{SLIDING}"
+            f"{sliding}"
         )
-    return tuple(kind == SLIDING for kind in types)
+    return tuple(kind == sliding for kind in types)
 
 
 def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:

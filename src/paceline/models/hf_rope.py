@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import QUERY_GROWTH, RopeConfig
+from paceline.models.config import GROWTH_START, QUERY_GROWTH, RopeConfig
 from paceline.models.hf_fields import Fields
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 # What each scaling reads besides theta and factor: name -> (lowest, highest, required).
 _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
     "default": {},
@@ -28,7 +28,9 @@ _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
         "mscale_all_dim": (0.0, 1e3, False),
         QUERY_GROWTH: (0.0, 1e3, False),
     },
-    "longrope": {"attention_factor": (0.0, 1e3, False)},
+    "longrope": dict.fromkeys(
+        ("attention_factor", "short_mscale", "long_mscale"), (0.0, 1000.0, False)
+    ),
     "proportional": {},
 }
 _MAX_POSITIONS = 1 << 27
@@ -130,8 +132,6 @@ def _params(
     for name, (low, high, required) in _SCALINGS[kind].items():
         if required or fields.get(name) is not None:
             params[name] = fields.number(name, low, high)
-    if kind == "llama3" and params["low_freq_factor"] == params["high_freq_factor"]:
-        raise ModelLoadError("rope scaling llama3 needs low_freq_factor != high_freq_factor")
     if kind == "yarn" and fields.get("truncate") is not None:
         params["truncate"] = float(fields.flag("truncate"))
     if kind == "longrope":
@@ -143,6 +143,19 @@ def _params(
     elif kind not in ("default", "linear"):
         params[trained] = float(_original_positions(config, fields))
     return tuple(params.items())
+
+
+def still_rope_from_hf(config: Fields) -> RopeConfig | None:
+    """What queries of layers without rotary grow by; None where they do not.
+
+    Configurations say that they do by true, or by a number.
+    """
+    if not config.get("attn_temperature_tuning"):
+        return None
+    span = float(config.integer("floor_scale", 1, _MAX_POSITIONS))
+    growth = config.number("attn_scale", 0.0, 1e3)
+    numbers = {QUERY_GROWTH: growth, GROWTH_START: 1.0, "original_max_position_embeddings": span}
+    return RopeConfig(params=tuple(numbers.items()))
 
 
 def extended_positions(rope: RopeConfig, positions: int) -> int:

@@ -23,7 +23,7 @@ _HARMLESS = re.compile(
     | .*\. attn_rot_embd \. weight                               # the same in GGUF files
     | (.*\.)? masked_bias                                        # a constant of old exports
     | t2d                                                        # follows from d2t
-    | (model\.)? (vision_tower | audio_tower | multi_modal_projector) \. .*
+    | (model\.)? (vision_tower | vision_model | audio_tower | multi_modal_projector) \. .*
     | (model\.)? (embed_vision | embed_audio) \. .*
     | (model\.)? image_newline
     | (v | a | mm) \. .*                                          # these parts in GGUF files

@@ -269,6 +269,9 @@ class WeightReader(LayeredReader):
 
     def _qk_norm(self, index: int, attn: str) -> Any:
         c = self._config
+        if c.qk_norm_bare:
+            ones = np.ones((c.num_heads + c.num_kv_heads, c.head_dim), np.float32)
+            return self._ops.pack_vector(ones) if c.is_rotated(index) else None
         dim, kv_heads, _ = c.heads_of(index)
         kinds, norms = [("q_norm", c.num_heads), ("k_norm", kv_heads)], []
         for name, heads in kinds[: 2 if c.owns_kv(index) else 1]:

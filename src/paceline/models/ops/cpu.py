@@ -185,6 +185,7 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         *("sliding_window", "norm_eps"),
         *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_softcap"),
         *("activation", "layer_norm", "gated_mlp", "parallel_residual", "qk_norm_last"),
+        "window_chunks",
     )
     return {
         **{name: getattr(c, name) for name in numbers},
@@ -292,7 +293,8 @@ def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any]
         return None
     names = (
         *("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate"),
-        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum"),
+        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum", "jitter"),
+        "weighs_inputs",
     )
     return {
         **{name: getattr(experts, name) for name in names},

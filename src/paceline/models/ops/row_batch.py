@@ -119,7 +119,7 @@ def _group(rows: _Rows, members: list[int], lanes: int, config: ModelConfig) -> 
         mask[at, 0, 0, :end] = 0.0
         if sliding is not None:
             stop = end if config.sliding_sees_ahead else position + 1
-            sliding[at, 0, 0, max(0, position + 1 - window) : stop] = 0.0
+            sliding[at, 0, 0, config.first_in_window(position) : stop] = 0.0
     if rows.displaced:
         for at, row in enumerate(members):
             for position, slot in rows.displaced.get(row, ()):

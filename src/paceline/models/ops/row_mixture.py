@@ -40,10 +40,15 @@ def choose(
     """
     if experts.by_score:
         scores = sigmoid(logits) if experts.sigmoid else torch.softmax(logits, dim=1)
-        ids = _best(scores if bias is None else scores + bias, experts)
+        # Scores may be equal where logits are not.
+        wanted = logits if bias is None and experts.groups == 1 else scores
+        ids = _best(wanted if bias is None else wanted + bias, experts)
         weights = scores.gather(1, ids)
         if experts.renormalise:
             weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(experts.least_sum)
+    elif experts.jitter:
+        ids = _best(logits, experts)
+        weights = _one_by_one(logits, ids, experts.jitter)
     else:
         ids = _best(logits, experts)
         # The softmax of the chosen logits is that of all, renormalised.
@@ -51,6 +56,18 @@ def choose(
         weights = torch.softmax(read, dim=1)
         weights = weights if experts.renormalise else weights.gather(1, ids)
     return ids, weights if experts.scale == 1.0 else weights * experts.scale
+
+
+def _one_by_one(logits: Tensor, ids: Tensor, jitter: float) -> Tensor:
+    """The weights of each row's experts by SparseMixer, ``[rows, per_token]``."""
+    left, weights = logits, []
+    for chosen in ids.split(1, dim=1):
+        best = logits.gather(1, chosen)
+        far = (best - logits) / logits.abs().maximum(best) > 2 * jitter
+        scores = torch.softmax(left.masked_fill(far, -torch.inf), dim=1)
+        weights.append(scores.gather(1, chosen))
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.cat(weights, dim=1)
 
 
 def _best(values: Tensor, experts: Experts) -> Tensor:
@@ -95,8 +112,13 @@ def mixed(
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        result = _fed_forward(mixture.experts[expert], read[rows], activation, ops)
+        rows_read = read[rows]
+        if experts.weighs_inputs:
+            rows_read = rows_read * weights[rows, ranks, None]
+        result = _fed_forward(mixture.experts[expert], rows_read, activation, ops)
         found[rows, ranks] = result.to(found.dtype)
+    if experts.weighs_inputs:
+        weights = torch.ones_like(weights)
     y = weights[:, :1] * found[:, 0]
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
