@@ -450,6 +450,9 @@ void bind_forward(nb::module_& module) {
         });
     nb::class_<Decoder>(module, "Decoder")
         .def("__init__", &make_decoder, nb::arg("spec"))
+        .def("set_stream", [](Decoder& decoder, nb::object stream) {
+            decoder.set_stream(nb::cast<LayerStream*>(stream), stream);
+        })
         .def("set_cache", &set_cache, nb::arg("keys"), nb::arg("values"))
         .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables) {
             check(decoder.num_blocks() > 0, "the decoder has no cache yet");

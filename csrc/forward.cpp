@@ -354,6 +354,11 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
     return entry_ && !entry_->is_fused() ? in_joined_ : in_hidden_;
 }
 
+void Decoder::set_stream(LayerStream* stream, nanobind::object keep_alive) {
+    stream_ = stream;
+    keep_stream_ = std::move(keep_alive);
+}
+
 void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& streams) {
     const int rows = slice.end - slice.first;
     const Inputs* in = &enter(batch, slice, streams);
@@ -361,6 +366,9 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
         spread_streams(rows);
     }
     for (size_t index = 0; index < layers_.size(); ++index) {
+        if (stream_) {
+            stream_->begin(index);
+        }
         if (altup_) {
             predict_streams(layers_[index], rows);
         }
@@ -368,6 +376,9 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
         feed_forward(layers_[index], rows);
         if (layers_[index].gate) {
             take_layer_input(layers_[index], index, rows);
+        }
+        if (stream_) {
+            stream_->end(index);
         }
         if (index + 1 == layers_.size()) {
             break;

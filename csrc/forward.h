@@ -14,6 +14,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "layer_inputs.h"
+#include "layer_stream.h"
 #include "linear.h"
 #include "thread_pool.h"
 
@@ -103,6 +104,9 @@ class Decoder {
 
     // What each layer reads keys and values from; it writes there where they are its own.
     void set_cache(std::vector<KvLayer> caches, int num_blocks, nanobind::object keep_alive);
+
+    // What brings those layers whose weights do not stay in memory.
+    void set_stream(LayerStream* stream, nanobind::object keep_alive);
 
     // Logits of the sampled rows, [samples, num_logits].
     void forward(const Batch& batch, const Streams& streams, float* logits);
@@ -239,6 +243,8 @@ class Decoder {
     nanobind::object keep_alive_, keep_cache_;
 
     std::vector<KvLayer> caches_;
+    LayerStream* stream_ = nullptr;
+    nanobind::object keep_stream_;
     int num_blocks_ = 0;
 
     const int q_width_, qkv_width_;  // of the widest layers

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
 from paceline.errors import ConfigError
+from paceline.memory import memory
+from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -17,6 +19,8 @@ from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
 from paceline.models.pruned_head import check_whole_head
+from paceline.models.stored import StoredTensors
+from paceline.models.streaming import StreamedTensors
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
 from paceline.policy.experts import ExpertCost
@@ -127,6 +131,8 @@ def expert_cost(config: ModelConfig) -> ExpertCost | None:
     return ExpertCost(len(mixtures), of.number, of.per_token, weights / read)
 
 
+MEMORY_SHARE_OF_WEIGHTS = 0.7
+"""Of what is available; keys and values, and whatever else there is, have the rest."""
 FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
 """From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
 
@@ -167,12 +173,35 @@ def build_engine(
 def _decoder(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Decoder:
     """The checkpoint's decoder, which engines that compute alike share: weights lie there once."""
     assert config.max_model_len is not None
-    key = ops.name, config.dtype, config.deterministic, config.device, config.max_model_len
+    length = config.max_model_len
+    key = ops.name, config.dtype, config.deterministic, config.device, length, config.weight_memory
     decoder = checkpoint.decoders.get(key)
     if decoder is None:
-        decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, config.max_model_len)
+        tensors = _streamed(checkpoint, config, ops)
+        decoder = Decoder(checkpoint.config, tensors, ops, length)
         checkpoint.decoders[key] = decoder
     return decoder
+
+
+def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
+    """The checkpoint's tensors, some of which are read from disk where they do not all fit."""
+    tensors, limit = checkpoint.tensors, config.weight_memory
+    can_stream = checkpoint.packed is not None and ops.name.startswith("native")
+    if not can_stream:
+        if limit is None:
+            return tensors
+        raise ConfigError(
+            "--weight-memory is for models that are packed for the native kernels, which "
+            f"{checkpoint.name} is not: `paceline convert MODEL FOLDER` packs it"
+        )
+    assert isinstance(tensors, StoredTensors)
+    if limit is None:
+        _, available = memory()
+        if available is None or checkpoint.num_bytes <= available * MEMORY_SHARE_OF_WEIGHTS:
+            return tensors
+        limit = int(available * MEMORY_SHARE_OF_WEIGHTS)
+    found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
+    return tensors if found.stream is None else found
 
 
 def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:

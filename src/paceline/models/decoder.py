@@ -15,6 +15,7 @@ from paceline.models.entry import read_entry
 from paceline.models.ops.base import Ops
 from paceline.models.pages import give_back_freed
 from paceline.models.rope import RotaryTable
+from paceline.models.streaming import StreamedTensors
 from paceline.models.weights import Ends, Layer, WeightReader
 
 
@@ -36,6 +37,8 @@ class Decoder:
         places: what is added to the embedding at each position; None where nothing is.
         layer_inputs: what the inputs of layers are made of; None where they have none.
         altup: what several residual streams are made of and become; None where there is one.
+        stream: brings layers that do not stay in memory (:mod:`paceline.models.streaming`); None
+            where all stay.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
@@ -52,6 +55,7 @@ class Decoder:
     ) -> None:
         self.config = config
         self.ops = ops
+        self.stream: Any = tensors.stream if isinstance(tensors, StreamedTensors) else None
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from paceline.errors import ModelLoadError
 from paceline.models.arrays import Array
-from paceline.models.stored import StoredRows, StoredTensors
+from paceline.models.stored import FilePart, StoredRows, StoredTensors
 
 _RENAMED = tuple(
     (re.compile(pattern), plain)
@@ -168,6 +168,10 @@ class ExpertTensors(StoredTensors):
             return shape
         outputs, *others = shape[:0:-1] if place.turned else shape[1:]
         return len(range(outputs)[place.outputs]), *others
+
+    def file_part(self, name: str) -> FilePart | None:
+        place = self._place(name)
+        return self.stored.file_part(place.stored) if place.expert is None else None
 
     def type_of(self, name: str) -> str:
         return self.stored.type_of(self._place(name).stored)

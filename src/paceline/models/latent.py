@@ -21,7 +21,7 @@ from paceline.errors import ModelLoadError
 from paceline.models.arrays import Array, as_bytes
 from paceline.models.blocks import FLOAT_BYTES
 from paceline.models.config import ModelConfig
-from paceline.models.stored import StoredRows, StoredTensors
+from paceline.models.stored import FilePart, StoredRows, StoredTensors
 
 _NAME = re.compile(r"(.*\.self_attn\.)(\w+_proj(?:_with_mqa)?)\.weight")
 
@@ -154,6 +154,11 @@ class LatentTensors(StoredTensors):
         if isinstance(place.rows, slice):
             shape = (place.rows.stop - place.rows.start, *shape[1:])
         return shape[::-1] if place.transposed else shape
+
+    def file_part(self, name: str) -> FilePart | None:
+        place = self._place(name)
+        is_whole = place.rows is None and place.head is None and not place.transposed
+        return self.stored.file_part(place.stored) if is_whole else None
 
     def type_of(self, name: str) -> str:
         return self.stored.type_of(self._place(name).stored)

@@ -133,6 +133,8 @@ class NativeForward:
         self._native = native_module()
         self._reach = decoder.reach
         self._decoder = self._native.Decoder(_description(decoder))
+        if decoder.stream is not None:
+            self._decoder.set_stream(decoder.stream)
         count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
         self._decoder.set_cache(memory.keys[:count], memory.values[:count])
 
