@@ -257,8 +257,9 @@ def _rope(
     trained = keys.get("rope.scaling.original_context_length")
     if trained is not None:
         found["original_max_position_embeddings"] = trained
-    scaling = _stored_factors(container, keys, dim, read) or _scaling(keys)
-    if scaling.get("rope_type") == "yarn" and architecture_of(container) in _WHOLE_RAMPS:
+    architecture = architecture_of(container)
+    scaling = _stored_factors(container, keys, dim, read) or _scaling(keys, architecture == LATENT)
+    if scaling.get("rope_type") == "yarn" and architecture in _WHOLE_RAMPS:
         scaling["truncate"] = False
     if scaling:
         found["rope_scaling"] = scaling
@@ -292,7 +293,7 @@ def _stored_factors(
     return {"rope_type": "longrope", **entry}
 
 
-def _scaling(keys: _Keys) -> dict[str, Any]:
+def _scaling(keys: _Keys, is_latent: bool) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type", "none")
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))
     if kind == "none" and factor is not None and keys.get("rope.scaling.type") is None:
@@ -308,11 +309,10 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
             )
         for name in ("beta_fast", "beta_slow"):
             found[name] = keys.get(f"rope.scaling.yarn_{name}")
-        found |= yarn_keys(keys.get)
+        found |= yarn_keys(keys.get, is_latent)
         growth = keys.get("attention.temperature_scale")
         if growth is not None:  # of Ministral 3
-            found |= {QUERY_GROWTH: growth, "mscale": 1.0}
-            found["mscale_all_dim"] = keys.get("rope.scaling.yarn_log_multiplier", 1.0)
+            found[QUERY_GROWTH] = growth
     return found
 
 
