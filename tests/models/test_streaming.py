@@ -153,6 +153,13 @@ def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
 
 @native
 @linux
+def test_what_was_read_at_once_is_not_read_again(packed: Path) -> None:
+    with pytest.raises(ConfigError, match="--load-format"):
+        LLM(str(packed), weight_memory=1 << 20, load_format="memory")
+
+
+@native
+@linux
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     native_ = native_module()
     with pytest.raises(native_.ReadError, match="no-such-file"):

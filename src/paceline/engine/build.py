@@ -190,8 +190,11 @@ def can_stream(checkpoint: Checkpoint, ops: Ops) -> bool:
 
 def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int | None:
     """Bytes that the weights may take; None where that is of no account."""
-    if config.weight_memory is not None or not can_stream(checkpoint, ops):
-        return config.weight_memory
+    asked, in_memory = config.weight_memory, config.load_format == "memory"
+    if asked is not None and in_memory:
+        raise ConfigError("--weight-memory reads layers from files: leave out --load-format memory")
+    if asked is not None or in_memory or not can_stream(checkpoint, ops):
+        return asked
     _, available = memory()
     share = checkpoint.num_bytes if available is None else int(available * WEIGHTS_MEMORY_SHARE)
     return share if share < checkpoint.num_bytes else None
