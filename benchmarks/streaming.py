@@ -11,7 +11,6 @@ which there is one before each engine.
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import sys
 import time
@@ -28,10 +27,10 @@ from prompt_sets import load_prompts, spread
 from report import Report, Row, Target, grid, identical_target, markdown
 
 from paceline.models.checkpoint import load_checkpoint
+from paceline.workbench.doctor import disk_rate
 
 PLAIN, SUFFIX, DRAFT, RESIDENT = "plain", "suffix", "draft model", "in memory, plain"
 CODE, EDITS, PROSE = KINDS = ("humaneval", "edits", "prose")
-CHUNK = 8 << 20
 SUFFIXES = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 GROUPS = {  # where a group may be made, its file for the limit and the one for processes
     Path("/sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "tasks"),
@@ -63,19 +62,6 @@ def drop_cached(path: Path) -> None:
     """What the system holds of a file: pages that another group read count for nobody."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def disk_rate(path: Path) -> float:
-    """Bytes per second of one sequential read past the cache."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-        buffer = mmap.mmap(-1, CHUNK)
-        began, done = time.perf_counter(), 0
-        while count := os.preadv(descriptor, [buffer], done):
-            done += count
-        return done / (time.perf_counter() - began)
-    finally:
-        os.close(descriptor)
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
