@@ -206,14 +206,14 @@ def targets(report: Report) -> list[Target]:
     ]
 
 
-def tables(report: Report) -> list[str]:
+def tables(results: Sequence[Row]) -> list[str]:
     columns = (
         *(("engine", "arm"), ("text", "kind"), ("temperature", "temperature", 1)),
         *(("tok/s", "tokens_per_second", 2), ("over plain", "over_plain", 2)),
         *(("over llama.cpp", "over_llama", 2), ("share of the disk", "disk_share", 2)),
         *(("tokens per step", "tokens_per_step", 2), ("identical", "identical")),
     )
-    return [markdown(*grid(report.results, *columns))]
+    return [markdown(*grid(results, *columns))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.config["model"] = Path(options.gguf).stem
     run(options, report)
     report.targets = targets(report)
-    return report.finish(options, tables(report))
+    return report.finish(options, tables(report.results))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.arrays import Array, floats
 from paceline.models.hf_fields import MOST_LAYERS
 from paceline.models.hf_rope import FULL, SLIDING
 
 if TYPE_CHECKING:
+    from paceline.models.arrays import Array
     from paceline.models.gguf_container import TensorInfo
 
 LAYERED = ("gemma4", "gemma3n")
@@ -148,7 +148,7 @@ def _rope(
     }
     if read is None:
         return found
-    factors = floats(read(_ROPE_FACTORS))
+    factors = read(_ROPE_FACTORS)
     turned = int((factors == 1.0).sum())
     others = factors[turned:] >= _UNTURNED
     if 2 * len(factors) != full or (factors[:turned] != 1.0).any() or not others.all():
