@@ -180,7 +180,7 @@ class KVCache:
         """
         parent = self._sequences[parent_id]
         assert length <= parent.length, "a fork may only take committed tokens"
-        if self.states is not None and not self.states.num_free:
+        if self.states is not None and not self.states.num_available:
             return False
         full, rest = divmod(length, BLOCK_SIZE)
         tail = self.pool.allocate(1) if rest else []

@@ -50,7 +50,8 @@ class States:
         memory.clear(EMPTY)
 
     @property
-    def num_free(self) -> int:
+    def num_available(self) -> int:
+        """Slots that can be taken."""
         return len(self._free)
 
     def open(self, request_id: int) -> None:

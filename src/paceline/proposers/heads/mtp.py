@@ -95,4 +95,5 @@ def _renamed(tensors: StoredTensors, names: Mapping[str, str]) -> StoredTensors:
 def _shape(model: ModelConfig) -> ModelConfig:
     """One layer of the model, which sees the whole text where some of the model's do."""
     shape = replace(model, num_layers=1, entry="mtp", sliding_layers=(), tie_embeddings=False)
+    shape = replace(shape, recurrent=None)
     return replace(shape, sliding_window=0, local_rope=None) if model.sliding_layers else shape
