@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.engine.engine import Engine
+from paceline.runtime import kv_cache
 from paceline.runtime.model_runner import ModelRunner
 from tests.contracts.test_identity import (
     GREEDY,
@@ -133,3 +134,42 @@ def test_forwards_that_fail_are_repeated(
         patch.setattr(ModelRunner, "forward", fails)
         check(engine, jobs, truth)
     assert next(count) > 10
+
+
+@kinds
+def test_the_next_turn_begins_where_the_last_one_ended(kind: str) -> None:
+    """The end of an answer is no multiple of a block; only what is after it is computed."""
+    engine, params = engine_of(kind, "lookup_tree"), replace(GREEDY, max_tokens=9, ignore_eos=True)
+    text, computed = prompts()[0], 0
+    for turn in range(3):
+        job = Job(text, params)
+        before = engine.stats()
+        check(engine, [job], plain(kind, [job]))
+        found = engine.stats().num_cached_tokens - before.num_cached_tokens
+        assert found == (computed if turn else 0)
+        (result,) = run_jobs(engine, [job])[0]  # the same again: but for its last token
+        assert result.request is not None
+        assert result.request.num_cached_tokens == len(text) - 1
+        computed = len(result.request.token_ids) - 1  # the last one was emitted, not read
+        text = [*result.request.token_ids, 5, 6, 7, 8 + turn]
+    engine.kv.flush_prefixes()
+    assert_no_leak(engine)
+    assert engine.kv.pool.num_used == 0
+
+
+@kinds
+@pytest.mark.parametrize("slots", [40, 4])
+def test_states_of_long_prompts_are_kept_on_the_way(
+    kind: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts that part in the middle: the second begins at a state before they do, if there was
+    room to keep it."""
+    monkeypatch.setattr(kv_cache, "CHECKPOINT_DISTANCE", 30)
+    engine = engine_of(kind, num_slots=slots, max_num_batched_tokens=16, max_num_seqs=2)
+    common = [1 + i % 40 for i in range(75)]
+    jobs = [Job([*common, *tail], replace(GREEDY, max_tokens=2)) for tail in ([3, 5] * 9, [7] * 9)]
+    truth = plain(kind, jobs)
+    for job, wanted in zip(jobs, truth, strict=True):
+        check(engine, [job], [wanted])
+    if slots == 40:
+        assert engine.stats().num_cached_tokens == 64

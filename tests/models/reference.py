@@ -347,6 +347,21 @@ DELTA = {
     "linear_num_value_heads": 6,
     "rms_norm_eps": 1e-3,  # heads of few dimensions nearly cancel at times
 }
+CONVOLVED = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", FULL, "conv", "conv"],
+    "conv_L_cache": 3,
+}
+MAMBA = {
+    "num_hidden_layers": 4,
+    "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 4,
+    "rms_norm_eps": 1e-3,
+}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": (
         "Qwen3Next",
@@ -354,6 +369,26 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-5": ("Qwen3_5Text", {**DELTA, "attention_bias": True}),
     "qwen3-5-moe": ("Qwen3_5MoeText", {**DELTA, **MOE, "shared_expert_intermediate_size": 24}),
+    "lfm2": ("Lfm2", {**CONVOLVED, "block_multiple_of": 16, "tie_word_embeddings": True}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {**CONVOLVED, **MOE, "num_dense_layers": 1, "tie_word_embeddings": True},
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {**MAMBA, **GRANITE, "num_local_experts": 0, "shared_intermediate_size": 72},
+    ),
+    "granite-hybrid-moe": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            **GRANITE,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+            "position_embedding_type": "rope",
+        },
+    ),
 }
 """Families that have recurrent layers."""
 
@@ -374,7 +409,7 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
             if parameter.ndim == 1 or label.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, tensor in model.state_dict().items():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.copy_(torch.randn_like(tensor) * 0.1)
     return model.to(getattr(torch, dtype)).eval()
 

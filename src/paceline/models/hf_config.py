@@ -15,13 +15,13 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import BFLOAT16
 from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig
 from paceline.models.dense_families import DENSE_FAMILIES
-from paceline.models.hf_experts import experts_from_hf
+from paceline.models.hf_experts import dense_width, experts_from_hf
 from paceline.models.hf_families import FAMILIES as FIRST_FAMILIES
 from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
-from paceline.models.hf_recurrent import recurrent_from_hf
+from paceline.models.hf_recurrent import adjusted_width, recurrent_from_hf
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
 from paceline.models.hybrid_families import HYBRID_FAMILIES
 from paceline.models.mixture_families import MIXTURE_FAMILIES
@@ -62,6 +62,9 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     name, family = _family(raw)
     fields = Fields(family.called(raw), family.defaults)
     sizes = _sizes(fields, family.widening)
+    width = adjusted_width(fields, sizes["intermediate_size"])
+    width = dense_width(fields, family.experts, width) if family.experts else width
+    sizes["intermediate_size"] = width
     latent = latent_from_hf(fields) if family.latent else None
     rotated = latent.rope_dim if latent else sizes["head_dim"]
     rope = rope_from_hf(fields, FULL, rotated, family.partial_rotary)
@@ -256,7 +259,9 @@ def _rotated(
     fields: Fields, rotates: str, num_layers: int, window: int, sliding: tuple[bool, ...]
 ) -> tuple[bool, ...]:
     """Per layer, whether it rotates heads; empty: all do."""
-    if rotates == "none":
+    if rotates == "none" or (
+        rotates == "if_asked" and fields.get("position_embedding_type") != "rope"
+    ):
         return (False,) * num_layers
     if rotates == "sliding" and fields.get("sliding_window") is not None:
         return sliding if window else (False,) * num_layers

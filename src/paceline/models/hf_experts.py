@@ -60,6 +60,8 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
             are, or groups that are not of one size.
         UnsupportedModelError: the scores are of an unknown kind.
     """
+    if any(fields.get(key) == 0 for key in _NUMBERS):
+        return None
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
@@ -90,6 +92,14 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         least_sum=fields.number("moe_norm_min", 0.0, 1.0, 1e-20),
         **groups,
     )
+
+
+def dense_width(fields: Fields, keys: ExpertKeys, width: int) -> int:
+    """Of the feed-forward of a layer that is no mixture; where there are no experts at all, it is
+    what would be shared."""
+    if keys.shared and any(fields.get(key) == 0 for key in _NUMBERS):
+        return fields.integer(keys.shared, 1, 1 << 20)
+    return width
 
 
 def _same(fields: Fields, key: str) -> Fields:

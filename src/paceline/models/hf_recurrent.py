@@ -47,6 +47,11 @@ def recurrent_from_hf(
 def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Per layer, whether it is recurrent."""
     types = fields.get("layer_types")
+    if fields.get("full_attn_idxs") is not None and types is None:
+        full = fields.get("full_attn_idxs")
+        if not isinstance(full, list | tuple) or any(type(index) is not int for index in full):
+            raise ModelLoadError("full_attn_idxs must be a list of layers")
+        return tuple(index not in full for index in range(num_layers))
     if types is None:
         every = fields.integer("full_attention_interval", 1, 4096, 4)
         return tuple((index + 1) % every != 0 for index in range(num_layers))
@@ -61,6 +66,19 @@ def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
             f"{', '.join((*_ATTENTION, *_RECURRENT))}"
         )
     return tuple(each in _RECURRENT for each in types)
+
+
+def adjusted_width(fields: Fields, width: int) -> int:
+    """Of a feed-forward, where LFM2's rule for it is asked for: two thirds, times a factor, and
+    rounded up to a multiple."""
+    if not fields.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = 2 * width // 3
+    if fields.get("block_ffn_dim_multiplier") is None:
+        return width
+    multiple = fields.integer("block_multiple_of", 1, 1 << 16)
+    width = int(fields.number("block_ffn_dim_multiplier", 1e-3, 1e3) * width)
+    return -(-width // multiple) * multiple
 
 
 def _delta(fields: Fields) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.models.hf_experts import ExpertKeys
-from paceline.models.hf_families import Family
-from paceline.models.recurrent import DELTA
+from paceline.models.hf_families import GRANITE_SCALARS, Family
+from paceline.models.hf_layout import Layout
+from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV
 
 _BOTH = ("qkv_bias", "o_bias")
 _QWEN: dict[str, Any] = {
@@ -44,6 +45,55 @@ def _qwen(experts: ExpertKeys | None = None, **defaults: Any) -> Family:
     )
 
 
+_LFM2: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1e6,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LFM2_KEYS = {
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tie_embedding",
+    "intermediate_size": "block_ff_dim",
+    "first_k_dense_replace": "num_dense_layers",
+}
+_LFM2_LAYOUT = Layout(
+    renames=(
+        (r"\.operator_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"^model\.embedding_norm\.", "model.norm."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
+        (r"\.conv\.conv\.", ".linear_attn.conv1d."),
+        (r"\.conv\.", ".linear_attn."),
+        (r"\.feed_forward\.expert_bias$", ".mlp.gate.e_score_correction.bias"),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"(\.mlp\..*)\.w1\.|(\.mlp)\.w1\.", r"\1\2.gate_proj."),
+        (r"(\.mlp\..*)\.w2\.|(\.mlp)\.w2\.", r"\1\2.down_proj."),
+        (r"(\.mlp\..*)\.w3\.|(\.mlp)\.w3\.", r"\1\2.up_proj."),
+    )
+)
+_MAMBA_LAYOUT = Layout(renames=((r"\.mamba\.", ".linear_attn."),))
+_MAMBA: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
+
 HYBRID_FAMILIES: Mapping[str, Family] = {
     "qwen3_next": _qwen(
         ExpertKeys(
@@ -63,5 +113,36 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         ("qwen3_5_moe", "qwen3_5_moe_text"),
         # No layer is dense, so that there is no width of one.
         _qwen(_QWEN_EXPERTS, num_experts_per_tok=8, intermediate_size=1),
+    ),
+    "lfm2": Family(
+        {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0}
+        | {"block_multiple_of": 256},
+        {"qk_norm": True},
+        keys=_LFM2_KEYS,
+        layout=_LFM2_LAYOUT,
+        recurrent=SHORT_CONV,
+    ),
+    "lfm2_moe": Family(
+        {**_LFM2, "num_experts_per_tok": 4, "first_k_dense_replace": 2},
+        {"qk_norm": True},
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=True,
+            some_dense=True,
+            sigmoid=True,
+            choice_bias=True,
+        ),
+        keys=_LFM2_KEYS,
+        layout=_LFM2_LAYOUT,
+        recurrent=SHORT_CONV,
+    ),
+    "granitemoehybrid": Family(
+        {**_MAMBA, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+        biases=_BOTH,
+        multipliers=GRANITE_SCALARS,
+        experts=ExpertKeys(shared="shared_intermediate_size"),
+        rotates="if_asked",
+        layout=_MAMBA_LAYOUT,
+        recurrent=MAMBA2,
     ),
 }
