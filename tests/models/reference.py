@@ -362,6 +362,20 @@ MAMBA = {
     "mamba_d_conv": 4,
     "rms_norm_eps": 1e-3,
 }
+FALCON = {
+    **{key: value for key, value in MAMBA.items() if key != "layer_types"},
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+}
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 10,
+    "n_groups": 2,
+    "layer_norm_epsilon": 1e-3,
+}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": (
         "Qwen3Next",
@@ -373,6 +387,43 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-moe": (
         "Lfm2Moe",
         {**CONVOLVED, **MOE, "num_dense_layers": 1, "tie_word_embeddings": True},
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **FALCON,
+            "mlp_multipliers": [0.7, 1.3],
+            "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.4,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.9,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon-h1-normed": (
+        "FalconH1",
+        {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {**NEMOTRON, "layers_block_type": [LINEAR, "mlp", LINEAR, FULL, "mlp"]},
+    ),
+    "nemotron-h-moe": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": [LINEAR, "moe", FULL, "mlp", LINEAR, "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 24,
+            "routed_scaling_factor": 1.75,
+            "n_group": 4,
+            "topk_group": 2,
+        },
     ),
     "granite-hybrid": (
         "GraniteMoeHybrid",

@@ -189,6 +189,10 @@ class ModelConfig:
     learnt: tuple[tuple[float, ...], ...] = ()  # per layer, as LEARNT_KEYS; empty: see the tensors
     latent: Latent | None = None  # with it there is one KV head, whose values are its keys
     recurrent: Recurrent | None = None  # None: every layer is attention
+    only_part: tuple[str, ...] = ()  # per layer, "mixer" or "mlp" alone; empty: all have both
+    attention_out_scale: float = 1.0  # of what attention adds beside a recurrence
+    gate_multiplier: float = 1.0  # of what a dense feed-forward's activation reads
+    mlp_out_scale: float = 1.0  # of what a dense feed-forward adds
     attention_gate: bool = False  # a sigmoid of the row weighs each number that attention gives
 
     @property
@@ -213,7 +217,8 @@ class ModelConfig:
             recurrent = self.recurrent_of(layer)
             total += recurrent.num_weights(self.hidden_size) if recurrent else 0
             total += attention if self.has_attention(layer) else 0
-            total += self.hidden_size * (3 if self.gated_mlp else 2) * width
+            if self.has_mlp(layer):
+                total += self.hidden_size * (3 if self.gated_mlp else 2) * width
         return total
 
     @property
@@ -263,6 +268,7 @@ class ModelConfig:
             num_layers=count,
             sliding_layers=self.sliding_layers[:count],
             rotary_layers=self.rotary_layers[:count],
+            only_part=self.only_part[:count],
             learnt=self.learnt[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
             recurrent=self.recurrent.first_layers(count) if self.recurrent else None,
@@ -276,9 +282,17 @@ class ModelConfig:
         """What a layer's recurrence is; None where it has none."""
         return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
 
+    def has_mixer(self, layer: int) -> bool:
+        """Whether a layer has a recurrence or attention."""
+        return not self.only_part or self.only_part[layer] == "mixer"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has a feed-forward."""
+        return not self.only_part or self.only_part[layer] == "mlp"
+
     def has_attention(self, layer: int) -> bool:
         recurrent = self.recurrent_of(layer)
-        return recurrent is None or recurrent.beside
+        return self.has_mixer(layer) and (recurrent is None or recurrent.beside)
 
     def kv_layer(self, layer: int) -> int:
         """How many layers before this one keep keys and values."""

@@ -21,7 +21,13 @@ from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
-from paceline.models.hf_recurrent import adjusted_width, recurrent_from_hf
+from paceline.models.hf_recurrent import (
+    adjusted_width,
+    only_parts,
+    recurrent_from_hf,
+    scales_from_hf,
+    with_layer_types,
+)
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
 from paceline.models.hybrid_families import HYBRID_FAMILIES
 from paceline.models.mixture_families import MIXTURE_FAMILIES
@@ -58,7 +64,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         UnsupportedModelError: the architecture, or a trait of it, is not one that Paceline runs.
         ModelLoadError: a number is missing, of the wrong type or out of bounds.
     """
-    raw = _text_part(raw)
+    raw = with_layer_types(_text_part(raw))
     name, family = _family(raw)
     fields = Fields(family.called(raw), family.defaults)
     sizes = _sizes(fields, family.widening)
@@ -96,10 +102,13 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
             experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
         ),
         recurrent=(
-            recurrent_from_hf(fields, family.recurrent, sizes["num_layers"], sizes["hidden_size"])
+            recurrent_from_hf(
+                fields, family.recurrent, sizes["num_layers"], sizes["hidden_size"], family.beside
+            )
             if family.recurrent
             else None
         ),
+        only_part=only_parts(fields) if family.single_parts else (),
         learnt=_learnt(fields, sizes["num_layers"]),
         rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
         **_traits(fields, family, sizes, dtype),
@@ -316,6 +325,8 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
     for key, names in family.switches.items():
         if fields.flag(key):
             traits.update(dict.fromkeys(names, True))
+    if family.beside:
+        traits |= scales_from_hf(fields, sizes["head_dim"])
     if family.logit_scale:
         traits["logits_divisor"] = 1.0 / fields.number("logit_scale", 1e-9, 1e9, 1.0)
     if family.depth_scaled and fields.get("scale_emb") is not None:

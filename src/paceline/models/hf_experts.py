@@ -97,7 +97,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
 def dense_width(fields: Fields, keys: ExpertKeys, width: int) -> int:
     """Of the feed-forward of a layer that is no mixture; where there are no experts at all, it is
     what would be shared."""
-    if keys.shared and any(fields.get(key) == 0 for key in _NUMBERS):
+    if keys.shared and not keys.some_dense and any(fields.get(key) == 0 for key in _NUMBERS):
         return fields.integer(keys.shared, 1, 1 << 20)
     return width
 
@@ -150,7 +150,9 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
     first = fields.integer("first_k_dense_replace", 0, 4096, 0)
     first = max(first, fields.integer("moe_layer_start_index", 0, 4096, 0))
     last = fields.integer("moe_layer_end_index", -1, 4096, -1)
-    kinds = fields.get("mlp_layer_types")
+    kinds, types = fields.get("mlp_layer_types"), fields.get("layer_types")
+    if isinstance(types, list | tuple) and ("moe" in types or "mlp" in types):
+        kinds = ["sparse" if each == "moe" else "dense" for each in types]
     if kinds is not None:
         return _listed_layers(kinds, num_layers)
     dense = fields.get("mlp_only_layers") or []

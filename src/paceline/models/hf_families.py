@@ -44,6 +44,8 @@ class Family:
         layout: of its checkpoints.
         latent: whether its attention keeps one latent per token.
         recurrent: kind of its recurrent layers; empty where it has none.
+        beside: whether all layers are recurrent and have attention too, with Falcon-H1's scalars.
+        single_parts: whether a layer is a recurrence, attention or a feed-forward alone.
     """
 
     defaults: Mapping[str, Any]
@@ -66,6 +68,8 @@ class Family:
     layout: Layout = PLAIN
     latent: bool = False
     recurrent: str = ""
+    beside: bool = False
+    single_parts: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""

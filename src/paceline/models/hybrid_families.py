@@ -79,6 +79,19 @@ _LFM2_LAYOUT = Layout(
         (r"(\.mlp\..*)\.w3\.|(\.mlp)\.w3\.", r"\1\2.up_proj."),
     )
 )
+_NEMOTRON_LAYOUT = Layout(
+    renames=(
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+        (r"(\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+        (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
+        (r"\.mixer\.(up_proj|down_proj|experts|gate)\.", r".mlp.\1."),
+        (r"\.mixer\.shared_experts\.", ".mlp.shared_expert."),
+        (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.gate.e_score_correction.bias"),
+        (r"\.mixer\.", ".linear_attn."),
+    )
+)
 _MAMBA_LAYOUT = Layout(renames=((r"\.mamba\.", ".linear_attn."),))
 _MAMBA: dict[str, Any] = {
     "hidden_act": "silu",
@@ -135,6 +148,70 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         keys=_LFM2_KEYS,
         layout=_LFM2_LAYOUT,
         recurrent=SHORT_CONV,
+    ),
+    "falcon_h1": Family(
+        {
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "num_key_value_heads": 8,
+            "mamba_d_ssm": 1024,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": True,
+        },
+        refused=("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"),
+        layout=Layout(
+            renames=(
+                (r"\.mamba\.", ".linear_attn."),
+                (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+                (r"\.feed_forward\.", ".mlp."),
+                (r"^model\.final_layernorm\.", "model.norm."),
+            )
+        ),
+        recurrent=MAMBA2,
+        beside=True,
+    ),
+    "nemotron_h": Family(
+        {
+            **_MAMBA,
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "mamba_d_state": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 8,
+            "time_step_min": 0.001,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 21504,
+        },
+        {"gated_mlp": False},
+        refused=("attention_bias", "mlp_bias", "moe_latent_size"),
+        rotates="none",
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=True,
+            shared="moe_shared_expert_intermediate_size",
+            some_dense=True,
+            sigmoid=True,
+            choice_bias=True,
+            group_best=2,
+        ),
+        keys={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "mlp_hidden_act",
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_d_head": "mamba_head_dim",
+            "mamba_d_state": "ssm_state_size",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_conv_bias": "use_conv_bias",
+            "mamba_proj_bias": "use_bias",
+        },
+        layout=_NEMOTRON_LAYOUT,
+        recurrent=MAMBA2,
+        single_parts=True,
     ),
     "granitemoehybrid": Family(
         {**_MAMBA, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},

@@ -165,16 +165,17 @@ class WeightReader(TensorReader):
         o_in = c.num_heads * c.latent.value_dim if c.latent else q_out
         mixture = self._mixture(index)
         gate_up, down = None, None
-        if mixture is None:
+        if mixture is None and c.has_mlp(index):
             gate_up, down = self._feed_forward(p + "mlp.", c.intermediate_size, c.mlp_bias)
         input_norm = self._input_norm(index)
+        mlp_norm = input_norm if c.shared_norm or c.only_part else self._mlp_norm(p)
         return Layer(
             input_norm=input_norm,
             qkv=self._first(attn, [q_out, kv_out, kv_out], read) if attends else None,
             qk_norm=self._qk_norm(attn) if c.qk_norm and attends else None,
             o=self._out(attn, width, o_in) if attends else None,
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
-            mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
+            mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=down,
             mixture=mixture,

@@ -73,7 +73,12 @@ def _ordered(values: Tensor) -> Tensor:
 
 
 def mixed(
-    mixture: Mixture, x: Tensor, experts: Experts, activation: str, ops: RowOps
+    mixture: Mixture,
+    x: Tensor,
+    experts: Experts,
+    activation: str,
+    ops: RowOps,
+    gated: bool = True,
 ) -> tuple[Tensor, Routing]:
     """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
     logits = ops.row_linear(x, mixture.router)
@@ -81,21 +86,27 @@ def mixed(
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        result = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        result = _fed_forward(mixture.experts[expert], x[rows], activation, ops, gated)
         found[rows, ranks] = result.to(found.dtype)
     y = weights[:, :1] * found[:, 0]
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
     if mixture.shared is None:
         return y, Routing(ids, logits[:, : experts.number])
-    shared = _fed_forward(mixture.shared, x, activation, ops)
+    shared = _fed_forward(mixture.shared, x, activation, ops, gated)
     if experts.shared_gate:
         shared = ops.sigmoid(logits[:, experts.number :]) * shared
     return y + shared, Routing(ids, logits[:, : experts.number])
 
 
-def _fed_forward(layer: FeedForward, x: Tensor, activation: str, ops: RowOps) -> Tensor:
+def _fed_forward(
+    layer: FeedForward, x: Tensor, activation: str, ops: RowOps, gated: bool
+) -> Tensor:
     rows = len(x)
     x = F.pad(x, (0, 0, 0, -rows % ops.row_multiple))
-    inner = ops.gated_activation(ops.row_linear(x, layer.gate_up), activation)
+    inner = ops.row_linear(x, layer.gate_up)
+    if gated:
+        inner = ops.gated_activation(inner, activation)
+    else:
+        inner = ops.activation(inner, activation, None)
     return ops.row_linear(inner, layer.down)[:rows]

@@ -105,9 +105,11 @@ class Rows:
             take(index, x)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             entered = x
-            mixed = self._mixed(index, layer, read, angles[index], batch)
-            x = x + self._scaled(self._normed(mixed, layer.post_attention_norm))
-            x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
+            if c.has_mixer(index):
+                branch = self._mixed(index, layer, read, angles[index], batch)
+                x = x + self._scaled(self._normed(branch, layer.post_attention_norm))
+            if c.has_mlp(index):
+                x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
         take(len(self._decoder.layers) + 1, x)
@@ -207,11 +209,15 @@ class Rows:
         self, index: int, layer: Layer, read: Tensor, angles: Angles | None, batch: Any
     ) -> Tensor:
         """What a layer's recurrence or attention makes of rows behind its norm."""
-        shape = self.config.recurrent_of(index)
+        c, shape = self.config, self.config.recurrent_of(index)
         if shape is None or layer.recurrent is None:
             return self._attended(index, layer, self._heads(layer, read, angles), batch)
         before = sum(shape.layers[:index])
-        return recurrent(before, layer.recurrent, read, shape, batch.recurrent, self.ops)
+        found = recurrent(before, layer.recurrent, read, shape, batch.recurrent, self.ops)
+        if not shape.beside:
+            return found
+        attended = self._attended(index, layer, self._heads(layer, read, angles), batch)
+        return found + attended * c.attention_out_scale
 
     def _attended(self, index: int, layer: Layer, heads: Heads, batch: Any) -> Tensor:
         c, ops = self.config, self.ops
@@ -229,15 +235,20 @@ class Rows:
         read = self._normed(stream, layer.mlp_norm)
         if layer.mixture is not None:
             assert c.experts is not None
-            mlp, routing = mixed(layer.mixture, read, c.experts, c.activation, ops)
+            mlp, routing = mixed(layer.mixture, read, c.experts, c.activation, ops, c.gated_mlp)
             self.routed.append(routing)
         else:
             mlp = ops.row_linear(read, layer.gate_up)
+            if c.gate_multiplier != 1.0:
+                gate, up = mlp.chunk(2, dim=1)
+                mlp = torch.cat((gate * c.gate_multiplier, up), dim=1)
             if c.gated_mlp:
                 mlp = ops.gated_activation(mlp, c.activation)
             else:
                 mlp = ops.activation(mlp, c.activation, layer.learnt)
             mlp = ops.row_linear(mlp, layer.down)
+            if c.mlp_out_scale != 1.0:
+                mlp = mlp * c.mlp_out_scale
         return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
 
     def _scaled(self, branch: Tensor) -> Tensor:
