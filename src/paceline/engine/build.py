@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
 from paceline.errors import ConfigError
+from paceline.memory import memory
+from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -18,6 +20,8 @@ from paceline.models.ops.resolve import backend_of, resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
 from paceline.models.pruned_head import check_whole_head
+from paceline.models.stored import StoredTensors
+from paceline.models.streaming import StreamedTensors
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
 from paceline.policy.experts import ExpertCost
@@ -132,6 +136,8 @@ def expert_cost(config: ModelConfig) -> ExpertCost | None:
     return ExpertCost(len(mixtures), of.number, of.per_token, weights / read)
 
 
+WEIGHTS_MEMORY_SHARE = 0.7
+"""Of what is available; keys and values, and whatever else there is, have the rest."""
 FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
 """From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
 
@@ -174,12 +180,43 @@ def build_engine(
 def _decoder(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Decoder:
     """The checkpoint's decoder, which engines that compute alike share: weights lie there once."""
     assert config.max_model_len is not None
-    key = ops.name, config.dtype, config.deterministic, config.device, config.max_model_len
+    length = config.max_model_len
+    key = ops.name, config.dtype, config.deterministic, config.device, length, config.weight_memory
     decoder = checkpoint.decoders.get(key)
     if decoder is None:
-        decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, config.max_model_len)
+        tensors = _streamed(checkpoint, config, ops)
+        decoder = Decoder(checkpoint.config, tensors, ops, length)
         checkpoint.decoders[key] = decoder
     return decoder
+
+
+def can_stream(checkpoint: Checkpoint, ops: Ops) -> bool:
+    """Whether layers of the model can be read from disk as they are needed."""
+    return checkpoint.packed is not None and ops.name.startswith("native")
+
+
+def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int | None:
+    """Bytes that the weights may take; None where that is of no account."""
+    if config.weight_memory is not None or not can_stream(checkpoint, ops):
+        return config.weight_memory
+    _, available = memory()
+    share = checkpoint.num_bytes if available is None else int(available * WEIGHTS_MEMORY_SHARE)
+    return share if share < checkpoint.num_bytes else None
+
+
+def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
+    """The checkpoint's tensors, some of which are read from disk where they do not all fit."""
+    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
+    if limit is None:
+        return tensors
+    if not can_stream(checkpoint, ops):
+        raise ConfigError(
+            "--weight-memory is for models that are packed for the native kernels, which "
+            f"{checkpoint.name} is not: `paceline convert MODEL FOLDER` packs it"
+        )
+    assert isinstance(tensors, StoredTensors)
+    found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
+    return tensors if found.stream is None else found
 
 
 def open_states(

@@ -37,6 +37,10 @@ class ExpertKeys:
         choice_bias: whether a bias is added to the scores for the choice.
         group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
             keys are not heeded.
+        switch: a key without which all layers are dense.
+        own_norms, own_scales: as :class:`~paceline.models.config.Experts` has them.
+        jitter: key of what SparseMixer weighs with; empty where the family does not.
+        weighs_inputs: whether weights are those of what experts read.
     """
 
     width: str = "intermediate_size"
@@ -50,6 +54,11 @@ class ExpertKeys:
     sigmoid: bool = False
     choice_bias: bool = False
     group_best: int = 0
+    switch: str = ""
+    own_norms: bool = False
+    own_scales: bool = False
+    jitter: str = ""
+    weighs_inputs: bool = False
 
 
 def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Experts | None:
@@ -60,6 +69,8 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
             are, or groups that are not of one size.
         UnsupportedModelError: the scores are of an unknown kind.
     """
+    if keys.switch and not fields.flag(keys.switch):
+        return None
     if any(fields.get(key) == 0 for key in _NUMBERS):
         return None
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
@@ -90,6 +101,10 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         sigmoid=_is_sigmoid(fields, keys),
         choice_bias=keys.choice_bias,
         least_sum=fields.number("moe_norm_min", 0.0, 1.0, 1e-20),
+        own_norms=keys.own_norms,
+        own_scales=keys.own_scales,
+        jitter=fields.number(keys.jitter, 1e-9, 1.0) if keys.jitter else 0.0,
+        weighs_inputs=keys.weighs_inputs,
         **groups,
     )
 
@@ -155,12 +170,10 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
         kinds = ["sparse" if each == "moe" else "dense" for each in types]
     if kinds is not None:
         return _listed_layers(kinds, num_layers)
-    dense = fields.get("mlp_only_layers") or []
-    if not isinstance(dense, list | tuple) or any(type(index) is not int for index in dense):
-        raise ModelLoadError(
-            f"the model configuration says mlp_only_layers = {str(dense)[:80]}; it must be a list "
-            "of layers"
-        )
+    if fields.get("moe_layers") is not None:
+        sparse = _layer_list(fields, "moe_layers")
+        return [index in sparse for index in range(num_layers)]
+    dense = _layer_list(fields, "mlp_only_layers")
     return [
         index >= first
         and (last < 0 or index <= last)
@@ -169,6 +182,15 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
         and index % each == 0
         for index in range(num_layers)
     ]
+
+
+def _layer_list(fields: Fields, key: str) -> Sequence[int]:
+    layers = fields.get(key) or []
+    if not isinstance(layers, list | tuple) or any(type(index) is not int for index in layers):
+        raise ModelLoadError(
+            f"the model configuration says {key} = {str(layers)[:80]}; it must be a list of layers"
+        )
+    return layers
 
 
 def _listed_layers(kinds: object, num_layers: int) -> Sequence[bool]:

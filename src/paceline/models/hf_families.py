@@ -25,8 +25,8 @@ class Family:
         slides: ``never``, ``always`` (where a window is given), ``listed`` (where a window is given
             and ``layer_types`` does not say otherwise), ``late`` (layers from
             ``max_window_layers`` on, if ``use_sliding_window``), ``if_asked`` (every layer, if
-            ``use_sliding_window``) or ``alternately`` (every layer but each
-            ``sliding_window_pattern``-th).
+            ``use_sliding_window``), ``alternately`` (every layer but each
+            ``sliding_window_pattern``-th) or ``rotated`` (those with rotary, in chunks).
         multipliers: configuration key -> model field, for Granite's scalars.
         gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
         partial_rotary: whether a head may be rotated in part.
@@ -41,8 +41,11 @@ class Family:
         widening: ``intermediate_size`` where there is none, in hidden sizes; 0: it must be there.
         logit_scale: whether logits are multiplied with the key of that name.
         depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
+        dense_width: key of the width of feed-forwards that are no mixtures.
         layout: of its checkpoints.
         latent: whether its attention keeps one latent per token.
+        per_layer: whether layers differ as Gemma 4's do: see :mod:`paceline.models.hf_per_layer`.
+        last_full: whether the last layer never slides, whatever the list says.
         recurrent: kind of its recurrent layers; empty where it has none.
         beside: whether all layers are recurrent and have attention too, with Falcon-H1's scalars.
         single_parts: whether a layer is a recurrence, attention or a feed-forward alone.
@@ -65,8 +68,11 @@ class Family:
     widening: int = 0
     logit_scale: bool = False
     depth_scaled: bool = False
+    dense_width: str = "intermediate_size"
     layout: Layout = PLAIN
     latent: bool = False
+    per_layer: bool = False
+    last_full: bool = False
     recurrent: str = ""
     beside: bool = False
     single_parts: bool = False

@@ -27,6 +27,8 @@ import numpy as np
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.arrays import Array, floats
 from paceline.models.hf_config import config_from_hf
+from paceline.models.layer_inputs import LayerInputWeights
+from paceline.models.layered_weights import LAYER_EMBEDDING
 from paceline.models.ops.base import PackedLinear
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
@@ -72,6 +74,8 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     reader.ends()
     reader.pruned_head()
     reader.places(checkpoint.config.max_position)
+    reader.layer_inputs()
+    reader.altup()
     for index in range(checkpoint.config.num_layers):
         reader.layer(index)
         shards.add(reader.take_recorded())
@@ -141,6 +145,12 @@ class _RecordingReader(WeightReader):
         embedding, head = super().ends()
         self._record(EMBEDDING, embedding)
         return embedding, embedding if head is embedding else self._record(HEAD, head)
+
+    def layer_inputs(self) -> LayerInputWeights | None:
+        found = super().layer_inputs()
+        if found is not None:
+            self._record(LAYER_EMBEDDING, found.embedding)
+        return found
 
     def _record(self, name: str, packed: PackedLinear) -> PackedLinear:
         for index, part in enumerate(packed.parts):

@@ -67,8 +67,9 @@ def blocks_for(tokens: int) -> int:
 
 def bytes_per_block(config: ModelConfig, dtype: str) -> int:
     """Bytes of a block of 16 tokens; heads may be padded to a multiple of 16."""
-    head = head_elements(-(-config.head_dim // 16) * 16, dtype)
-    width = config.num_kv_layers * config.kv_arrays * config.num_kv_heads * head
+    width = 0
+    for dim, kv_heads, _ in map(config.heads_of, filter(config.owns_kv, range(config.num_layers))):
+        width += config.kv_arrays * kv_heads * head_elements(-(-dim // 16) * 16, dtype)
     return width * BLOCK_SIZE * KV_BYTES[dtype]
 
 
