@@ -37,7 +37,7 @@ class ExpertKeys:
         choice_bias: whether a bias is added to the scores for the choice.
         group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
             keys are not heeded.
-        switch: a key without which all layers are dense.
+        switch: a key, a flag or the number of experts, without which all layers are dense.
         own_norms, own_scales: as :class:`~paceline.models.config.Experts` has them.
         jitter: key of what SparseMixer weighs with; empty where the family does not.
         weighs_inputs: whether weights are those of what experts read.
@@ -69,9 +69,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
             are, or groups that are not of one size.
         UnsupportedModelError: the scores are of an unknown kind.
     """
-    if keys.switch and not fields.flag(keys.switch):
-        return None
-    if any(fields.get(key) == 0 for key in _NUMBERS):
+    if not _has_experts(fields, keys):
         return None
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
@@ -112,9 +110,15 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
 def dense_width(fields: Fields, keys: ExpertKeys, width: int) -> int:
     """Of the feed-forward of a layer that is no mixture; where there are no experts at all, it is
     what would be shared."""
-    if keys.shared and not keys.some_dense and any(fields.get(key) == 0 for key in _NUMBERS):
-        return fields.integer(keys.shared, 1, 1 << 20)
-    return width
+    if not keys.shared or keys.some_dense or _has_experts(fields, keys):
+        return width
+    return fields.integer(keys.shared, 1, 1 << 20)
+
+
+def _has_experts(fields: Fields, keys: ExpertKeys) -> bool:
+    if keys.switch in _NUMBERS:
+        return fields.get(keys.switch) not in (None, 0)
+    return not keys.switch or fields.flag(keys.switch)
 
 
 def _same(fields: Fields, key: str) -> Fields:
