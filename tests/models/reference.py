@@ -15,6 +15,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.states import States
 from paceline.span import DraftTree, Span
 from tests.models.vocabularies import byte_level_json, save_tokenizer
 
@@ -429,11 +430,123 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Families of mixtures of experts."""
+LINEAR = "linear_attention"
+DELTA = {
+    "num_hidden_layers": 4,
+    "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.5,
+    },
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rms_norm_eps": 1e-3,  # heads of few dimensions nearly cancel at times
+}
+CONVOLVED = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", FULL, "conv", "conv"],
+    "conv_L_cache": 3,
+}
+MAMBA = {
+    "num_hidden_layers": 4,
+    "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 4,
+    "rms_norm_eps": 1e-3,
+}
+FALCON = {
+    **{key: value for key, value in MAMBA.items() if key != "layer_types"},
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+}
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 10,
+    "n_groups": 2,
+    "layer_norm_epsilon": 1e-3,
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": (
+        "Qwen3Next",
+        {**DELTA, **MOE, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
+    ),
+    "qwen3-5": ("Qwen3_5Text", {**DELTA, "attention_bias": True}),
+    "qwen3-5-moe": ("Qwen3_5MoeText", {**DELTA, **MOE, "shared_expert_intermediate_size": 24}),
+    "lfm2": ("Lfm2", {**CONVOLVED, "block_multiple_of": 16, "tie_word_embeddings": True}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {**CONVOLVED, **MOE, "num_dense_layers": 1, "tie_word_embeddings": True},
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **FALCON,
+            "mlp_multipliers": [0.7, 1.3],
+            "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.4,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.9,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon-h1-normed": (
+        "FalconH1",
+        {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {**NEMOTRON, "layers_block_type": [LINEAR, "mlp", LINEAR, FULL, "mlp"]},
+    ),
+    "nemotron-h-moe": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": [LINEAR, "moe", FULL, "mlp", LINEAR, "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 24,
+            "routed_scaling_factor": 1.75,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {**MAMBA, **GRANITE, "num_local_experts": 0, "shared_intermediate_size": 72},
+    ),
+    "granite-hybrid-moe": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            **GRANITE,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+            "position_embedding_type": "rope",
+        },
+    ),
+}
+"""Families that have recurrent layers."""
 
 
 def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     """A random model of the family, on the reference's side."""
-    name, options = {**FAMILIES, **MIXTURES}[family]
+    name, options = {**FAMILIES, **MIXTURES, **HYBRIDS}[family]
     config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
@@ -445,6 +558,8 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
         "InternLM3": "LlamaForCausalLM",
         "GPT2": "GPT2LMHeadModel",
         "Llama4Text": "Llama4ForCausalLM",
+        "Qwen3_5Text": "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM",
     }
     model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():
@@ -453,7 +568,7 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
             if parameter.ndim == 1 or label.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, tensor in model.state_dict().items():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.copy_(torch.randn_like(tensor) * 0.1)
             if name.endswith("layer_scalar"):
                 tensor.copy_(0.8 + 0.4 * torch.rand_like(tensor))
@@ -498,8 +613,10 @@ class Driver:
         self.checkpoint = checkpoint
         ops = ops or ReferenceOps("float32")
         decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, max_len)
-        memory = ops.kv_memory(checkpoint.config, blocks, kv_dtype)
-        self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
+        memory, states = ops.kv_memory(checkpoint.config, blocks, kv_dtype), None
+        if checkpoint.config.recurrent:
+            states = States(ops.state_memory(checkpoint.config, 4, 2, 64))
+        self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False, states=states))
         self.kv = self.runner.kv
         self.kv.open(0)
         self.kv.poison_free()
@@ -512,9 +629,19 @@ class Driver:
         """Commit ``tokens``; logits of all of them."""
         return self.run(DraftTree.chain(tokens[1:], [1.0] * len(tokens[1:]), "x"), tokens[0])
 
-    def run(self, draft: DraftTree, root: int, path: Sequence[int] | None = None) -> torch.Tensor:
-        """Run a root with a draft and commit ``path`` (default: all nodes); every node's logits."""
-        assert self.kv.reserve(0, len(draft) + 1)
+    def run(
+        self,
+        draft: DraftTree,
+        root: int,
+        path: Sequence[int] | None = None,
+        certain: int = 0,
+    ) -> torch.Tensor:
+        """Run a root with a draft and commit ``path`` (default: all nodes); every node's logits.
+
+        Args:
+            certain: leading nodes that are committed whatever comes of the others.
+        """
+        assert self.kv.reserve(0, len(draft) + 1, certain)
         span = Span.tree(0, self.kv[0].length, root, draft)
         logits = self.runner.forward(self.runner.pack([span])).logits
         self.kv.commit(0, range(len(draft) + 1) if path is None else path)

@@ -19,6 +19,7 @@ from tests.models.reference import (
     COMMON,
     DENSE,
     FAMILIES,
+    HYBRIDS,
     MIXTURES,
     VOCAB,
     Driver,
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(params=[*FAMILIES, *MIXTURES])
+@pytest.fixture(params=[*FAMILIES, *MIXTURES, *HYBRIDS])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Driver]:
     """The same checkpoint on both sides. Short texts, so that tables are the short-text ones."""
     model = save_model(request.param, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Ops
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.ops.resolve import backend_of, resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
 from paceline.models.pruned_head import check_whole_head
@@ -34,7 +35,10 @@ from paceline.runtime.kv_cache import (
     free_memory,
 )
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.state_room import state_room
+from paceline.runtime.states import States
 
+log = logging.getLogger(__name__)
 DRAFT_SHARE = 5
 """A draft model's KV gets one part in this many of the byte budget."""
 
@@ -75,8 +79,9 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Engine
         raise ConfigError(
             f"max_model_len is {wanted}; {checkpoint.name} was made for at most {limit} tokens"
         )
-    dtype = resolve_dtype(config.dtype, config.device, checkpoint, config.backend)
-    ops = resolve_ops(dtype, config.device, config.deterministic, config.backend)
+    backend = backend_of(checkpoint.config, config.backend)
+    dtype = resolve_dtype(config.dtype, config.device, checkpoint, backend)
+    ops = resolve_ops(dtype, config.device, config.deterministic, backend)
     kv_dtype = ops.default_kv_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     resolved = replace(
         config,
@@ -156,6 +161,8 @@ def build_engine(
         checkpoint = load_checkpoint(model, load_format=config.load_format)
     config, ops = resolve_config(config, checkpoint)
     runner, left = open_runner(checkpoint, config, ops)
+    if runner.kv.states is not None:
+        config = replace(config, max_num_seqs=runner.kv.states.memory.num_lanes)
     target = target_info(checkpoint, config, left, runner)
     proposers = build_proposers(config.speculative, target, strict=config.strict)
     table = None
@@ -215,6 +222,24 @@ def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping
     return tensors if found.stream is None else found
 
 
+def open_states(
+    shape: ModelConfig, config: EngineConfig, ops: Ops, budget: int
+) -> tuple[States | None, int]:
+    """The states of recurrent layers, None where there are none, and their bytes."""
+    if shape.recurrent is None:
+        return None, 0
+    nodes = sum(each.tree_nodes for each in config.speculative)
+    room = state_room(shape, budget, config.max_num_seqs, nodes, config.enable_prefix_caching)
+    log.info(
+        "states of recurrent layers take %.1f MB of the KV cache's memory; at most %d requests run "
+        "at once",
+        room.num_bytes / 1e6,
+        room.num_lanes,
+    )
+    memory = ops.state_memory(shape, room.num_slots, room.num_lanes, room.num_nodes)
+    return States(memory), room.num_bytes
+
+
 def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
     """The model with its KV cache, and the bytes that are left for the KV caches of drafts."""
     assert config.max_model_len is not None
@@ -223,10 +248,12 @@ def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple
     budget = kv_budget(config)
     needed = any(c.model or c.has_own_kv for c in config.speculative)
     drafts = budget // DRAFT_SHARE if needed else 0
+    states, state_bytes = open_states(shape, config, ops, budget - drafts)
+    budget -= state_bytes
     # One block is reserved, and every sequence may need one more for its draft's nodes.
     most = 1 + config.max_num_seqs * (blocks_for(config.max_model_len) + 17)
     block_bytes = bytes_per_block(shape, config.kv_cache_dtype)
     count = min(most, (budget - drafts) // block_bytes)
     memory = ops.kv_memory(shape, max(0, count), config.kv_cache_dtype)
-    runner = ModelRunner(decoder, KVCache(memory, config.enable_prefix_caching))
+    runner = ModelRunner(decoder, KVCache(memory, config.enable_prefix_caching, states))
     return runner, budget - count * block_bytes

@@ -192,7 +192,7 @@ class Engine:
         step.reshape()
         try:
             # The failed step held these blocks, and no other request took them since.
-            reserved = self.kv.reserve(request_id, item.num_tokens)
+            reserved = self.kv.reserve(request_id, item.num_tokens, item.certain)
             assert reserved
             return self._verify(step, self._forward(step, self._pack(step)))[0]
         except Exception as error:
@@ -269,6 +269,8 @@ class Engine:
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         request.status = RequestStatus.FINISHED
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.kv.publish_end(request.request_id, request.token_ids)
         self.scheduler.remove(request)
         self.drafting.end_request(request)
         del self.requests[request.request_id]

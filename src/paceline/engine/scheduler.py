@@ -50,6 +50,11 @@ class Scheduled:
         self.features: Any = None
         self.path: Sequence[int] = ()
 
+    @property
+    def certain(self) -> int:
+        """Tokens after which nothing is sampled."""
+        return self.num_tokens - self.samples
+
     def span(self) -> Span:
         request = self.request
         start = request.num_computed
@@ -166,9 +171,10 @@ class Scheduler:
         count = min(budget, request.num_uncomputed)
         if request.params.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROB_ROWS)
-        if not self._kv.reserve(request.request_id, count):
+        item = Scheduled(request, count)
+        if not self._kv.reserve(request.request_id, count, item.certain):
             return 0
-        items.append(Scheduled(request, count))
+        items.append(item)
         return count
 
     def _admit(self, budget: int, items: list[Scheduled]) -> None:
@@ -198,7 +204,7 @@ class Scheduler:
         """Give a request its first KV: forked, from the prefix cache, or empty."""
         parent = self._parent(request)
         wanted = len(request.token_ids) - 1  # the last token is always computed
-        if parent is not None:
+        if parent is not None and self._kv.can_fork(parent.request_id, wanted):
             if not self._kv.fork(parent.request_id, request.request_id, wanted):
                 return False
             request.num_computed = wanted

@@ -30,6 +30,7 @@ from paceline.models.latent import LatentTensors
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
+from paceline.models.recurrent_tensors import RecurrentTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredTensors
 from paceline.models.tokenizer import Tokenizer
@@ -163,6 +164,8 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         tensors = LaidOutTensors(tensors, layout, config)
     if config.latent:
         tensors = LatentTensors(tensors, config)
+    if config.recurrent and packed is None:
+        tensors = RecurrentTensors(tensors, config)
     if not _says_dtype(raw) and _EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype)}
         config = config_from_hf(raw)

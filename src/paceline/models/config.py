@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from paceline.models.per_layer import AltUp, Heads, LayerInputs
+from paceline.models.recurrent import Recurrent
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
@@ -214,6 +215,12 @@ class ModelConfig:
     altup: AltUp | None = None  # with it there are layer inputs
     sparsity: tuple[float, ...] = ()  # per layer, share of gates that are set to 0; empty: none
     layer_scales: bool = False  # each layer's residual stream ends multiplied with a number
+    recurrent: Recurrent | None = None  # None: every layer is attention
+    only_part: tuple[str, ...] = ()  # per layer, "mixer" or "mlp" alone; empty: all have both
+    attention_out_scale: float = 1.0  # of what attention adds beside a recurrence
+    gate_multiplier: float = 1.0  # of what a dense feed-forward's activation reads
+    mlp_out_scale: float = 1.0  # of what a dense feed-forward adds
+    attention_gate: bool = False  # a sigmoid of the row weighs each number that attention gives
 
     @property
     def num_logits(self) -> int:
@@ -230,8 +237,11 @@ class ModelConfig:
             if mixture:
                 total += (mixture.number + mixture.shared_gate) * self.hidden_size
                 width = mixture.number * mixture.width + mixture.shared_width
-            total += self._attention_weights(layer)
-            total += self.hidden_size * (3 if self.gated_mlp else 2) * width
+            total += self._attention_weights(layer) if self.has_attention(layer) else 0
+            recurrent = self.recurrent_of(layer)
+            total += recurrent.num_weights(self.hidden_size) if recurrent else 0
+            if self.has_mlp(layer):
+                total += self.hidden_size * (3 if self.gated_mlp else 2) * width
         if self.layer_inputs:
             total += self.layer_inputs.num_weights(self.hidden_size, self.num_layers)
         if self.altup:
@@ -242,7 +252,7 @@ class ModelConfig:
         if self.latent:
             return self.latent.num_weights(self.hidden_size, self.num_heads)
         heads = self.heads_of(layer)
-        width = 2 * self.num_heads * heads.dim
+        width = (2 + self.attention_gate) * self.num_heads * heads.dim
         return self.hidden_size * (width + (heads.kv_width if self.owns_kv(layer) else 0))
 
     @property
@@ -257,8 +267,9 @@ class ModelConfig:
         ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
         scored = self.experts is not None and self.experts.by_score
         layers = (self.layer_heads, self.kv_layers, self.mlp_widths, self.layer_scales, self.altup)
+        kinds = (scored, self.recurrent, self.attention_gate)
         fits = self.pre_norms and self.gated_mlp and not self.rotary_layers
-        return fits and not any((*apart, *ends, *layers, scored))
+        return fits and not any((*apart, *ends, *layers, *kinds))
 
     @property
     def scale(self) -> float:
@@ -293,17 +304,35 @@ class ModelConfig:
             num_layers=count,
             sliding_layers=self.sliding_layers[:count],
             rotary_layers=self.rotary_layers[:count],
+            only_part=self.only_part[:count],
             learnt=self.learnt[:count],
             layer_heads=self.layer_heads[:count],
             kv_layers=self.kv_layers[:count],
             mlp_widths=self.mlp_widths[:count],
             sparsity=self.sparsity[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
+            recurrent=self.recurrent.first_layers(count) if self.recurrent else None,
         )
 
     def experts_of(self, layer: int) -> Experts | None:
         """Those of a layer; None where it is dense."""
         return self.experts.of_layer(layer) if self.experts else None
+
+    def recurrent_of(self, layer: int) -> Recurrent | None:
+        """What a layer's recurrence is; None where it has none."""
+        return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
+
+    def has_mixer(self, layer: int) -> bool:
+        """Whether a layer has a recurrence or attention."""
+        return not self.only_part or self.only_part[layer] == "mixer"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has a feed-forward."""
+        return not self.only_part or self.only_part[layer] == "mlp"
+
+    def has_attention(self, layer: int) -> bool:
+        recurrent = self.recurrent_of(layer)
+        return self.has_mixer(layer) and (recurrent is None or recurrent.beside)
 
     def heads_of(self, layer: int) -> Heads:
         return (
@@ -311,12 +340,12 @@ class ModelConfig:
         )
 
     def kv_layer(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads: itself or an earlier one."""
+        """The layer whose keys and values a layer's attention reads: itself or an earlier one."""
         return self.kv_layers[layer] if self.kv_layers else layer
 
     def owns_kv(self, layer: int) -> bool:
         """Whether a layer has keys and values of its own."""
-        return self.kv_layer(layer) == layer
+        return self.has_attention(layer) and self.kv_layer(layer) == layer
 
     def mlp_width(self, layer: int) -> int:
         """Of a layer's dense feed-forward."""

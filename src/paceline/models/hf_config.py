@@ -16,7 +16,7 @@ from paceline.models.arrays import BFLOAT16
 from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig
 from paceline.models.dense_families import DENSE_FAMILIES
 from paceline.models.gemma_families import GEMMA_FAMILIES
-from paceline.models.hf_experts import experts_from_hf
+from paceline.models.hf_experts import dense_width, experts_from_hf
 from paceline.models.hf_families import FAMILIES as FIRST_FAMILIES
 from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
@@ -28,6 +28,13 @@ from paceline.models.hf_per_layer import (
     rounded_root,
     with_one_width,
 )
+from paceline.models.hf_recurrent import (
+    adjusted_width,
+    only_parts,
+    recurrent_from_hf,
+    scales_from_hf,
+    with_layer_types,
+)
 from paceline.models.hf_rope import (
     CHUNKED,
     FULL,
@@ -36,6 +43,7 @@ from paceline.models.hf_rope import (
     rope_from_hf,
     still_rope_from_hf,
 )
+from paceline.models.hybrid_families import HYBRID_FAMILIES
 from paceline.models.mixture_families import MIXTURE_FAMILIES
 
 FAMILIES: Mapping[str, Family] = {
@@ -43,6 +51,7 @@ FAMILIES: Mapping[str, Family] = {
     **DENSE_FAMILIES,
     **MIXTURE_FAMILIES,
     **GEMMA_FAMILIES,
+    **HYBRID_FAMILIES,
 }
 """All that are supported, by ``model_type``."""
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
@@ -70,11 +79,14 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         UnsupportedModelError: the architecture, or a trait of it, is not one that Paceline runs.
         ModelLoadError: a number is missing, of the wrong type or out of bounds.
     """
-    raw = _text_part(raw)
+    raw = with_layer_types(_text_part(raw))
     name, family = _family(raw)
     called = family.called(raw)
     fields = Fields(with_one_width(called) if family.per_layer else called, family.defaults)
     sizes = _sizes(fields, family)
+    width = adjusted_width(fields, sizes["intermediate_size"])
+    width = dense_width(fields, family.experts, width) if family.experts else width
+    sizes["intermediate_size"] = width
     latent = latent_from_hf(fields) if family.latent else None
     window, sliding = _sliding(fields, family, sizes["num_layers"])
     heads = heads_from_hf(fields, sizes, sliding) if family.per_layer else ()
@@ -108,6 +120,14 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         experts=(
             experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
         ),
+        recurrent=(
+            recurrent_from_hf(
+                fields, family.recurrent, sizes["num_layers"], sizes["hidden_size"], family.beside
+            )
+            if family.recurrent
+            else None
+        ),
+        only_part=only_parts(fields) if family.single_parts else (),
         learnt=_learnt(fields, sizes["num_layers"]),
         rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
         **_traits(fields, family, sizes, dtype),
@@ -276,7 +296,9 @@ def _rotated(
     fields: Fields, rotates: str, num_layers: int, window: int, sliding: tuple[bool, ...]
 ) -> tuple[bool, ...]:
     """Per layer, whether it rotates heads; empty: all do."""
-    if rotates == "none":
+    if rotates == "none" or (
+        rotates == "if_asked" and fields.get("position_embedding_type") != "rope"
+    ):
         return (False,) * num_layers
     if rotates == "sliding" and fields.get("sliding_window") is not None:
         return sliding if window else (False,) * num_layers
@@ -330,6 +352,8 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
     for key, names in family.switches.items():
         if fields.flag(key):
             traits.update(dict.fromkeys(names, True))
+    if family.beside:
+        traits |= scales_from_hf(fields, sizes["head_dim"])
     if family.logit_scale:
         traits["logits_divisor"] = 1.0 / fields.number("logit_scale", 1e-9, 1e9, 1.0)
     if family.depth_scaled and fields.get("scale_emb") is not None:

@@ -37,7 +37,7 @@ class ExpertKeys:
         choice_bias: whether a bias is added to the scores for the choice.
         group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
             keys are not heeded.
-        switch: a key without which all layers are dense.
+        switch: a key, a flag or the number of experts, without which all layers are dense.
         own_norms, own_scales: as :class:`~paceline.models.config.Experts` has them.
         jitter: key of what SparseMixer weighs with; empty where the family does not.
         weighs_inputs: whether weights are those of what experts read.
@@ -69,7 +69,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
             are, or groups that are not of one size.
         UnsupportedModelError: the scores are of an unknown kind.
     """
-    if keys.switch and not fields.flag(keys.switch):
+    if not _has_experts(fields, keys):
         return None
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
@@ -105,6 +105,20 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         weighs_inputs=keys.weighs_inputs,
         **groups,
     )
+
+
+def dense_width(fields: Fields, keys: ExpertKeys, width: int) -> int:
+    """Of the feed-forward of a layer that is no mixture; where there are no experts at all, it is
+    what would be shared."""
+    if not keys.shared or keys.some_dense or _has_experts(fields, keys):
+        return width
+    return fields.integer(keys.shared, 1, 1 << 20)
+
+
+def _has_experts(fields: Fields, keys: ExpertKeys) -> bool:
+    if keys.switch in _NUMBERS:
+        return fields.get(keys.switch) not in (None, 0)
+    return not keys.switch or fields.flag(keys.switch)
 
 
 def _same(fields: Fields, key: str) -> Fields:
@@ -155,7 +169,9 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
     first = fields.integer("first_k_dense_replace", 0, 4096, 0)
     first = max(first, fields.integer("moe_layer_start_index", 0, 4096, 0))
     last = fields.integer("moe_layer_end_index", -1, 4096, -1)
-    kinds = fields.get("mlp_layer_types")
+    kinds, types = fields.get("mlp_layer_types"), fields.get("layer_types")
+    if isinstance(types, list | tuple) and ("moe" in types or "mlp" in types):
+        kinds = ["sparse" if each == "moe" else "dense" for each in types]
     if kinds is not None:
         return _listed_layers(kinds, num_layers)
     if fields.get("moe_layers") is not None:

@@ -35,7 +35,8 @@ class Family:
         keys: a key as most families call it -> as this one does.
         switches: a key -> the fields that it switches on.
         refused: keys that ask for what is not supported.
-        rotates: which layers rotate heads: ``all``, ``none``, ``listed`` (``no_rope_layers`` or
+        rotates: which layers rotate heads: ``all``, ``none``, ``if_asked`` (all where
+            ``position_embedding_type`` is ``rope``, else none), ``listed`` (``no_rope_layers`` or
             ``no_rope_layer_interval`` say which do not) or ``sliding`` (where a window is given).
         widening: ``intermediate_size`` where there is none, in hidden sizes; 0: it must be there.
         logit_scale: whether logits are multiplied with the key of that name.
@@ -45,6 +46,9 @@ class Family:
         latent: whether its attention keeps one latent per token.
         per_layer: whether layers differ as Gemma 4's do: see :mod:`paceline.models.hf_per_layer`.
         last_full: whether the last layer never slides, whatever the list says.
+        recurrent: kind of its recurrent layers; empty where it has none.
+        beside: whether all layers are recurrent and have attention too, with Falcon-H1's scalars.
+        single_parts: whether a layer is a recurrence, attention or a feed-forward alone.
     """
 
     defaults: Mapping[str, Any]
@@ -69,6 +73,9 @@ class Family:
     latent: bool = False
     per_layer: bool = False
     last_full: bool = False
+    recurrent: str = ""
+    beside: bool = False
+    single_parts: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""
@@ -121,7 +128,7 @@ _GEMMA3 = {
     "final_logit_softcapping": None,
     "attn_logit_softcapping": None,
 }
-_GRANITE = {
+GRANITE_SCALARS = {
     "embedding_multiplier": "embedding_multiplier",
     "residual_multiplier": "residual_multiplier",
     "attention_multiplier": "attention_scale",
@@ -158,7 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         slides="always",
         partial_rotary=True,
     ),
-    "granite": Family(_LLAMA, biases=_BOTH, mlp_bias=True, multipliers=_GRANITE),
+    "granite": Family(_LLAMA, biases=_BOTH, mlp_bias=True, multipliers=GRANITE_SCALARS),
     "mixtral": Family(
         {
             **_LLAMA,
@@ -205,13 +212,13 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(
         {**_LLAMA, "num_experts_per_tok": 2},
         biases=_BOTH,
-        multipliers=_GRANITE,
+        multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(),
     ),
     "granitemoeshared": Family(
         {**_LLAMA, "num_experts_per_tok": 2},
         biases=_BOTH,
-        multipliers=_GRANITE,
+        multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(shared="shared_intermediate_size"),
     ),
     "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),

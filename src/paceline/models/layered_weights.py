@@ -56,9 +56,9 @@ class LayeredReader(TensorReader):
         width, streams, rank, p = c.hidden_size, altup.streams, altup.rank, prefix + "altup."
 
         def flat(name: str, *shape: int) -> Any:
-            return self._ops.pack_vector(self._vector(f"{p}{name}.weight", *shape).reshape(-1))
+            return self._ops.pack_vector(self.vector(f"{p}{name}.weight", *shape).reshape(-1))
 
-        norm = as_floats(self._vector(p + "router_norm.weight", width)) / np.float32(width)
+        norm = as_floats(self.vector(p + "router_norm.weight", width)) / np.float32(width)
         name = p + "correct_output_scale"
         if not altup.scaled:  # checkpoints have it all the same
             self._used.add(name)
@@ -68,14 +68,14 @@ class LayeredReader(TensorReader):
             flat("modality_router", streams, width),
             flat("prediction_coefs", streams**2, streams),
             flat("correction_coefs", streams, streams),
-            scale=self._ops.pack_vector(self._vector(name, width)) if altup.scaled else None,
+            scale=self._ops.pack_vector(self.vector(name, width)) if altup.scaled else None,
             left=self.linear([left], left, [rank], width, bias=False),
             right=self.linear([right], right, [width], rank, bias=False),
             norm=self.norm(prefix + "laurel.post_laurel_norm.weight", width),
         )
 
     def _layer_scale(self, prefix: str) -> float:
-        return float(as_floats(self._vector(prefix + "layer_scalar", 1))[0])
+        return float(as_floats(self.vector(prefix + "layer_scalar", 1))[0])
 
     def _gate(self, prefix: str) -> LayerGate:
         c, inputs = self._config, self._config.layer_inputs

@@ -97,6 +97,11 @@ def _check_config(checkpoint: Checkpoint) -> None:
 
     A GGUF file may have biases in places that its family's ``config.json`` has no words for.
     """
+    if checkpoint.config.recurrent is not None:
+        raise UnsupportedModelError(
+            f"{checkpoint.name} has recurrent layers, which the native kernels do not run, so it "
+            "cannot be converted; load it as it is"
+        )
     written = config_from_hf(json.loads(json.dumps(checkpoint.hf_config)))
     ends = checkpoint.config.eos_token_ids  # those of generation_config.json too
     if replace(written, eos_token_ids=ends) != checkpoint.config:
@@ -117,8 +122,8 @@ class _RecordingReader(WeightReader):
         recorded, self._recorded = self._recorded, {}
         return recorded
 
-    def _vector(self, name: str, *shape: int) -> Array:
-        vector: Array = super()._vector(name, *shape)
+    def vector(self, name: str, *shape: int) -> Array:
+        vector: Array = super().vector(name, *shape)
         self._recorded[name] = floats(vector)
         return vector
 

@@ -69,11 +69,11 @@ class TensorReader:
     def norm(self, name: str, size: int) -> Any:
         """A norm of rows: ``[size]``, or of a layer norm ``[2, size]``, weights and biases."""
         if not self._config.layer_norm:
-            return self._packed_norm(self._vector(name, size))
-        weight = self._vector(name, size)
+            return self._packed_norm(self.vector(name, size))
+        weight = self.vector(name, size)
         bias = weight * 0
         if self._config.norm_bias:
-            bias = self._vector(name.removesuffix("weight") + "bias", size)
+            bias = self.vector(name.removesuffix("weight") + "bias", size)
         if self._config.norm_plus_one:
             weight = weight + 1
         rows = [weight.reshape(1, size), bias.reshape(1, size)]
@@ -84,9 +84,23 @@ class TensorReader:
         weight = as_floats(self.floats(name, size))
         return weight + np.float32(1.0) if self._config.norm_plus_one else weight
 
-    def _vector(self, name: str, *shape: int) -> Any:
+    def vector(self, name: str, *shape: int) -> Any:
         """Floats that no linear is made of."""
         return self.floats(name, *shape)
+
+    def packed_vector(self, name: str, *shape: int) -> Any:
+        """The same as the backend keeps them."""
+        return self._ops.pack_vector(self.vector(name, *shape))
+
+    def pack(self, array: Any) -> Any:
+        """Floats that were made of tensors, as the backend keeps them."""
+        return self._ops.pack_vector(array)
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def num_dims(self, name: str) -> int:
+        return len(self._tensors[name].shape)
 
     def _packed_norm(self, weight: Any) -> Any:
         packed = self._ops.pack_vector(weight)

@@ -20,6 +20,8 @@ from paceline.models.layered_weights import LayeredReader
 from paceline.models.mixture import FeedForward, Mixture, MixtureNorms
 from paceline.models.packed_format import packed_formats
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from paceline.models.recurrent import RecurrentWeights
+from paceline.models.recurrent_weights import read_recurrent
 from paceline.models.tensor_checks import check_tied
 
 EMBEDDING, HEAD, POSITIONS = "model.embed_tokens", "lm_head", "model.embed_positions"
@@ -46,6 +48,7 @@ class Layer:
     gate: LayerGate | None = None
     scale: float = 1.0  # of the residual stream that leaves it
     altup: AltUpLayer | None = None
+    recurrent: RecurrentWeights | None = None  # where there is no attention, `qkv` and `o` are None
 
 
 class Ends(NamedTuple):
@@ -80,11 +83,11 @@ class WeightReader(LayeredReader):
         )
 
     def _scales(self, name: str, experts: Experts) -> Any:
-        return self._ops.pack_vector(self._vector(name, experts.number))
+        return self._ops.pack_vector(self.vector(name, experts.number))
 
     def _mixture_norms(self, index: int) -> MixtureNorms:
         p, width = f"model.layers.{index}.", self._config.hidden_size
-        router = as_floats(self._vector(f"{p}mlp.gate.scale", width)) * np.float32(width**-0.5)
+        router = as_floats(self.vector(f"{p}mlp.gate.scale", width)) * np.float32(width**-0.5)
         return MixtureNorms(
             self._ops.pack_vector(router),
             self.norm(f"{p}pre_feedforward_layernorm_2.weight", width),
@@ -95,7 +98,7 @@ class WeightReader(LayeredReader):
     def _choice_bias(self, name: str, experts: Experts) -> Any:
         """What is added to the scores of experts, stored as a vector or as its only row."""
         is_row = self._tensors[name].ndim == 2
-        bias = self._vector(name, *([1] if is_row else []), experts.number)
+        bias = self.vector(name, *([1] if is_row else []), experts.number)
         if not np.isfinite(as_floats(bias)).all():
             raise ModelLoadError(f"tensor {name} has values that are no finite numbers")
         return self._ops.pack_vector(bias.reshape(-1))
@@ -137,7 +140,7 @@ class WeightReader(LayeredReader):
                 f"the model has an embedding for each of {c.max_position} positions, and "
                 f"{max_len} are asked for; give --max-model-len {c.max_position} or less"
             )
-        table = self._vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
+        table = self.vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
         return self._ops.pack_vector(table)
 
     def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
@@ -179,31 +182,34 @@ class WeightReader(LayeredReader):
     def layer(self, index: int) -> Layer:
         c, p = self._config, f"model.layers.{index}."
         attn, width, heads = p + "self_attn.", c.hidden_size, c.heads_of(index)
-        latent = self._latent(attn) if c.latent else None
+        attends, recurrent = c.has_attention(index), c.recurrent_of(index)
+        latent = self._latent(attn) if c.latent and attends else None
         o_in = c.num_heads * (c.latent.value_dim if c.latent else heads.dim)
         mixture = self._mixture(index)
         gate_up, down = None, None
-        if mixture is None:
+        if mixture is None and c.has_mlp(index):
             gate_up, down = self._feed_forward(p + "mlp.", c.mlp_width(index), c.mlp_bias)
         input_norm = self._input_norm(index)
+        mlp_norm = input_norm if c.shared_norm or c.only_part else self._mlp_norm(p)
         return Layer(
             input_norm=input_norm,
-            qkv=self._first(index, attn),
-            qk_norm=self._qk_norm(index, attn) if c.qk_norm else None,
-            o=self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, c.o_bias),
+            qkv=self._first(index, attn) if attends else None,
+            qk_norm=self._qk_norm(index, attn) if c.qk_norm and attends else None,
+            o=self._out(attn, width, o_in) if attends else None,
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
-            mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
+            mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=down,
             mixture=mixture,
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
             learnt=self._learnt(index) if c.activation == XIELU else None,
-            sinks=self._sinks(attn),
+            sinks=self._sinks(attn) if attends else None,
             latent=latent,
             v_norm=self._v_norm(index),
             gate=self._gate(p) if c.layer_inputs else None,
             scale=self._layer_scale(p) if c.layer_scales else 1.0,
             altup=self._altup(p) if c.altup else None,
+            recurrent=read_recurrent(self, recurrent, width, index) if recurrent else None,
         )
 
     def _first(self, index: int, attn: str) -> Any:
@@ -217,10 +223,15 @@ class WeightReader(LayeredReader):
                 self._used.update(f"{attn}{x}.weight" for x in ("k_proj", "v_proj", "k_norm"))
             names = [attn + f"{x}_proj" for x in kinds]
             outs = [(c.num_heads if x == "q" else heads.kv_heads) * heads.dim for x in kinds]
+            if c.attention_gate:
+                names, outs = [*names, attn + "gate_proj"], [*outs, outs[0]]
             return self.linear(names, attn + "qkv_proj", outs, read, c.qkv_bias)
         names = [attn + ("q_a_proj" if latent.q_rank else "q_proj"), attn + "kv_a_proj_with_mqa"]
         outs = [latent.first_widths(c.num_heads)[0], latent.key_dim]
         return self.linear(names, attn + "qkv_a_proj", outs, read, bias=False)
+
+    def _out(self, attn: str, width: int, o_in: int) -> Any:
+        return self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, self._config.o_bias)
 
     def _latent(self, attn: str) -> LatentWeights:
         """What lies between a latent attention's first and last linear."""
@@ -257,7 +268,7 @@ class WeightReader(LayeredReader):
         above, below, beta = (
             self._config.learnt[index]
             if self._config.learnt
-            else [as_floats(self._vector(n, *self._tensors[n].shape)).reshape(()) for n in names]
+            else [as_floats(self.vector(n, *self._tensors[n].shape)).reshape(()) for n in names]
         )
         found = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
         return self._ops.pack_vector(np.array(found, np.float32))
@@ -276,7 +287,7 @@ class WeightReader(LayeredReader):
         kinds, norms = [("q_norm", c.num_heads), ("k_norm", kv_heads)], []
         for name, heads in kinds[: 2 if c.owns_kv(index) else 1]:
             size = dim * (heads if c.qk_norm_whole else 1)
-            norm = self._vector(f"{attn}{name}.weight", size)
+            norm = self.vector(f"{attn}{name}.weight", size)
             norms += [norm.reshape(-1, dim)] * (1 if c.qk_norm_whole else heads)
         return self._packed_norm(self._ops.join(norms))
 
@@ -289,7 +300,7 @@ class WeightReader(LayeredReader):
     def _sinks(self, attn: str) -> Any:
         if not self._config.attention_sinks:
             return None
-        return self._ops.pack_vector(self._vector(attn + "sinks", self._config.num_heads))
+        return self._ops.pack_vector(self.vector(attn + "sinks", self._config.num_heads))
 
     def _post_norm(self, name: str) -> Any:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None

@@ -18,8 +18,12 @@ from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, KVMemory, Slots, head_elements, slots_of
 from paceline.runtime.block_pool import BlockPool, salt_hash
+from paceline.runtime.checkpoints import Checkpoint, Checkpoints
+from paceline.runtime.states import States
 
 DEFAULT_MEMORY_SHARE = 0.25
+CHECKPOINT_DISTANCE = 32 * BLOCK_SIZE
+"""Tokens of a prompt between states that are kept for later sequences."""
 
 
 @dataclass(slots=True)
@@ -30,14 +34,14 @@ class SequenceKV:
         block_table: its blocks in logical order.
         length: committed tokens.
         published: how many leading blocks are in the prefix index (or came out of it).
-        last_hash: chain hash of the last published block.
+        hashes: chain hashes of the published blocks, after that of the salt.
         salt: partitions the prefix index.
     """
 
     block_table: list[int] = field(default_factory=list)
     length: int = 0
     published: int = 0
-    last_hash: bytes = b""
+    hashes: list[bytes] = field(default_factory=list)
     salt: str = ""
 
     @property
@@ -84,6 +88,7 @@ class KVCache:
         memory: the backend's, with the reserved block 0; what is read back from it is what
             attention sees.
         prefix_caching: whether committed blocks may serve later sequences.
+        states: of a model's recurrent layers, where it has some; the sequences are the same.
 
     Raises:
         ConfigError: the memory holds fewer than two blocks.
@@ -91,7 +96,9 @@ class KVCache:
 
     block_size = BLOCK_SIZE
 
-    def __init__(self, memory: KVMemory, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, memory: KVMemory, prefix_caching: bool = True, states: States | None = None
+    ) -> None:
         if memory.num_blocks < 2:
             raise ConfigError(
                 f"the KV cache has room for {memory.num_blocks} blocks of {BLOCK_SIZE} tokens; at "
@@ -100,6 +107,10 @@ class KVCache:
         self.memory = memory
         self.pool = BlockPool(memory.num_blocks)
         self.prefix_caching = prefix_caching
+        self.states = states
+        self.checkpoints = Checkpoints()
+        if states is not None:
+            states.evict_by(self._evict)
         self._sequences: dict[int, SequenceKV] = {}
         self._followers: WeakSet[KVMemory] = WeakSet()
 
@@ -126,8 +137,10 @@ class KVCache:
     def open(self, request_id: int, salt: str = "") -> SequenceKV:
         """Start an empty sequence."""
         assert request_id not in self._sequences, "the sequence is open already"
-        sequence = SequenceKV(salt=salt, last_hash=salt_hash(salt))
+        sequence = SequenceKV(salt=salt, hashes=[salt_hash(salt)])
         self._sequences[request_id] = sequence
+        if self.states is not None:
+            self.states.open(request_id)
         return sequence
 
     def free(self, request_id: int) -> None:
@@ -135,6 +148,8 @@ class KVCache:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             self.pool.release(sequence.block_table)
+            if self.states is not None:
+                self.states.free(request_id)
 
     def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
         """Let a sequence that is still empty start with cached blocks.
@@ -144,21 +159,55 @@ class KVCache:
             limit: most tokens that may come from the cache.
 
         Returns:
-            How many leading tokens have their KV already; a multiple of the block size.
+            How many leading tokens have their KV, and the states after them, already.
         """
         sequence = self._sequences[request_id]
         if not self.prefix_caching or sequence.length:
             return sequence.length
         while (end := (sequence.published + 1) * BLOCK_SIZE) <= limit:
-            found = self.pool.find(sequence.last_hash, token_ids[end - BLOCK_SIZE : end])
+            found = self.pool.find(sequence.hashes[-1], token_ids[end - BLOCK_SIZE : end])
             if found is None:
                 break
-            block, sequence.last_hash = found
+            block, key = found
             self.pool.share(block)
+            sequence.hashes.append(key)
             sequence.block_table.append(block)
             sequence.published += 1
         sequence.length = sequence.published * BLOCK_SIZE
+        if self.states is not None:
+            self._go_back(request_id, self.states, token_ids[:limit])
         return sequence.length
+
+    def _go_back(self, request_id: int, states: States, token_ids: Sequence[int]) -> None:
+        """Cut what was found for a sequence to the last position of which there is a state."""
+        sequence, found = self._sequences[request_id], None
+        while found is None and sequence.hashes:
+            full = len(sequence.hashes) - 1
+            tail = token_ids[full * BLOCK_SIZE : (full + 1) * BLOCK_SIZE - 1]
+            found = self.checkpoints.find(sequence.hashes[-1], tail)
+            if found is not None and found.block is not None and not self.pool.num_available:
+                found = None  # no room for a copy of its tail
+            if found is None:
+                sequence.hashes.pop()
+        sequence.hashes = sequence.hashes or [salt_hash(sequence.salt)]
+        sequence.published = len(sequence.hashes) - 1
+        sequence.length = sequence.published * BLOCK_SIZE
+        self._cut(sequence, sequence.length)
+        if found is None:
+            return
+        self.checkpoints.use(found)
+        if found.block is not None:
+            sequence.block_table += self.pool.allocate(1) or []
+            count = len(found.tail)
+            source = np.arange(count) + found.block * BLOCK_SIZE
+            self._move(source, sequence.slots_at(range(sequence.length, sequence.length + count)))
+            sequence.length += count
+        states.begin(request_id, found.slot, sequence.length)
+
+    def can_fork(self, parent_id: int, length: int) -> bool:
+        """Whether another sequence could start with so many of a sequence's committed tokens, if
+        there were room. States of recurrent layers do not go back."""
+        return self.states is None or self.states.has(parent_id, length)
 
     def fork(self, parent_id: int, child_id: int, length: int) -> bool:
         """Start ``child_id`` with the first ``length`` committed tokens of another sequence.
@@ -167,6 +216,8 @@ class KVCache:
         """
         parent = self._sequences[parent_id]
         assert length <= parent.length, "a fork may only take committed tokens"
+        if self.states is not None and not self.states.has_room():
+            return False
         full, rest = divmod(length, BLOCK_SIZE)
         tail = self.pool.allocate(1) if rest else []
         if tail is None:
@@ -179,6 +230,8 @@ class KVCache:
             copied = range(full * BLOCK_SIZE, length)
             self._move(parent.slots_at(copied), child.slots_at(copied))
         child.length = length
+        if self.states is not None:
+            self.states.fork(parent_id, child_id)
         return True
 
     def block_tables(self, request_ids: Iterable[int]) -> list[list[int]]:
@@ -192,17 +245,30 @@ class KVCache:
         sequence = self._sequences[request_id]
         return max(0, blocks_for(sequence.length + num_nodes) - len(sequence.block_table))
 
-    def reserve(self, request_id: int, num_nodes: int) -> bool:
-        """Make room for ``num_nodes`` after the committed tokens; False when there is none."""
-        sequence = self._sequences[request_id]
+    def reserve(self, request_id: int, num_nodes: int, certain: int = 0) -> bool:
+        """Make room for ``num_nodes`` after the committed tokens; False when there is none.
+
+        Args:
+            certain: leading nodes of a chain, which will be committed whatever is sampled.
+        """
+        states, sequence = self.states, self._sequences[request_id]
         missing = blocks_for(sequence.length + num_nodes) - len(sequence.block_table)
-        if missing <= 0:
-            return True
-        blocks = self.pool.allocate(missing)
+        blocks = self._allocate(missing)
         if blocks is None:
+            return False
+        if states is not None and not states.reserve(request_id, num_nodes, certain):
+            self.pool.release(blocks)
             return False
         sequence.block_table += blocks
         return True
+
+    def _allocate(self, count: int) -> list[int] | None:
+        """Blocks for a sequence; tails of checkpoints make way. None where there are too few."""
+        blocks = self.pool.allocate(count) if count > 0 else []
+        while blocks is None and self.checkpoints.num_blocks:
+            self._evict()
+            blocks = self.pool.allocate(count)
+        return blocks
 
     def commit(self, request_id: int, path: Sequence[int]) -> None:
         """Make the KV of the nodes ``path`` (ascending, node 0 first) the next committed tokens.
@@ -216,13 +282,23 @@ class KVCache:
             source = sequence.slots_at([start + node for node in path[kept:]])
             self._move(source, sequence.slots_at(range(start + kept, start + count)))
         sequence.length = start + count
+        if self.states is not None:
+            self.states.commit(request_id, path)
+            if self.prefix_caching and len(path) > 1:
+                self.states.keep(request_id, CHECKPOINT_DISTANCE)
         if sequence.length <= (len(sequence.block_table) - 1) * BLOCK_SIZE:
-            self.rollback(request_id)
+            self._cut(sequence, sequence.length)
 
     def rollback(self, request_id: int, kept: int = 0) -> None:
         """Drop every reservation beyond the committed tokens and ``kept`` nodes."""
         sequence = self._sequences[request_id]
-        needed = blocks_for(sequence.length + kept)
+        if self.states is not None:
+            self.states.rollback(request_id)
+        self._cut(sequence, sequence.length + kept)
+
+    def _cut(self, sequence: SequenceKV, tokens: int) -> None:
+        """Give back the blocks beyond the first ``tokens``."""
+        needed = blocks_for(tokens)
         if len(sequence.block_table) > needed:
             self.pool.release(sequence.shrink(needed))
 
@@ -231,6 +307,7 @@ class KVCache:
         sequence = self._sequences[request_id]
         kept = sequence.block_table[: blocks_for(length)]
         assert sequence.published == 0, "published blocks cannot be cut"
+        assert self.states is None, "states of recurrent layers do not go back"
         assert not kept or self.pool.users(kept[-1]) == 1, "shared blocks cannot be cut"
         sequence.length = min(sequence.length, length)
         self.rollback(request_id)
@@ -243,11 +320,50 @@ class KVCache:
         while (end := (sequence.published + 1) * BLOCK_SIZE) <= sequence.length:
             block = sequence.block_table[sequence.published]
             tokens = token_ids[end - BLOCK_SIZE : end]
-            sequence.last_hash = self.pool.publish(block, sequence.last_hash, tokens)
+            sequence.hashes.append(self.pool.publish(block, sequence.hashes[-1], tokens))
             sequence.published += 1
+        if self.states is not None:
+            self._publish_states(request_id, self.states, token_ids)
+
+    def _publish_states(self, request_id: int, states: States, token_ids: Sequence[int]) -> None:
+        """Index the states that a sequence has kept."""
+        sequence = self._sequences[request_id]
+        for length, slot in states.take_kept(request_id):
+            full = length // BLOCK_SIZE
+            key, tail = sequence.hashes[full], tuple(token_ids[full * BLOCK_SIZE : length])
+            if self.checkpoints.has(key, tail):
+                states.release(slot)
+                continue
+            block = sequence.block_table[full] if tail else None
+            if block is not None:
+                self.pool.share(block)
+            self.checkpoints.add(Checkpoint(key, tail, slot, block))
+
+    def publish_prompt(self, request_id: int) -> None:
+        """Keep the states after a prompt's certain tokens for the next :meth:`publish`."""
+        if self.states is not None and self.prefix_caching:
+            self.states.keep(request_id, 1)
+
+    def publish_end(self, request_id: int, token_ids: Sequence[int]) -> None:
+        """Index the states at the end of a sequence that is about to be freed."""
+        if self.states is not None and self.prefix_caching and request_id in self:
+            self.states.keep_end(request_id)
+            self.publish(request_id, token_ids)
+
+    def _evict(self) -> bool:
+        """Forget the checkpoint that was used least recently; False: there is none."""
+        found = self.checkpoints.pop()
+        if found is None or self.states is None:
+            return False
+        self.states.release(found.slot)
+        if found.block is not None:
+            self.pool.release([found.block])
+        return True
 
     def flush_prefixes(self) -> None:
-        """Forget all published blocks; those in use stay with their sequences."""
+        """Forget all published blocks and states; those in use stay with their sequences."""
+        while self._evict():
+            pass
         self.pool.clear_index()
 
     def poison_free(self, value: float = float("nan")) -> None:
@@ -256,3 +372,5 @@ class KVCache:
         tails = [s.slots[s.length :] for s in self._sequences.values()]
         for memory in (self.memory, *self._followers):
             memory.fill(np.concatenate([free, *tails]), value)
+        if self.states is not None:
+            self.states.poison_free(value)

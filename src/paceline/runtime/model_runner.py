@@ -52,13 +52,18 @@ class ModelRunner:
         self.decoder = decoder
         self.kv = kv
         self.taps: tuple[int, ...] = ()
-        self._forward = decoder.ops.forward(decoder, kv.memory)
+        states = kv.states and kv.states.memory
+        self._forward = decoder.ops.forward(decoder, kv.memory, states)
         self.num_forwards = 0
         self.num_rows = 0
         self.seconds = 0.0
 
     def pack(self, spans: Sequence[Span]) -> PackedBatch:
-        return self._forward.pack(spans, self.kv.block_tables([s.request_id for s in spans]))
+        ids = [span.request_id for span in spans]
+        tables, states = self.kv.block_tables(ids), self.kv.states
+        if states is None:
+            return self._forward.pack(spans, tables)
+        return self._forward.pack(spans, tables, states.spans(ids))
 
     def forward(
         self, batch: PackedBatch, greedy: bool = False, inputs: Floats | None = None

@@ -54,6 +54,59 @@ class KVMemory(Protocol):
     def fill(self, slots: Slots, value: float) -> None: ...
 
 
+class StateSpan(NamedTuple):
+    """Where the recurrent layers of a span begin, and what they keep of it.
+
+    Attributes:
+        read: slot of the committed state.
+        write: slot of the state that the span's rows begin with, ``read`` unless leading rows are
+            certain.
+        lane: of the log.
+        path: entries of the log that were accepted and are to be folded into the state first.
+        certain: leading nodes of a chain that will be committed whatever is sampled: their rows go
+            into ``write``, the others into the log as entries 0, 1, ...
+    """
+
+    read: int
+    write: int
+    lane: int
+    path: Sequence[int] = ()
+    certain: int = 0
+
+
+class StateMemory(Protocol):
+    """What recurrent layers keep, in the backend's layout.
+
+    A slot holds the states of all layers after some text, and a lane the log of one running
+    request: what its last forward read at the nodes of its tree. What of a log was accepted is due
+    until it is folded into a slot, in each layer by itself when a forward first reads the state,
+    or in all at once by :meth:`fold`: a forward that failed in between can be repeated.
+    """
+
+    num_slots: int
+    num_lanes: int
+    num_nodes: int
+    """Entries of a lane."""
+
+    def clear(self, slot: int) -> None:
+        """Make a slot that of an empty text."""
+        ...
+
+    def copy(self, source: int, target: int) -> None: ...
+
+    def set_due(self, lane: int, due: bool) -> None:
+        """Say whether a log has entries that are to be folded."""
+        ...
+
+    def fold(self, slot: int, lane: int, path: Sequence[int]) -> None:
+        """Bring the entries ``path`` of a log into a slot, in the layers where that is due."""
+        ...
+
+    def fill(self, slots: Sequence[int], entries: Sequence[tuple[int, int]], value: float) -> None:
+        """Overwrite slots, and entries of logs by their lanes and nodes."""
+        ...
+
+
 class PackedBatch(Protocol):
     """Spans packed for one forward.
 
@@ -84,8 +137,17 @@ class Forward(Protocol):
         0 where no layer is a mixture. Shared experts, which every row reads, do not count."""
         ...
 
-    def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> PackedBatch:
-        """Pack spans whose KV slots are reserved; one block table per span."""
+    def pack(
+        self,
+        spans: Sequence[Span],
+        block_tables: Sequence[Sequence[int]],
+        states: Sequence[StateSpan] = (),
+    ) -> PackedBatch:
+        """Pack spans whose KV slots are reserved; one block table per span.
+
+        Args:
+            states: one per span of a decoder that has recurrent layers.
+        """
         ...
 
     def logits(self, batch: Any, taps: Taps, inputs: Floats | None) -> Floats:
@@ -255,6 +317,13 @@ class Ops(WeightOps, Protocol):
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> KVMemory: ...
 
-    def forward(self, decoder: Any, memory: Any) -> Forward:
-        """A :class:`~paceline.models.decoder.Decoder` over its KV memory."""
+    def state_memory(
+        self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
+    ) -> StateMemory:
+        """Of a model that has recurrent layers."""
+        ...
+
+    def forward(self, decoder: Any, memory: Any, states: Any = None) -> Forward:
+        """A :class:`~paceline.models.decoder.Decoder` over its KV memory and, where it has
+        recurrent layers, their states."""
         ...

@@ -8,7 +8,7 @@ computes a row by one fixed program. Knows no requests and no sampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from paceline.models.entry import Entry
 from paceline.models.latent import LatentWeights
 from paceline.models.layer_inputs import LayerInputWeights
 from paceline.models.mixture import Mixture
-from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, head_elements
+from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, StateSpan, head_elements
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.threads import num_threads
@@ -68,7 +68,14 @@ class CpuOps(Packer):
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NativeKV:
         return NativeKV(config, num_blocks, dtype)
 
-    def forward(self, decoder: Decoder, memory: NativeKV) -> NativeForward:
+    def state_memory(
+        self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
+    ) -> NoReturn:
+        raise UnsupportedModelError(
+            "the native kernels run no recurrent layers; use --backend reference"
+        )
+
+    def forward(self, decoder: Decoder, memory: NativeKV, states: None = None) -> NativeForward:
         return NativeForward(decoder, memory)
 
 
@@ -143,7 +150,12 @@ class NativeForward:
         count: int = self._decoder.experts_read
         return count
 
-    def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Any:
+    def pack(
+        self,
+        spans: Sequence[Span],
+        block_tables: Sequence[Sequence[int]],
+        states: Sequence[StateSpan] = (),
+    ) -> Any:
         self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
         return self._decoder.pack(spans, block_tables)
 

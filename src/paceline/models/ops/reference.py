@@ -38,6 +38,7 @@ from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup, Tensor
 from paceline.models.ops.tensor_kv import TensorKV
 from paceline.models.ops.tensor_kv import decode as decode_kv
 from paceline.models.ops.tensor_kv import encode as encode_kv
+from paceline.models.ops.tensor_states import TensorStates
 from paceline.models.ops.threads import num_threads
 from paceline.models.torch_arrays import to_torch
 
@@ -179,8 +180,15 @@ class ReferenceOps:
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> TensorKV:
         return TensorKV(config, num_blocks, dtype, self._device)
 
-    def forward(self, decoder: Decoder, memory: TensorKV) -> RowForward:
-        return RowForward(decoder, memory, self.row_multiple)
+    def state_memory(
+        self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
+    ) -> TensorStates:
+        return TensorStates(config, num_slots, num_lanes, num_nodes, self._device)
+
+    def forward(
+        self, decoder: Decoder, memory: TensorKV, states: TensorStates | None = None
+    ) -> RowForward:
+        return RowForward(decoder, memory, states, self.row_multiple)
 
     @torch.inference_mode()
     def linear(self, x: Floats, packed: StackedLinear) -> Floats:
@@ -243,22 +251,23 @@ class ReferenceOps:
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
     def activation(self, x: Tensor, activation: str, learnt: Tensor | None) -> Tensor:
-        return self._elementwise(activation_of(activation, learnt), x)
+        return self.elementwise(activation_of(activation, learnt), x)
 
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         if activation == "clamped_swiglu":
-            active = self._elementwise(_swish, gate.clamp(max=7.0))
+            active = self.elementwise(_swish, gate.clamp(max=7.0))
             return active.mul_(up.clamp(-7.0, 7.0) + 1.0)
-        return self._elementwise(ACTIVATIONS[activation], gate).mul_(up)
+        return self.elementwise(ACTIVATIONS[activation], gate).mul_(up)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
-        return self._elementwise(torch.tanh, x / cap).mul_(cap)
+        return self.elementwise(torch.tanh, x / cap).mul_(cap)
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        return self._elementwise(torch.sigmoid, x)
+        return self.elementwise(torch.sigmoid, x)
 
-    def _elementwise(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def elementwise(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """See :class:`~paceline.models.ops.row_ops.RowOps`."""
         if not self.deterministic:
             return function(x)
         flat = x.reshape(-1).contiguous()  # of a column, reshape makes a view with gaps

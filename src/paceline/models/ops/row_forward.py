@@ -10,10 +10,13 @@ import torch
 
 from paceline.models.arrays import Floats
 from paceline.models.decoder import Decoder
+from paceline.models.ops.base import StateSpan
+from paceline.models.ops.recurrent_batch import recurrent_batch
 from paceline.models.ops.row_batch import Batch, build_batch
 from paceline.models.ops.row_ops import Tensor
 from paceline.models.ops.rows import Rows
 from paceline.models.ops.tensor_kv import TensorKV
+from paceline.models.ops.tensor_states import TensorStates
 from paceline.models.taps import Taps
 from paceline.span import Span
 
@@ -22,18 +25,29 @@ class RowForward:
     """See :class:`~paceline.models.ops.base.Forward`.
 
     Args:
+        states: of the recurrent layers, where the decoder has some.
         row_multiple: the padding of batches.
     """
 
     grows_trees = False
 
-    def __init__(self, decoder: Decoder, memory: TensorKV, row_multiple: int) -> None:
+    def __init__(
+        self, decoder: Decoder, memory: TensorKV, states: TensorStates | None, row_multiple: int
+    ) -> None:
         self._config, self._rows = decoder.config, Rows(decoder)
-        self._memory, self._row_multiple = memory.layers, row_multiple
+        self._memory, self._states, self._row_multiple = memory.layers, states, row_multiple
         self.experts_read = 0
 
-    def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Batch:
-        return build_batch(spans, block_tables, self._memory, self._row_multiple, self._config)
+    def pack(
+        self,
+        spans: Sequence[Span],
+        block_tables: Sequence[Sequence[int]],
+        states: Sequence[StateSpan] = (),
+    ) -> Batch:
+        batch = build_batch(spans, block_tables, self._memory, self._row_multiple, self._config)
+        if self._states is not None:
+            batch.attention.recurrent = recurrent_batch(spans, states, self._states)
+        return batch
 
     @torch.inference_mode()
     def logits(self, batch: Batch, taps: Taps, inputs: Floats | None) -> Floats:

@@ -97,7 +97,7 @@ def mixed(
     Args:
         stream: the rows before that norm.
     """
-    experts, activation = config.experts, config.activation
+    experts = config.experts
     assert experts is not None
 
     def normed(rows: Tensor, norm: str, otherwise: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def mixed(
         rows_read = read[rows]
         if experts.weighs_inputs:
             rows_read = rows_read * weights[rows, ranks, None]
-        result = _fed_forward(mixture.experts[expert], rows_read, activation, ops)
+        result = _fed_forward(mixture.experts[expert], rows_read, config, ops)
         found[rows, ranks] = result.to(found.dtype)
     if experts.weighs_inputs:
         weights = torch.ones_like(weights)
@@ -125,15 +125,19 @@ def mixed(
     y = normed(y, "routed", y)
     if mixture.shared is None:
         return y, Routing(ids, logits[:, : experts.number])
-    shared = _fed_forward(mixture.shared, x, activation, ops)
+    shared = _fed_forward(mixture.shared, x, config, ops)
     shared = normed(shared, "shared", shared)
     if experts.shared_gate:
         shared = ops.sigmoid(logits[:, experts.number :]) * shared
     return y + shared, Routing(ids, logits[:, : experts.number])
 
 
-def _fed_forward(layer: FeedForward, x: Tensor, activation: str, ops: RowOps) -> Tensor:
+def _fed_forward(layer: FeedForward, x: Tensor, config: ModelConfig, ops: RowOps) -> Tensor:
     rows = len(x)
     x = F.pad(x, (0, 0, 0, -rows % ops.row_multiple))
-    inner = ops.gated_activation(ops.row_linear(x, layer.gate_up), activation)
+    inner = ops.row_linear(x, layer.gate_up)
+    if config.gated_mlp:
+        inner = ops.gated_activation(inner, config.activation)
+    else:
+        inner = ops.activation(inner, config.activation, None)
     return ops.row_linear(inner, layer.down)[:rows]

@@ -6,7 +6,7 @@ is known only to :class:`AttentionBatch`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import torch
 
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import WeightOps
+from paceline.models.ops.recurrent_batch import RecurrentBatch
 
 Tensor = torch.Tensor
 
@@ -51,14 +52,16 @@ class AttentionBatch:
 
     Attributes:
         cache: per layer ``[2, slots, kv_heads, head]``, keys at index 0 and values at 1; or
-            ``[1, ...]``, keys that are the values.
+            ``[1, ...]``, keys that are the values; not read of a layer without attention.
         write_slots: slot that each real row writes, ``[rows]``; padding rows come after them.
         groups: every real row is in exactly one of these.
+        recurrent: the same of recurrent layers; None where the model has none.
     """
 
     cache: Sequence[Tensor]
     write_slots: Tensor
     groups: Sequence[AttentionGroup] = field(default_factory=list)
+    recurrent: RecurrentBatch | None = None
 
 
 class RowOps(WeightOps, Protocol):
@@ -97,6 +100,10 @@ class RowOps(WeightOps, Protocol):
         ...
 
     def sigmoid(self, x: Tensor) -> Tensor: ...
+
+    def elementwise(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A function of each element, whose bits do not depend on how many there are."""
+        ...
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate ``[rows, heads, head_dim]``; the tables are ``[rows, 1, rotary_dim]``, the first

@@ -20,8 +20,24 @@ from paceline.models.ops.row_altup import (
 )
 from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
+from paceline.models.ops.row_recurrent import recurrent
 from paceline.models.rope import RotaryTable
 from paceline.models.weights import Layer
+
+
+class Heads(NamedTuple):
+    """What attention reads of rows.
+
+    Attributes:
+        q, k, v: queries, keys and values ``[rows, heads, head_dim]``; ``k`` and ``v`` are None
+            where the layer reads those of another.
+        gate: what weighs the result through a sigmoid, ``[rows, heads * head_dim]``; None: nothing.
+    """
+
+    q: Tensor
+    k: Tensor | None
+    v: Tensor | None
+    gate: Tensor | None = None
 
 
 class Angles(NamedTuple):
@@ -102,13 +118,14 @@ class Rows:
             if streams is not None:
                 streams, x = predicted(layer, streams, c, ops)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
-            q, k, v = self._heads(index, layer, read, angles[index])
             entered = x
-            attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
-            x = self._attended(layer, x, attended)
+            if c.has_mixer(index):
+                branch = self._mixed(index, layer, read, angles[index], batch)
+                x = x + self._scaled(self._normed(branch, layer.post_attention_norm))
             if streams is not None:
                 x = (x + low_rank(layer, read, c, ops)) * 0.5**0.5
-            x = self._fed_forward(index, layer, x, entered if c.parallel_residual else x)
+            if c.has_mlp(index):
+                x = self._fed_forward(index, layer, x, entered if c.parallel_residual else x)
             own = None if told is None else told[:, index]
             if streams is not None:
                 streams, x = self._corrected(layer, streams, x, own)
@@ -125,10 +142,10 @@ class Rows:
         """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
         angles = self._angles(positions)
         for index, layer in enumerate(self._decoder.layers):
-            _, k, v = self._heads(index, layer, inputs, angles[index])
-            assert k is not None
-            assert v is not None
-            self.ops.write_kv(index, k, v, batch)
+            heads = self._heads(index, layer, inputs, angles[index])
+            assert heads.k is not None
+            assert heads.v is not None
+            self.ops.write_kv(index, heads.k, heads.v, batch)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
         """How each layer rotates heads at the positions; None where it does not."""
@@ -204,21 +221,19 @@ class Rows:
             return self.ops.layer_norm(x, norm[0], norm[1], self.config.norm_eps)
         return self.ops.rms_norm(x, norm, self.config.norm_eps)
 
-    def _heads(
-        self, index: int, layer: Layer, read: Tensor, angles: Angles | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """A layer's queries, keys and values ``[rows, heads, head_dim]``.
-
-        Keys and values are None where the layer reads those of another.
-        """
+    def _heads(self, index: int, layer: Layer, read: Tensor, angles: Angles | None) -> Heads:
+        """What a layer's attention reads of rows."""
         c, ops = self.config, self.ops
         if layer.latent is not None:
             return self._latent_heads(layer.latent, layer.qkv, read, angles)
         dim, kv_heads, has_values = c.heads_of(index)
         qkv = ops.row_linear(read, layer.qkv)
-        heads = qkv.view(len(read), -1, dim)  # queries, then keys, then values
-        turned = c.num_heads + (kv_heads if c.owns_kv(index) else 0)
-        qk, v = heads[:, :turned], heads[:, turned if has_values else c.num_heads :]
+        heads = qkv.view(len(read), -1, dim)  # queries, then keys, values and gates
+        own = kv_heads if c.owns_kv(index) else 0
+        turned = c.num_heads + own
+        ends = turned + (own if has_values else 0)
+        qk, v = heads[:, :turned], heads[:, turned if has_values else c.num_heads : ends]
+        gate = heads[:, ends:].flatten(1) if c.attention_gate else None
         if layer.qk_norm is not None and not c.qk_norm_last:
             qk = self._normed_heads(qk, layer.qk_norm)
         if angles is not None:
@@ -228,13 +243,14 @@ class Rows:
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         if angles is not None and angles.q_scale is not None:
             q = q * angles.q_scale
-        if not c.owns_kv(index):
-            return q, None, None
-        return q, k, v if layer.v_norm is None else ops.rms_norm(v, layer.v_norm, c.norm_eps)
+        if not own:
+            return Heads(q, None, None, gate)
+        v = v if layer.v_norm is None else ops.rms_norm(v, layer.v_norm, c.norm_eps)
+        return Heads(q, k, v, gate)
 
     def _latent_heads(
         self, weights: LatentWeights, first: Any, read: Tensor, angles: Angles | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Heads:
         """As :meth:`_heads`: queries of keys that are rotated dimensions and latents."""
         c, ops, latent = self.config, self.ops, self.config.latent
         assert latent is not None
@@ -250,7 +266,7 @@ class Rows:
         key = torch.cat((k_rope, kv), dim=1).unsqueeze(1)
         heads = torch.cat((torch.cat((q_rope, reads), dim=2), key), dim=1)
         heads = ops.rotary(heads, angles.cos, angles.sin)
-        return heads[:, :-1], heads[:, -1:], heads[:, -1:]
+        return Heads(heads[:, :-1], heads[:, -1:], heads[:, -1:])
 
     def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
         """Queries and keys ``[rows, heads + kv_heads, head_dim]`` after their norms."""
@@ -264,14 +280,29 @@ class Rows:
         ]
         return torch.cat(normed, dim=1).view(qk.shape)
 
-    def _attended(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream after a layer's attention, with ``attended`` of its heads."""
-        c = self.config
+    def _mixed(
+        self, index: int, layer: Layer, read: Tensor, angles: Angles | None, batch: Any
+    ) -> Tensor:
+        """What a layer's recurrence or attention makes of rows behind its norm."""
+        c, shape = self.config, self.config.recurrent_of(index)
+        if shape is None or layer.recurrent is None:
+            return self._attended(index, layer, self._heads(index, layer, read, angles), batch)
+        before = sum(shape.layers[:index])
+        found = recurrent(before, layer.recurrent, read, shape, batch.recurrent, self.ops)
+        if not shape.beside:
+            return found
+        attended = self._attended(index, layer, self._heads(index, layer, read, angles), batch)
+        return found + attended * c.attention_out_scale
+
+    def _attended(self, index: int, layer: Layer, heads: Heads, batch: Any) -> Tensor:
+        c, ops = self.config, self.ops
+        attended = ops.attention(index, heads.q, heads.k, heads.v, c, batch, layer.sinks)
+        if heads.gate is not None:
+            attended = attended * ops.sigmoid(heads.gate)
         if layer.latent is not None and c.latent is not None:
             latents = attended.view(len(attended), c.num_heads, -1)[..., c.latent.rope_dim :]
-            attended = _by_head(self.ops, latents, layer.latent.v_b).flatten(1)
-        attended = self._normed(self.ops.row_linear(attended, layer.o), layer.post_attention_norm)
-        return x + self._scaled(attended)
+            attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
+        return ops.row_linear(attended, layer.o)
 
     def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
@@ -282,11 +313,16 @@ class Rows:
             self.routed.append(routing)
         else:
             mlp = sparse(ops.row_linear(read, layer.gate_up), c.sparse_deviations(index))
+            if c.gate_multiplier != 1.0:
+                gate, up = mlp.chunk(2, dim=1)
+                mlp = torch.cat((gate * c.gate_multiplier, up), dim=1)
             if c.gated_mlp:
                 mlp = ops.gated_activation(mlp, c.activation)
             else:
                 mlp = ops.activation(mlp, c.activation, layer.learnt)
             mlp = ops.row_linear(mlp, layer.down)
+            if c.mlp_out_scale != 1.0:
+                mlp = mlp * c.mlp_out_scale
         return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
 
     def _scaled(self, branch: Tensor) -> Tensor:

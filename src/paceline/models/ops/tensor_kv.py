@@ -58,7 +58,8 @@ def decode(elements: Tensor, head_dim: int) -> Tensor:
 class TensorKV:
     """``layers`` has, per layer, ``[2, slots, kv_heads, head]``, keys at index 0, values at 1.
 
-    It is ``[1, ...]`` where the keys are the values; a layer that reads those of another has them.
+    It is ``[1, ...]`` where the keys are the values; a layer that reads those of another has them,
+    and one without attention has an empty tensor.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class TensorKV:
                 held[:, :BLOCK_SIZE] = 0  # absent lanes read its first slot
                 self._own.append((dim, held))
                 self.layers.append(held)
-            else:
+            elif config.has_attention(layer):
                 self.layers.append(self.layers[config.kv_layer(layer)])
+            else:
+                self.layers.append(torch.empty(0, device=device))
 
     def move(self, source: Slots, target: Slots) -> None:
         to, at = torch.from_numpy(target), torch.from_numpy(source)

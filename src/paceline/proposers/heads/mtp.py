@@ -101,5 +101,5 @@ def _shape(model: ModelConfig, is_mixture: bool) -> ModelConfig:
     """One layer of the model, which sees the whole text where some of the model's do."""
     shape = replace(model, num_layers=1, entry="mtp", sliding_layers=(), tie_embeddings=False)
     kind = replace(model.experts, sparse_layers=()) if model.experts and is_mixture else None
-    shape = replace(shape, experts=kind)
+    shape = replace(shape, experts=kind, recurrent=None)
     return replace(shape, sliding_window=0, local_rope=None) if model.sliding_layers else shape
