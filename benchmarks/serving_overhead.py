@@ -5,8 +5,9 @@ HTTP for streams by a client in a third process; `EngineClient`, on which the se
 the engine in a process of its own; and `AsyncLLM`, a thread of the process that serves. The last
 two turn every piece into the JSON of a streamed chunk. The arms run in turns whose order is
 reversed every other time; the overhead is an arm's seconds over those of the first, less one. With
-one token per prompt it is that of the first token. Where the engine needs all cores, what the
-server's process computes is taken from the engine: its CPU time is told too.
+one token per prompt it is that of the first token. The client times itself, from its first byte to
+the last that comes, since its process is not the server's. Where the engine needs all cores, what
+the server's process computes is taken from the engine: its CPU time is told too.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import json
 import multiprocessing
 import random
 import sys
+import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -50,23 +52,27 @@ from paceline.server.engine.client import EngineClient
 ENDING_SECONDS = 30.0
 Answer = tuple[int, str]
 """Number of tokens, text."""
+Timed = tuple[float, list[load_client.Answer]]
+"""A client's seconds, and what it was answered."""
 
 
 # --- a client in a process of its own -------------------------------------------------------------
 
 
 def ask(port: int, pipe: Pipe) -> None:
-    """The client's process: bodies come through the pipe, and the answers to them go back."""
+    """The client's process: bodies come through the pipe; seconds and answers to them go back."""
     with asyncio.Runner() as runner:
         connections: list[load_client.Connection] = []
         while bodies := pipe.recv():
             pipe.send(runner.run(_answers(port, bodies, connections)))
 
 
-async def _answers(port: int, bodies: list[Any], connections: list[Any]) -> list[Any]:
+async def _answers(port: int, bodies: list[Any], connections: list[Any]) -> Timed:
     while len(connections) < len(bodies):
         connections.append(await load_client.Connection.open(port))
-    return await asyncio.gather(*map(_answer, connections, bodies))
+    start = time.perf_counter()
+    answers = await asyncio.gather(*map(_answer, connections, bodies))
+    return time.perf_counter() - start, answers
 
 
 async def _answer(connection: load_client.Connection, body: dict[str, Any]) -> load_client.Answer:
@@ -106,13 +112,13 @@ class HttpPair:
         self._client.start()
         self._cpu = 0.0
 
-    def answers(self, prompts: Sequence[list[int]], length: int) -> list[load_client.Answer]:
+    def answers(self, prompts: Sequence[list[int]], length: int) -> Timed:
         """Greedy answers of exactly that many tokens to all prompts at once, not yet looked at."""
         wishes = {"max_tokens": length, "temperature": 0, "ignore_eos": True}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         self._pipe.send([{"prompt": each, **wishes, **stream} for each in prompts])
-        found: list[load_client.Answer] = self._pipe.recv()
-        return found
+        timed: Timed = self._pipe.recv()
+        return timed
 
     def cpu_seconds(self) -> float:
         """What the server's own process has computed since the last call, its engine's not."""
@@ -197,11 +203,12 @@ def inside(llm: AsyncLLM, item: Item) -> list[Answer]:
     return [(len(output.token_ids), output.text) for output in outputs]
 
 
-def count(http: HttpPair, came: list[Any]) -> dict[str, Any]:
+def count(http: HttpPair, came: list[Answer] | Timed) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    if isinstance(came[0], load_client.Answer):
-        facts["cpu_seconds"] = http.cpu_seconds()
-        came = [read(answer) for answer in came]
+    if isinstance(came, tuple):
+        seconds, answers = came
+        facts = {"cpu_seconds": http.cpu_seconds(), "client_seconds": seconds}
+        came = [read(answer) for answer in answers]
     return {**facts, "output_tokens": sum(tokens for tokens, _ in came), "answers": came}
 
 
@@ -226,7 +233,8 @@ def run(options: argparse.Namespace, items: Sequence[Item]) -> list[Sample]:
             for arm in arms.values():
                 arm(item)
         http.cpu_seconds()
-        return take_turns(arms, items, options.repeat, partial(count, http))
+        samples = take_turns(arms, items, options.repeat, partial(count, http))
+    return [replace(s, seconds=s.facts.get("client_seconds", s.seconds)) for s in samples]
 
 
 def summary(samples: Sequence[Sample], arm: str, item: Item) -> dict[str, Any]:

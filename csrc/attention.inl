@@ -635,8 +635,7 @@ void attend_as(const AttentionShape& shape, const E* k, const E* v, const Attent
     Query queries[QUERIES];
     int num_queries = 0;
     for (int r = 0; r < count; ++r) {
-        const int oldest = shape.window > 0 ? rows[r].position - shape.window + 1 : 0;
-        const int begin = at_least(cache.origin, oldest);
+        const int begin = at_least(cache.origin, shape.first_seen(rows[r].position));
         const int seen = rows[r].last_seen(shape) + 1;
         const int end = at_most(cache.origin + KEY_CHUNK, seen);
         if (begin >= end) {

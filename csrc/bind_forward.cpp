@@ -70,7 +70,7 @@ class Reader {
             check(found.back().n() == n && found.back().k() == k,
                   std::string(name) + " has another shape");
         }
-        check(static_cast<int>(found.size()) == count, std::string(name) + ": not one per head");
+        check(static_cast<int>(found.size()) == count, std::string(name) + ": another number of them");
         return found;
     }
     // What is added to the embedding at each position; null where the field is None.
@@ -101,21 +101,9 @@ class Reader {
 DecoderShape shape_of(const Reader& r) {
     DecoderShape s{};
     s.hidden = r.positive("hidden_size");
-    s.intermediate = r.positive("intermediate_size");
     s.vocab = r.positive("vocab_size");
     s.num_logits = r.positive("num_logits");
     s.max_len = r.positive("max_len");
-    AttentionShape& a = s.attention;
-    a.heads = r.positive("num_heads");
-    a.kv_heads = r.positive("num_kv_heads");
-    a.head_dim = r.positive("head_dim");
-    check(a.heads % a.kv_heads == 0, "num_heads must be a multiple of num_kv_heads");
-    check(a.head_dim <= MAX_HEAD_DIM, "head_dim: heads of this size are not supported");
-    a.v_stride = round_up(a.head_dim, TILE);
-    a.scale = r.number<float>("attention_scale");
-    a.softcap = r.number<float>("attention_softcap");
-    a.window = r.number<int>("sliding_window");
-    a.ahead = false;  // a layer's own affair
     s.norm_eps = r.number<float>("norm_eps");
     s.embedding_multiplier = r.number<float>("embedding_multiplier");
     s.residual_multiplier = r.number<float>("residual_multiplier");
@@ -126,9 +114,29 @@ DecoderShape shape_of(const Reader& r) {
     s.layer_norm = r.number<bool>("layer_norm");
     s.gated = r.number<bool>("gated_mlp");
     s.attention_gate = r.number<bool>("attention_gate");
+    s.attention_out_scale = r.number<float>("attention_out_scale");
+    s.gate_multiplier = r.number<float>("gate_multiplier");
+    s.mlp_out_scale = r.number<float>("mlp_out_scale");
     s.parallel = r.number<bool>("parallel_residual");
     s.heads_normed_last = r.number<bool>("qk_norm_last");
     return s;
+}
+
+// The attention of a layer `r`, of which `d` says what all layers share.
+AttentionShape attention_of(const Reader& d, const Reader& r) {
+    AttentionShape a{};
+    a.heads = d.positive("num_heads");
+    a.kv_heads = r.positive("kv_heads");
+    a.head_dim = r.positive("head_dim");
+    check(a.heads % a.kv_heads == 0, "num_heads must be a multiple of kv_heads");
+    check(a.head_dim <= MAX_HEAD_DIM, "head_dim: heads of this size are not supported");
+    a.v_stride = round_up(a.head_dim, TILE);
+    a.scale = d.number<float>("attention_scale");
+    a.softcap = d.number<float>("attention_softcap");
+    a.window = r.number<bool>("sliding") ? d.number<int>("sliding_window") : 0;
+    a.ahead = r.number<bool>("ahead");
+    a.chunks = d.number<bool>("window_chunks");
+    return a;
 }
 
 std::optional<Entry> entry_of(const nb::handle fields, const DecoderShape& s) {
@@ -151,6 +159,15 @@ FeedForward feed_forward_of(const Reader& r, const DecoderShape& s, int width) {
             r.linear("down", s.hidden, width)};
 }
 
+MixtureNorms mixture_norms_of(const Reader& r, const DecoderShape& s) {
+    if (r.get("norms").is_none()) {
+        return {};
+    }
+    const Reader n(nb::cast<nb::dict>(r.get("norms")));
+    return {n.vector("router", s.hidden), n.vector("experts", s.hidden),
+            n.vector("routed", s.hidden), n.vector("shared", s.hidden)};
+}
+
 Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     Mixture mixture{};
     const int width = r.positive("width"), number = r.positive("number");
@@ -164,6 +181,11 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.groups_per_token = r.positive("groups_per_token");
     mixture.group_best = r.positive("group_best");
     mixture.least_sum = r.number<float>("least_sum");
+    mixture.scales = r.vector("scales", number);
+    mixture.norms = mixture_norms_of(r, s);
+    check(!mixture.norms.router || !s.layer_norm, "norms: a mixture's own are RMS norms");
+    mixture.jitter = r.number<float>("jitter");
+    mixture.weighs_inputs = r.number<bool>("weighs_inputs");
     check(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
               mixture.group_best <= number / mixture.groups,
           "groups: of one size, and no more chosen than there are");
@@ -183,7 +205,7 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     return mixture;
 }
 
-LatentAttention latent_of(const Reader& r, const DecoderShape& s) {
+LatentAttention latent_of(const Reader& r, const AttentionShape& a) {
     LatentAttention latent{};
     latent.rank = r.positive("rank");
     latent.q_rank = r.number<int>("q_rank");
@@ -192,15 +214,15 @@ LatentAttention latent_of(const Reader& r, const DecoderShape& s) {
     latent.value_dim = r.positive("value_dim");
     latent.norm_eps = r.number<float>("norm_eps");
     latent.kv_norm = r.vector("kv_norm", latent.rank);
-    latent.k_b = r.linears("k_b", s.attention.heads, latent.rank, latent.nope_dim);
-    latent.v_b = r.linears("v_b", s.attention.heads, latent.value_dim, latent.rank);
+    latent.k_b = r.linears("k_b", a.heads, latent.rank, latent.nope_dim);
+    latent.v_b = r.linears("v_b", a.heads, latent.value_dim, latent.rank);
     check(latent.q_rank >= 0 && latent.kv_norm, "latent: a norm is missing, or q_rank negative");
     if (latent.q_rank > 0) {
         latent.q_norm = r.vector("q_norm", latent.q_rank);
         latent.q_b = r.linear("q_b", latent.queries(), latent.q_rank);
         check(latent.q_norm, "latent: the norm of the queries is missing");
     }
-    check(s.attention.kv_heads == 1 && s.attention.head_dim == latent.rope_dim + latent.rank,
+    check(a.kv_heads == 1 && a.head_dim == latent.rope_dim + latent.rank,
           "latent: there is one key, of rotated dimensions and a latent");
     return latent;
 }
@@ -235,6 +257,8 @@ RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
     layer.numbers = {r.vector("decay", shape.heads), r.vector("step_bias", shape.heads),
                      r.number<float>("beta_scale"), r.number<float>("least_step"), INFINITY};
     layer.skip = r.vector("skip", shape.heads);
+    layer.in_scale = r.vector("in_scale", layer.parts().width);
+    layer.out_scale = r.number<float>("out_scale");
     check(conv.weight && (short_conv || (layer.numbers.decay && layer.numbers.step_bias)),
           "recurrent: a weight is missing");
     check(find_norm(r.number<std::string>("norm_kind").c_str(), &layer.gating),
@@ -249,11 +273,51 @@ RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
     return layer;
 }
 
-// `read` is the width of what its queries, keys and values read.
-DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
-    const AttentionShape& a = s.attention;
-    const int q_width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
+// How layer `index` takes its input of `width` numbers.
+LayerGate gate_of(const Reader& r, const DecoderShape& s, int width) {
+    return {r.linear("gate", width, s.hidden), r.linear("projection", s.hidden, width),
+            r.vector("norm", s.hidden)};
+}
+
+AltUpLayer altup_layer_of(const Reader& r, const DecoderShape& s, const AltUp& altup) {
+    const int streams = altup.streams, rank = linear_of(r.get("left")).n();
+    AltUpLayer layer{};
+    layer.router_norm = r.vector("router_norm", s.hidden);
+    layer.router = r.vector("router", streams * s.hidden);
+    layer.predict = r.vector("predict", streams * streams * streams);
+    layer.correct = r.vector("correct", streams * streams);
+    layer.scale = r.vector("scale", s.hidden);
+    layer.left = r.linear("left", rank, s.hidden);
+    layer.right = r.linear("right", s.hidden, rank);
+    layer.norm = r.vector("norm", s.hidden);
+    check(layer.router_norm && layer.router && layer.predict && layer.correct && layer.norm,
+          "altup: a vector is missing");
+    check(rank <= s.hidden, "altup: the low rank is above the width");
+    return layer;
+}
+
+std::optional<AltUp> altup_of(const nb::handle fields, const DecoderShape& s) {
+    if (fields.is_none()) {
+        return std::nullopt;
+    }
+    const Reader r(nb::cast<nb::dict>(fields));
+    AltUp altup{r.positive("streams"), r.number<int>("active"), {}, {}};
+    check(altup.active >= 0 && altup.active < altup.streams, "altup: no such stream is active");
+    altup.spread = r.linears("spread", altup.streams - 1, s.hidden, s.hidden);
+    altup.gather = r.linears("gather", altup.streams - 1, s.hidden, s.hidden);
+    return altup;
+}
+
+// `read` is the width of what its queries, keys and values read, `told` that of its own input.
+DecoderLayer layer_of(const Reader& d, const Reader& r, const DecoderShape& s, int read, int told) {
     DecoderLayer layer{};
+    const AttentionShape& a = layer.attention = attention_of(d, r);
+    const int q_width = layer.q_width(), kv_width = layer.kv_width();
+    layer.owns_kv = r.number<bool>("owns_kv");
+    layer.values_are_keys = !r.number<bool>("has_values");
+    layer.v_norm = r.vector("v_norm", a.head_dim);
+    layer.scale = r.number<float>("scale");
+    layer.sparse_deviations = r.number<float>("sparse_deviations");
     layer.input_norm = r.vector("input_norm", s.norm_size());
     layer.mlp_norm = r.vector("mlp_norm", s.norm_size());
     layer.learnt = r.vector("learnt", 3);
@@ -265,27 +329,57 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
     layer.sinks = r.vector("sinks", a.heads);
+    check(r.get("recurrent").is_none() || read == s.hidden,
+          "a layer that reads joined rows has attention");
     if (!r.get("recurrent").is_none()) {
-        check(read == s.hidden, "a layer that reads joined rows has attention");
         layer.recurrent = recurrent_of(Reader(nb::cast<nb::dict>(r.get("recurrent"))), s);
+        check(r.get("latent").is_none(), "a recurrence has no latent attention beside it");
+    }
+    if (!r.number<bool>("attends")) {
+        check(r.get("qkv").is_none() && r.get("o").is_none(), "a layer without attention has none");
     } else if (r.get("latent").is_none()) {
-        layer.qkv = r.linear("qkv", (s.attention_gate ? 2 : 1) * q_width + 2 * kv_width, read);
+        const int kv_parts = !layer.owns_kv ? 0 : layer.values_are_keys ? 1 : 2;
+        check(!s.attention_gate || kv_parts == 2, "attention_gate: of layers with keys and values");
+        layer.qkv = r.linear("qkv", (s.attention_gate ? 2 : 1) * q_width + kv_parts * kv_width, read);
         layer.o = r.linear("o", s.hidden, q_width);
     } else {
-        layer.latent = latent_of(Reader(nb::cast<nb::dict>(r.get("latent"))), s);
+        layer.latent = latent_of(Reader(nb::cast<nb::dict>(r.get("latent"))), a);
         layer.qkv = r.linear("qkv", layer.latent->first_width(), read);
         layer.o = r.linear("o", s.hidden, layer.latent->results());
     }
-    if (r.get("mixture").is_none()) {
-        layer.mlp = feed_forward_of(r, s, s.intermediate);
+    if (r.get("mixture").is_none() && r.get("down").is_none()) {
+        check(!layer.post_attention_norm && !layer.post_mlp_norm && !s.parallel,
+              "a layer without a feed-forward has no norms after its branches");
+    } else if (r.get("mixture").is_none()) {
+        layer.mlp = feed_forward_of(r, s, r.positive("intermediate_size"));
     } else {
-        check(s.gated && !s.parallel, "mixtures are gated, and come after the attention");
+        check(!s.parallel && s.gate_multiplier == 1.0f && s.mlp_out_scale == 1.0f,
+              "mixtures come after the attention, without the factors of dense layers");
         layer.mixture = mixture_of(Reader(nb::cast<nb::dict>(r.get("mixture"))), s);
     }
     layer.rotary = r.rotary(s.max_len, a.head_dim);
-    layer.sliding = r.number<bool>("sliding");
-    layer.ahead = r.number<bool>("ahead");
+    check(told > 0 || r.get("gate").is_none(), "gate: there are no inputs of layers");
+    if (told > 0) {
+        layer.gate = gate_of(Reader(nb::cast<nb::dict>(r.get("gate"))), s, told);
+        check(layer.gate->norm, "gate: its norm is missing");
+    }
     return layer;
+}
+
+std::optional<LayerInputs> layer_inputs_of(const nb::handle fields, const DecoderShape& s) {
+    if (fields.is_none()) {
+        return std::nullopt;
+    }
+    const Reader r(nb::cast<nb::dict>(fields));
+    LayerInputs inputs{};
+    inputs.width = r.positive("width");
+    const int total = r.positive("layers") * inputs.width;
+    inputs.multiplier = r.number<float>("multiplier");
+    inputs.embedding = r.linear("embedding", r.positive("vocab_size"), total);
+    inputs.projection = r.linear("projection", total, s.hidden);
+    inputs.norm = r.vector("norm", inputs.width);
+    check(inputs.norm, "layer_inputs: the norm is missing");
+    return inputs;
 }
 
 // Fields of `spec`: see paceline/models/ops/cpu.py, which fills it.
@@ -293,20 +387,31 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const Reader r(spec);
     const DecoderShape shape = shape_of(r);
     const std::optional<Entry> entry = entry_of(r.get("entry"), shape);
+    const std::optional<LayerInputs> inputs = layer_inputs_of(r.get("layer_inputs"), shape);
+    const std::optional<AltUp> altup = altup_of(r.get("altup"), shape);
+    check(!altup || (inputs && !shape.layer_norm), "altup: there are no inputs of layers");
+    check(!inputs || !entry, "layer_inputs: rows of a decoder that has an entry have none");
     std::vector<DecoderLayer> layers;
-    size_t num_kv = 0, num_recurrent = 0;
+    size_t num_recurrent = 0;
     for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
         const bool reads_joined = layers.empty() && entry && !entry->is_fused();
-        const int read = (reads_joined ? 2 : 1) * shape.hidden;
-        layers.push_back(layer_of(Reader(nb::cast<nb::dict>(each)), shape, read));
-        DecoderLayer& layer = layers.back();
-        layer.kv_index = num_kv;
-        num_kv += layer.recurrent ? 0 : 1;
-        if (layer.recurrent) {
-            layer.recurrent->index = num_recurrent++;
+        const int read = (reads_joined ? 2 : 1) * shape.hidden, told = inputs ? inputs->width : 0;
+        const Reader own(nb::cast<nb::dict>(each));
+        layers.push_back(layer_of(r, own, shape, read, told));
+        if (layers.back().recurrent) {
+            layers.back().recurrent->index = num_recurrent++;
+        }
+        if (altup) {
+            const Reader streams(nb::cast<nb::dict>(own.get("altup")));
+            layers.back().altup = altup_layer_of(streams, shape, *altup);
+            check(layers.back().post_attention_norm && layers.back().post_mlp_norm &&
+                      layers.back().has_mlp() && !layers.back().mixture,
+                  "altup: layers are dense, with norms after both branches");
         }
     }
     check(!layers.empty(), "a decoder needs a layer");
+    check(!inputs || inputs->layers() >= static_cast<int>(layers.size()),
+          "layer_inputs: of fewer layers than there are");
     for (const DecoderLayer& layer : layers) {
         check(layer.latent.has_value() == layers.front().latent.has_value(),
               "all layers have latent attention, or none has");
@@ -315,23 +420,46 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const Linear head = r.linear("head", shape.num_logits, shape.hidden);
     const float* norm = r.vector("norm", shape.norm_size());
     const float* places = r.places(shape.max_len, shape.hidden);
-    new (self) Decoder(shape, entry, std::move(layers), embedding, head, norm, places, spec);
+    new (self) Decoder(shape, entry, std::move(layers), inputs, altup, embedding, head, norm, places,
+                       spec);
 }
 
-void set_cache(Decoder& decoder, KvArray k, KvArray v) {
-    const AttentionShape& a = decoder.shape().attention;
+// One layer's keys and values, of any number of blocks.
+KvLayer cache_of(const DecoderLayer& layer, const KvArray& k, const KvArray& v) {
+    const AttentionShape& a = layer.attention;
     const KvType type = kv_type(k.dtype(), v.dtype());
-    const size_t layers = decoder.num_kv_layers(), heads = static_cast<size_t>(a.kv_heads);
-    check(k.ndim() == 5 && v.ndim() == 5 && k.shape(0) == layers && v.shape(0) == layers &&
-              k.shape(1) == v.shape(1) && k.shape(2) == heads && v.shape(2) == heads &&
-              static_cast<int>(k.shape(3)) == head_elements(type, a.head_dim) &&
-              k.shape(4) == TILE && v.shape(3) == TILE &&
-              static_cast<int>(v.shape(4)) ==
-                  (decoder.is_latent() ? 0 : head_elements(type, a.v_stride)),
+    const size_t heads = static_cast<size_t>(a.kv_heads);
+    const bool latent = layer.latent.has_value();
+    check(k.ndim() == 4 && v.ndim() == 4 && k.shape(0) == v.shape(0) && k.shape(1) == heads &&
+              v.shape(1) == heads &&
+              static_cast<int>(k.shape(2)) == head_elements(type, a.head_dim) &&
+              k.shape(3) == TILE && v.shape(2) == TILE &&
+              static_cast<int>(v.shape(3)) == (latent ? 0 : head_elements(type, a.v_stride)),
           "the cache has another shape than the decoder needs");
-    void* values = decoder.is_latent() ? nullptr : v.data();
-    decoder.set_cache({k.data(), values, type}, static_cast<int>(k.shape(1)),
-                      nb::make_tuple(k, v));
+    return {k.data(), latent ? nullptr : v.data(), type};
+}
+
+// The arrays [blocks, kv_heads, ...] that each layer reads; None where it has no attention.
+void set_cache(Decoder& decoder, nb::list keys, nb::list values) {
+    std::vector<KvLayer> caches;
+    const std::vector<DecoderLayer>& layers = decoder.all_layers();
+    check(keys.size() == layers.size() && values.size() == layers.size(),
+          "the cache has another number of layers than the decoder");
+    size_t blocks = 0;
+    KvType type{};
+    for (size_t i = 0; i < layers.size(); ++i) {
+        if (!layers[i].has_attention()) {
+            caches.push_back({});
+            continue;
+        }
+        const auto k = nb::cast<KvArray>(keys[i], false), v = nb::cast<KvArray>(values[i], false);
+        caches.push_back(cache_of(layers[i], k, v));
+        check(blocks == 0 || (k.shape(0) == blocks && caches[i].type == type),
+              "the layers' caches differ in their blocks or their type");
+        blocks = k.shape(0);
+        type = caches[i].type;
+    }
+    decoder.set_cache(std::move(caches), static_cast<int>(blocks), nb::make_tuple(keys, values));
 }
 
 // conv [layers, slots, kernel - 1, channels], state [layers, slots, heads, state of a head], logs
@@ -341,7 +469,7 @@ void set_states(Decoder& decoder, States conv, States state, States log_conv, St
     const RecurrentLayer* layer = decoder.recurrent();
     check(layer, "the decoder has no recurrent layer");
     const RecurrentShape& s = layer->shape;
-    const size_t layers = decoder.num_layers() - decoder.num_kv_layers(), slots = conv.shape(1);
+    const size_t layers = decoder.num_recurrent(), slots = conv.shape(1);
     const size_t lanes = due.shape(1), nodes = log_conv.shape(2), heads = static_cast<size_t>(s.heads);
     const auto is = [](const States& x, size_t a, size_t b, size_t c, size_t d) {
         return x.shape(0) == a && x.shape(1) == b && x.shape(2) == c && x.shape(3) == d;
@@ -431,7 +559,10 @@ void bind_forward(nb::module_& module) {
         });
     nb::class_<Decoder>(module, "Decoder")
         .def("__init__", &make_decoder, nb::arg("spec"))
-        .def("set_cache", &set_cache, nb::arg("k").noconvert(), nb::arg("v").noconvert())
+        .def("set_stream", [](Decoder& decoder, nb::object stream) {
+            decoder.set_stream(nb::cast<LayerStream*>(stream), stream);
+        })
+        .def("set_cache", &set_cache, nb::arg("keys"), nb::arg("values"))
         .def("set_states", &set_states, nb::arg("conv").noconvert(), nb::arg("state").noconvert(),
              nb::arg("log_conv").noconvert(), nb::arg("log_key").noconvert(),
              nb::arg("log_added").noconvert(), nb::arg("log_decay").noconvert(),

@@ -214,7 +214,7 @@ auto rotary_kv(const Rows& qkv, const Rows& cos, const Rows& sin,
         require(slot >= 0 && static_cast<size_t>(slot / TILE) < k_cache.shape(0),
                 "a slot is outside the cache");
     }
-    const AttentionShape shape{heads, kv_heads, head_dim, v_stride, 1.0f, 0.0f, 0, false};
+    const AttentionShape shape{heads, kv_heads, head_dim, v_stride, 1.0f, 0.0f, 0, false, false};
     const KvLayer layer{k_cache.data(), v_cache.data(), type};
     const float* q_weight = norm_data(q_norm, head_dim);
     const float* k_weight = norm_data(k_norm, head_dim);

@@ -20,6 +20,7 @@ void bind_suffix(nb::module_&);
 namespace paceline {
 void bind_forward(nb::module_&);
 void bind_grow(nb::module_&);
+void bind_stream(nb::module_&);
 }
 
 NB_MODULE(_native, module) {
@@ -58,6 +59,7 @@ NB_MODULE(_native, module) {
     bind_recurrent(module);
     bind_sampler(module);
     bind_suffix(module);
+    bind_stream(module);
     bind_forward(module);
     bind_grow(module);
 }

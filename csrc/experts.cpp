@@ -60,7 +60,9 @@ void Mixture::choose(const float* logits, int* ids, float* weights) const {
             wanted[id] += choice_bias[id];
         }
     }
-    const float* values = by_score() ? wanted.data() : logits;
+    // Scores may be equal where logits are not.
+    const bool by_logits = !choice_bias && (!sigmoid || groups == 1);
+    const float* values = by_logits ? logits : wanted.data();
     std::vector<char> gone(number, false);
     if (groups > 1) {
         close_groups(values, gone);
@@ -70,11 +72,13 @@ void Mixture::choose(const float* logits, int* ids, float* weights) const {
     }
     if (by_score()) {
         weigh_scores(scores.data(), ids, weights);
+    } else if (jitter > 0.0f) {
+        weigh_one_by_one(logits, ids, weights);
     } else {
         weigh_logits(logits, ids, weights);
     }
     for (int rank = 0; rank < per_token; ++rank) {
-        weights[rank] *= scale;
+        weights[rank] *= scales ? scale * scales[ids[rank]] : scale;
     }
 }
 
@@ -118,6 +122,21 @@ void Mixture::weigh_scores(const float* scores, const int* ids, float* weights) 
     }
 }
 
+void Mixture::weigh_one_by_one(const float* logits, const int* ids, float* weights) const {
+    for (int rank = 0; rank < per_token; ++rank) {
+        const float best = logits[ids[rank]];
+        float total = 0.0f;
+        for (int id = 0; id < int(experts.size()); ++id) {
+            const bool gone = std::find(ids, ids + rank, id) != ids + rank;
+            const float share = (best - logits[id]) / std::max(std::fabs(logits[id]), best);
+            if (!gone && !(share > 2.0f * jitter)) {
+                total += std::exp(logits[id] - best);
+            }
+        }
+        weights[rank] = 1.0f / total;
+    }
+}
+
 float Mixture::shared_weight(const float* logits) const {
     return shared_gate ? logistic(logits[experts.size()]) : 1.0f;
 }
@@ -127,6 +146,7 @@ void Assignment::need(int count, int per_token) {
     ids.resize(size);
     weights.resize(size);
     rows.resize(size);
+    entry_weights.resize(size);
     entries.resize(size);
 }
 
@@ -146,6 +166,7 @@ void Assignment::sort(int count, const Mixture& mixture) {
     for (int i = 0; i < size; ++i) {
         const int entry = next[ids[i]]++;
         rows[entry] = i / each;
+        entry_weights[entry] = weights[i];
         entries[i] = entry;
     }
 }
@@ -165,8 +186,13 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
         if (layer.post_attention_norm) {
             add_branch(row, layer.post_attention_norm);
         }
-        normed(x_row(row), layer.mlp_norm, normed_row(row));
-        mixture.router.take(normed_row(row), in_hidden_, row, spare(thread));
+        const MixtureNorms& norms = mixture.norms;
+        normed(x_row(row), norms.experts ? norms.experts : layer.mlp_norm, normed_row(row));
+        if (norms.router) {
+            normed(x_row(row), norms.router, scratch(thread));
+        }
+        mixture.router.take(norms.router ? scratch(thread) : normed_row(row), in_hidden_, row,
+                            spare(thread));
     });
     linear(mixture.router, in_hidden_, {routed_.get(), nullptr, ld_router, 1.0f});
     pool().each(rows, [&](int row, int) {
@@ -178,24 +204,35 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
     experts(mixture, count);
     if (mixture.shared) {
         pool().each(rows, [&](int row, int thread) {
-            mixture.shared->gate_up.take(normed_row(row), in_hidden_, row, spare(thread));
+            if (mixture.norms.experts) {
+                norm_for(mixture.shared->gate_up, row, layer.mlp_norm, thread);
+            } else {
+                mixture.shared->gate_up.take(normed_row(row), in_hidden_, row, spare(thread));
+            }
         });
         shared_.need(size_t(rows) * ld_hidden_);
-        feed(*mixture.shared, nullptr, rows, {shared_.get(), nullptr, ld_hidden_, 1.0f});
+        feed(*mixture.shared, nullptr, -INFINITY, rows,
+             {shared_.get(), nullptr, ld_hidden_, 1.0f});
     }
     pool().each(rows, [&](int row, int thread) {
         float* sum = scratch(thread);
         for (int rank = 0; rank < each; ++rank) {
             const size_t at = size_t(row) * each + rank;
-            const float weight = assignment_.weights[at];
+            const float weight = mixture.weighs_inputs ? 1.0f : assignment_.weights[at];
             const float* found = expert_out_.get() + size_t(assignment_.entries[at]) * ld_hidden_;
             for (int i = 0; i < shape_.hidden; ++i) {
                 sum[i] = rank ? sum[i] + weight * found[i] : weight * found[i];
             }
         }
+        if (mixture.norms.routed) {
+            normed(sum, mixture.norms.routed, sum);
+        }
         if (mixture.shared) {
             const float weight = mixture.shared_weight(router_row(row));
-            const float* shared = shared_.get() + size_t(row) * ld_hidden_;
+            float* shared = shared_.get() + size_t(row) * ld_hidden_;
+            if (mixture.norms.shared) {
+                normed(shared, mixture.norms.shared, shared);
+            }
             for (int i = 0; i < shape_.hidden; ++i) {
                 sum[i] += weight * shared[i];
             }
@@ -247,13 +284,23 @@ void Decoder::experts(const Mixture& mixture, int count) {
     std::vector<Inputs> inputs = groups_of(shape_.hidden);
     pool().each(count, [&](int entry, int thread) {
         const float* x = normed_.get() + size_t(assignment_.rows[entry]) * ld_hidden_;
+        if (mixture.weighs_inputs) {
+            const float weight = assignment_.entry_weights[entry];
+            std::transform(x, x + ld_hidden_, scratch(thread),
+                           [&](float value) { return weight * value; });
+            x = scratch(thread);
+        }
         take(expert_of(entry).gate_up, x, inputs, entry, thread);
     });
     grouped(mixture, &FeedForward::gate_up, inputs, expert_gate_up_.get(), ld_expert);
     inputs = groups_of(mixture.width());
     pool().each(count, [&](int entry, int thread) {
-        kernels().gated(expert_gate_up_.get() + size_t(entry) * ld_expert, mixture.width(),
-                        shape_.activation, scratch(thread));
+        const float* up = expert_gate_up_.get() + size_t(entry) * ld_expert;
+        if (shape_.gated) {
+            kernels().gated(up, mixture.width(), shape_.activation, scratch(thread));
+        } else {
+            kernels().activate(up, mixture.width(), shape_.activation, nullptr, scratch(thread));
+        }
         take(expert_of(entry).down, scratch(thread), inputs, entry, thread);
     });
     grouped(mixture, &FeedForward::down, inputs, expert_out_.get(), ld_hidden_);

@@ -15,6 +15,12 @@ struct FeedForward {
     int width() const { return down.k(); }
 };
 
+// Norms [hidden] of a mixture whose parts have their own: before the router and the chosen experts,
+// and of the sum of their results and the shared expert's result. Null: none.
+struct MixtureNorms {
+    const float *router, *experts, *routed, *shared;
+};
+
 struct Mixture {
     Linear router;  // floats; one output for each expert, and one more where `shared_gate`
     std::vector<FeedForward> experts;  // all of one width
@@ -29,6 +35,11 @@ struct Mixture {
     // `group_best` best experts have the largest sum.
     int groups, groups_per_token, group_best;
     float least_sum;  // what scores that add up to less are divided by
+    const float* scales;  // [experts], of their weights besides; null: 1
+    MixtureNorms norms;
+    // Logits within twice this share of an expert's are weighed against it; 0: otherwise.
+    float jitter;
+    bool weighs_inputs;  // weights are those of what experts read, and not of their results
 
     int width() const { return experts.front().width(); }
     // A row's experts and their weights [per_token], from its router logits: the largest first, equal
@@ -45,6 +56,8 @@ struct Mixture {
     // The weights [per_token] of logits, or of scores, before they are scaled.
     void weigh_logits(const float* logits, const int* ids, float* weights) const;
     void weigh_scores(const float* scores, const int* ids, float* weights) const;
+    // Those of SparseMixer (arXiv 2409.12136), of each expert against those that are left.
+    void weigh_one_by_one(const float* logits, const int* ids, float* weights) const;
 };
 
 // The rows of a slice by the experts that they take. Entry i is a row with one of its experts; those
@@ -56,6 +69,7 @@ struct Assignment {
     std::vector<int> ids;        // [rows, per_token]
     std::vector<float> weights;  // [rows, per_token]
     std::vector<int> rows;       // [entries]
+    std::vector<float> entry_weights;  // [entries]
     std::vector<int> entries;    // [rows, per_token]
     std::vector<Group> groups;   // experts that some row takes
 

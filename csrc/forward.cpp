@@ -27,8 +27,16 @@ template <typename Visit> void for_each_mlp(const DecoderLayer& layer, const Vis
 }
 
 int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLayer>& layers,
+                const std::optional<LayerInputs>& inputs, const std::optional<AltUp>& altup,
                 const Linear& head) {
-    int most = std::max(head.num_orders, entry ? entry->join.num_orders : 0);
+    int most = std::max({head.num_orders, entry ? entry->join.num_orders : 0,
+                         inputs ? inputs->projection.num_orders : 0});
+    for (const auto& linears : altup ? std::vector{altup->spread, altup->gather}
+                                     : std::vector<std::vector<Linear>>{}) {
+        for (const Linear& each : linears) {
+            most = std::max(most, each.num_orders);
+        }
+    }
     for (const DecoderLayer& layer : layers) {
         most = std::max({most, layer.first().num_orders, layer.o.num_orders});
         if (layer.recurrent) {
@@ -36,6 +44,12 @@ int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLaye
         }
         if (layer.latent) {
             most = std::max(most, layer.latent->q_b.num_orders);
+        }
+        if (layer.gate) {
+            most = std::max({most, layer.gate->gate.num_orders, layer.gate->projection.num_orders});
+        }
+        if (layer.altup) {
+            most = std::max({most, layer.altup->left.num_orders, layer.altup->right.num_orders});
         }
         for_each_mlp(layer, [&](const FeedForward& mlp) {
             most = std::max({most, mlp.gate_up.num_orders, mlp.down.num_orders});
@@ -52,50 +66,53 @@ int widest_mlp(const std::vector<DecoderLayer>& layers) {
     return widest;
 }
 
+// Of the layer in which `width_of` it is largest.
+template <typename WidthOf>
+int widest(const std::vector<DecoderLayer>& layers, const WidthOf& width_of) {
+    int most = 0;
+    for (const DecoderLayer& layer : layers) {
+        most = std::max(most, width_of(layer));
+    }
+    return most;
+}
+
 }  // namespace
 
 Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
+                 std::optional<LayerInputs> layer_inputs, std::optional<AltUp> altup,
                  Linear embedding, Linear head, const float* final_norm, const float* places,
                  nb::object keep_alive)
     : shape_(shape),
       entry_(entry),
       layers_(std::move(layers)),
+      layer_inputs_(layer_inputs),
+      altup_(std::move(altup)),
       embedding_(embedding),
       head_(head),
       final_norm_(final_norm),
       places_(places),
       keep_alive_(std::move(keep_alive)),
-      q_width_(shape.attention.heads * shape.attention.head_dim),
-      qkv_width_(q_width_ + 2 * shape.attention.kv_heads * shape.attention.head_dim),
+      q_width_(widest(layers_, [](const DecoderLayer& each) { return each.q_width(); })),
+      qkv_width_(widest(layers_, [](const DecoderLayer& each) {
+          return each.q_width() + 2 * each.kv_width();
+      })),
       widest_mlp_(widest_mlp(layers_)),
       ld_hidden_(round_up(shape.hidden, TILE)),
       ld_qkv_(round_up(qkv_width_ + (shape.attention_gate ? q_width_ : 0), TILE)),
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
       ld_mlp_(round_up(widest_mlp_, TILE)),
-      most_orders_(most_orders(entry_, layers_, head_)) {
+      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)) {
     for (const DecoderLayer& layer : layers_) {
-        num_kv_layers_ += layer.recurrent ? 0 : 1;
+        num_recurrent_ += layer.recurrent ? 1 : 0;
         recurrent_ = !recurrent_ && layer.recurrent ? &*layer.recurrent : recurrent_;
     }
 }
 
-void Decoder::set_cache(const KvLayer& first, int num_blocks, nb::object keep_alive) {
-    first_cache_ = first;
+void Decoder::set_cache(std::vector<KvLayer> caches, int num_blocks, nb::object keep_alive) {
+    caches_ = std::move(caches);
     num_blocks_ = num_blocks;
     keep_cache_ = std::move(keep_alive);
-}
-
-KvLayer Decoder::cache(size_t layer) const {
-    const AttentionShape& a = shape_.attention;
-    const KvType type = first_cache_.type;
-    return with_elements(type, [&](auto element) -> KvLayer {
-        using E = decltype(element);
-        const size_t heads = layer * static_cast<size_t>(num_blocks_) * a.kv_heads * TILE;
-        E* values = static_cast<E*>(first_cache_.v);
-        return {static_cast<E*>(first_cache_.k) + heads * head_elements(type, a.head_dim),
-                values ? values + heads * head_elements(type, a.v_stride) : nullptr, type};
-    });
 }
 
 void Decoder::forward(const Batch& batch, const Streams& streams, float* logits) {
@@ -111,8 +128,10 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     const int threads = pool().size();
     const int samples = static_cast<int>(batch.sample_rows.size());
     const int q_rank = is_latent() ? round_up(layers_.front().latent->q_rank, TILE) : 0;
+    const int told = layer_inputs_ ? round_up(layer_inputs_->total(), TILE) : 0;
     const int inner = recurrent_ ? round_up(recurrent_->shape.inner(), TILE) : 0;
-    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank, inner});
+    scratch_stride_ =
+        2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank, told, inner});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     is_read_.assign(layers_.size(), {});
@@ -178,20 +197,24 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     const int joined = entry_ ? 2 * shape_.hidden : 0;
     const auto& latent = layers_.front().latent;
     const int between = latent ? std::max(latent->q_rank, latent->results()) : 0;
+    const int told = layer_inputs_ ? layer_inputs_->width : 0;
     const int inner = recurrent_ ? recurrent_->shape.inner() : 0;
-    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_, between, inner});
+    const int widest =
+        std::max({joined, shape_.hidden, q_width_, widest_mlp_, between, told, inner});
     inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
-    in_attended_ = inputs_.view(rows, q_width_, most_orders_);
-    plan_attention(batch, slice);
+    planned_ = nullptr;
     if (recurrent_) {
         plan_recurrences(batch, slice);
     }
 }
 
-void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
-    const AttentionShape& a = shape_.attention;
+void Decoder::plan_attention(const Batch& batch, const Slice& slice, const AttentionShape& a) {
+    if (planned_ && planned_->kv_heads == a.kv_heads && planned_->head_dim == a.head_dim) {
+        return;
+    }
+    planned_ = &a;
     int last = 0;
     for (int row = slice.first; row < slice.end; ++row) {
         last = std::max(last, batch.rows[row].last);
@@ -279,8 +302,16 @@ void Decoder::add_branch(int row, const float* weight) {
 }
 
 void Decoder::end_layer(const DecoderLayer& layer, int row) {
-    if (layer.post_mlp_norm) {
-        add_branch(row, layer.post_mlp_norm);
+    if (layer.altup) {
+        end_streams(layer, row);
+        return;
+    }
+    if (layer.last_norm()) {
+        add_branch(row, layer.last_norm());
+    }
+    float* x = x_row(row);
+    for (int i = 0; layer.scale != 1.0f && i < shape_.hidden; ++i) {
+        x[i] *= layer.scale;
     }
 }
 
@@ -322,7 +353,9 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
             }
         }
         if (!entry_) {
-            begin_layer(row, thread);
+            if (!layer_inputs_) {
+                begin_layer(row, thread);
+            }
             return;
         }
         join(row, streams.inputs + static_cast<size_t>(at) * shape_.hidden, thread);
@@ -334,19 +367,41 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
         linear(entry_->join, in_joined_, {x_.get(), nullptr, ld_hidden_, 1.0f});
         pool().each(rows, begin_layer);
     }
+    if (layer_inputs_) {
+        layer_inputs(batch, slice);
+        pool().each(rows, begin_layer);
+    }
     return entry_ && !entry_->is_fused() ? in_joined_ : in_hidden_;
+}
+
+void Decoder::set_stream(LayerStream* stream, nanobind::object keep_alive) {
+    stream_ = stream;
+    keep_stream_ = std::move(keep_alive);
 }
 
 void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& streams) {
     const int rows = slice.end - slice.first;
     const Inputs* in = &enter(batch, slice, streams);
+    if (altup_) {
+        spread_streams(rows);
+    }
     for (size_t index = 0; index < layers_.size(); ++index) {
-        if (layers_[index].recurrent) {
-            recurrence(layers_[index], rows, *in);
-        } else {
-            attention(batch, slice, layers_[index], cache(layers_[index].kv_index), *in);
+        if (stream_) {
+            stream_->begin(index);
         }
-        feed_forward(layers_[index], rows);
+        if (altup_) {
+            predict_streams(layers_[index], rows);
+        }
+        mix(batch, slice, index, *in);
+        if (layers_[index].has_mlp()) {
+            feed_forward(layers_[index], rows);
+        }
+        if (layers_[index].gate) {
+            take_layer_input(layers_[index], index, rows);
+        }
+        if (stream_) {
+            stream_->end(index);
+        }
         if (index + 1 == layers_.size()) {
             break;
         }
@@ -358,6 +413,10 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
             norm_for(next.first(), row, next.input_norm, thread);
         });
     }
+    if (altup_) {
+        pool().each(rows, [&](int row, int) { end_layer(layers_.back(), row); });
+        gather_streams(rows);
+    }
     leave(batch, slice, streams);
 }
 
@@ -365,7 +424,9 @@ void Decoder::leave(const Batch& batch, const Slice& slice, const Streams& strea
     const size_t count = layers_.size();
     const bool every_row = streams.has_tap(count) || streams.has_tap(count + 1);
     pool().each(every_row ? slice.end - slice.first : 0, [&](int row, int thread) {
-        end_layer(layers_.back(), row);
+        if (!altup_) {
+            end_layer(layers_.back(), row);
+        }
         hand_out(streams, count, slice.first + row, x_row(row));
         normed(x_row(row), final_norm_, scratch(thread));
         hand_out(streams, count + 1, slice.first + row, scratch(thread));
@@ -373,25 +434,46 @@ void Decoder::leave(const Batch& batch, const Slice& slice, const Streams& strea
     pool().each(slice.samples_end - slice.samples, [&](int i, int) {
         const int sample = slice.samples + i;
         const int row = batch.sample_rows[sample] - slice.first;
-        if (!every_row) {
+        if (!every_row && !altup_) {
             end_layer(layers_.back(), row);  // a row is sampled at most once
         }
         normed(x_row(row), final_norm_, sampled_.get() + static_cast<size_t>(sample) * ld_hidden_);
     });
 }
 
-void Decoder::attention(const Batch& batch, const Slice& slice,
-                        const DecoderLayer& layer, const KvLayer& kv, const Inputs& in) {
-    AttentionShape shape = shape_.attention;
-    shape.window = layer.sliding ? shape.window : 0;
-    shape.ahead = layer.ahead;
-    const int heads = shape.heads;
-    if (layer.latent) {
-        latent_heads(*layer.latent, layer.qkv, slice.end - slice.first, in);
-    } else {
+void Decoder::mix(const Batch& batch, const Slice& slice, size_t index, const Inputs& in) {
+    const DecoderLayer& layer = layers_[index];
+    const int rows = slice.end - slice.first;
+    const bool attends = layer.has_attention();
+    if (layer.recurrent) {
+        read_recurrent(*layer.recurrent, rows, in);
+    }
+    if (layer.recurrent && attends) {  // of rows that the recurrence has not been added to
+        pool().each(rows, [&](int row, int thread) {
+            norm_for(layer.qkv, row, layer.input_norm, thread);
+        });
+    }
+    if (attends && !layer.latent) {
         linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
     }
+    if (layer.recurrent) {
+        recurrence(layer, rows);
+    }
+    if (attends) {
+        attention(batch, slice, layer, caches_[index], in);
+    }
+}
+
+void Decoder::attention(const Batch& batch, const Slice& slice,
+                        const DecoderLayer& layer, const KvLayer& kv, const Inputs& in) {
+    const AttentionShape& shape = layer.attention;
+    const int heads = shape.heads, q_width = layer.q_width();
+    plan_attention(batch, slice, shape);
+    if (layer.latent) {
+        latent_heads(*layer.latent, layer.qkv, slice.end - slice.first, in);
+    }
     turn_heads(batch, slice.first, slice.end, layer, kv);
+    const Inputs in_attended = inputs_.view(slice.end - slice.first, q_width, most_orders_);
     const int stride = partial_stride(shape), row_stride = chunks_ * stride;
     for (const Pass& pass : passes_) {
         const int blocks = pass.end_block - pass.first_block;
@@ -419,30 +501,35 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                                 layer.sinks ? layer.sinks + h : nullptr, y + h * shape.head_dim);
             }
             if (shape_.attention_gate) {
-                const float* gate = qkv_.get() + static_cast<size_t>(row) * ld_qkv_ + qkv_width_;
-                kernels().recurrent->gate(y, gate, q_width_, y);
+                const float* gate = qkv_.get() + static_cast<size_t>(row) * ld_qkv_ +
+                                    q_width + 2 * layer.kv_width();
+                kernels().recurrent->gate(y, gate, q_width, y);
             }
+            std::fill(y + q_width, y + round_up(q_width, TILE), 0.0f);
             if (!layer.latent) {
-                layer.o.take(y, in_attended_, row, spare(thread));
+                layer.o.take(y, in_attended, row, spare(thread));
             }
         });
     }
     const Inputs heads_in = layer.latent
                                 ? latent_results(*layer.latent, layer.o, slice.end - slice.first)
-                                : in_attended_;
-    mix_in(layer, layer.o, heads_in);
+                                : in_attended;
+    mix_in(layer, layer.o, heads_in, layer.recurrent ? shape_.attention_out_scale : 1.0f,
+           layer.recurrent.has_value());
 }
 
-void Decoder::mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in) {
+void Decoder::mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
+                     bool is_second) {
     const bool branch = branches(layer);
-    linear(last, in,
-           {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
-            branch ? 1.0f : shape_.residual_multiplier});
+    float* to = branch ? branch_.get() : x_.get();
+    linear(last, in, {to, branch && !is_second ? nullptr : to, ld_hidden_,
+                      scale * (branch ? 1.0f : shape_.residual_multiplier)});
 }
 
 void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
                          const KvLayer& kv) {
-    const AttentionShape& shape = shape_.attention;
+    const AttentionShape& shape = layer.attention;
+    const KvLayer own = layer.owns_kv ? kv : KvLayer{nullptr, nullptr, kv.type};
     if (layer.norms_whole) {
         norm_heads(layer, end - first);
     }
@@ -458,8 +545,9 @@ void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLa
             const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
                                   each ? layer.q_norm : nullptr, each ? layer.k_norm : nullptr,
                                   shape_.norm_eps, shape_.heads_normed_last,
-                                  table.q_scale ? table.q_scale[batch.rows[at].position] : 1.0f};
-            kernels().rotary_kv(qkv_.get() + row * ld_qkv_, shape, args, kv,
+                                  table.q_scale ? table.q_scale[batch.rows[at].position] : 1.0f,
+                                  layer.v_norm, layer.values_are_keys};
+            kernels().rotary_kv(qkv_.get() + row * ld_qkv_, shape, args, own,
                                 batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
                                 piece / parts, q_.get() + row * ld_q_);
         }
@@ -467,11 +555,11 @@ void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLa
 }
 
 void Decoder::norm_heads(const DecoderLayer& layer, int rows) {
-    const int k_width = (qkv_width_ - q_width_) / 2;
+    const int q_width = layer.q_width(), k_width = layer.kv_width();
     pool().each(rows, [&](int row, int thread) {
         float* q = qkv_.get() + static_cast<size_t>(row) * ld_qkv_;
-        for (const auto& [x, weight, width] : {std::tuple{q, layer.q_norm, q_width_},
-                                               std::tuple{q + q_width_, layer.k_norm, k_width}}) {
+        for (const auto& [x, weight, width] : {std::tuple{q, layer.q_norm, q_width},
+                                               std::tuple{q + q_width, layer.k_norm, k_width}}) {
             kernels().rms_norm(x, weight, shape_.norm_eps, width, scratch(thread));
             std::copy_n(scratch(thread), width, x);
         }
@@ -496,8 +584,9 @@ void Decoder::write_kv(const Batch& batch, const float* inputs) {
                 layer.qkv.take(scratch(thread), in_hidden_, row, spare(thread));
             });
             // The queries, which come first, are not needed.
-            linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f}, q_width_ / TILE);
-            turn_heads(batch, first, end, layer, cache(index));
+            linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f},
+                   layer.q_width() / TILE);
+            turn_heads(batch, first, end, layer, caches_[index]);
         }
     }
 }
@@ -514,21 +603,31 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
         if (branches(layer)) {
             add_branch(row, layer.post_attention_norm);
         }
+        if (layer.altup) {
+            add_laurel(row);
+        }
         if (!shape_.parallel) {
             norm_for(layer.mlp.gate_up, row, layer.mlp_norm, thread);
         }
     });
     const bool branch = layer.post_mlp_norm != nullptr;
-    feed(layer.mlp, layer.learnt, rows,
+    feed(layer.mlp, layer.learnt, layer.sparse_deviations, rows,
          {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
-          branch ? 1.0f : shape_.residual_multiplier});
+          shape_.mlp_out_scale * (branch ? 1.0f : shape_.residual_multiplier)});
 }
 
-void Decoder::feed(const FeedForward& mlp, const float* learnt, int rows, const LinearOut& out) {
+void Decoder::feed(const FeedForward& mlp, const float* learnt, float sparse_deviations, int rows,
+                   const LinearOut& out) {
     linear(mlp.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
     const Inputs inner = inputs_.view(rows, mlp.width(), most_orders_);
     pool().each(rows, [&](int row, int thread) {
-        const float* up = gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_;
+        float* up = gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_;
+        if (sparse_deviations > -INFINITY) {
+            cut_gates(up, mlp.width(), sparse_deviations);
+        }
+        for (int i = 0; shape_.gate_multiplier != 1.0f && i < mlp.width(); ++i) {
+            up[i] *= shape_.gate_multiplier;
+        }
         if (shape_.gated) {
             kernels().gated(up, mlp.width(), shape_.activation, scratch(thread));
         } else {

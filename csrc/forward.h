@@ -8,10 +8,13 @@
 #include <optional>
 #include <vector>
 
+#include "altup.h"
 #include "batch.h"
 #include "buffers.h"
 #include "experts.h"
 #include "latent.h"
+#include "layer_inputs.h"
+#include "layer_stream.h"
 #include "linear.h"
 #include "recurrent_layer.h"
 #include "thread_pool.h"
@@ -20,13 +23,14 @@ namespace paceline {
 
 // Numbers that all layers share; the fields of paceline's ModelConfig.
 struct DecoderShape {
-    int hidden, intermediate, vocab, max_len;
+    int hidden, vocab, max_len;
     int num_logits;  // rows of the head: vocab, or fewer in a draft whose head is pruned
-    AttentionShape attention;  // its window is that of sliding layers
     float norm_eps, embedding_multiplier, residual_multiplier, logits_divisor, logits_softcap;
     Activation activation;
     bool layer_norm;  // norms are layer_norm, their vectors [2, hidden]: weights, then biases
-    bool gated;       // dense feed-forwards have a gate
+    bool gated;       // feed-forwards have a gate
+    float gate_multiplier, mlp_out_scale;  // of dense ones: of what their activation reads, and adds
+    float attention_out_scale;             // of attention beside a recurrence
     bool attention_gate;  // the last of what a layer's first linear gives weighs its heads
     bool parallel;    // a feed-forward reads what its layer's attention reads
     bool heads_normed_last;  // queries and keys, after the rotation
@@ -46,6 +50,12 @@ struct DecoderLayer {
     const float* mlp_norm;  // null: none
     const float* learnt;    // what its activation has beyond its input; null: nothing
     const float* sinks;     // [heads]; null: none
+    const float* v_norm;    // [head_dim]; null: none
+    AttentionShape attention;
+    // Which layer's keys and values it reads: itself or an earlier one. Of its own, `qkv` has those
+    // for keys and, unless `values_are_keys`, for values.
+    int kv_layer;
+    bool owns_kv, values_are_keys;
     bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
     Linear qkv, o;                   // without parts where there is no attention
     FeedForward mlp;                 // without parts where there is a mixture
@@ -53,12 +63,21 @@ struct DecoderLayer {
     std::optional<LatentAttention> latent;  // between qkv and o
     std::optional<RecurrentLayer> recurrent;  // instead of attention
     RotaryTable rotary;
-    bool sliding;
-    bool ahead;  // rows see all of their block
-    size_t kv_index;  // among the layers with attention
+    std::optional<LayerGate> gate;  // of its input beside the residual stream
+    float scale;                    // of the residual stream that leaves it
+    std::optional<AltUpLayer> altup;  // where there are several streams
+    // Gates that are not so many standard deviations above their row's mean are 0, and the others
+    // lowered by as much; -inf: they stay.
+    float sparse_deviations;
 
-    // What reads the rows behind its norm.
+    bool has_attention() const { return o.num_parts > 0; }
+    bool has_mlp() const { return mixture || mlp.down.num_parts > 0; }
+    // What reads the rows behind its first norm; without parts where it is a feed-forward alone.
     const Linear& first() const { return recurrent ? recurrent->first : qkv; }
+    int q_width() const { return attention.heads * attention.head_dim; }
+    int kv_width() const { return attention.kv_heads * attention.head_dim; }
+    // The norm of the last branch that is added to the residual stream; null: it has been added.
+    const float* last_norm() const { return gate ? gate->norm : post_mlp_norm; }
 };
 
 // How rows of hidden states join the embeddings of a head's tokens: see paceline/models/entry.py.
@@ -88,11 +107,15 @@ class Decoder {
   public:
     // `final_norm` may be null, and so may `places` [max_len, hidden], which are added to embeddings.
     Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
+            std::optional<LayerInputs> layer_inputs, std::optional<AltUp> altup,
             Linear embedding, Linear head, const float* final_norm, const float* places,
             nanobind::object keep_alive);
 
-    // Keys and values of all layers, one KvLayer after another.
-    void set_cache(const KvLayer& first, int num_blocks, nanobind::object keep_alive);
+    // What each layer reads keys and values from; it writes there where they are its own.
+    void set_cache(std::vector<KvLayer> caches, int num_blocks, nanobind::object keep_alive);
+
+    // What brings those layers whose weights do not stay in memory.
+    void set_stream(LayerStream* stream, nanobind::object keep_alive);
 
     // What recurrent layers keep, one layer after another from the first one on.
     void set_states(const LayerStates& first, nanobind::object keep_alive);
@@ -113,14 +136,15 @@ class Decoder {
     // Whether spans are blocks, of which some layer sees all.
     bool reads_blocks() const {
         return std::any_of(layers_.begin(), layers_.end(),
-                           [](const DecoderLayer& layer) { return layer.ahead; });
+                           [](const DecoderLayer& layer) { return layer.attention.ahead; });
     }
     // Whether keys are values too.
     bool is_latent() const { return layers_.front().latent.has_value(); }
     size_t num_layers() const { return layers_.size(); }
-    size_t num_kv_layers() const { return num_kv_layers_; }
-    // The first one; null where there is none. All are of one shape.
+    const std::vector<DecoderLayer>& all_layers() const { return layers_; }
+    // The first recurrent layer; null where there is none. All are of one shape.
     const RecurrentLayer* recurrent() const { return recurrent_; }
+    size_t num_recurrent() const { return num_recurrent_; }
     int num_blocks() const { return num_blocks_; }
 
   private:
@@ -139,7 +163,8 @@ class Decoder {
     // Where a slice from `first` on ends: no block is cut, and no tree that recurrent layers walk.
     static int slice_end(const Batch& batch, int first);
     void prepare(const Batch& batch, const Slice& slice);
-    void plan_attention(const Batch& batch, const Slice& slice);
+    // Unless it is planned for layers of this shape already.
+    void plan_attention(const Batch& batch, const Slice& slice, const AttentionShape& a);
     void cut_rows(const Batch& batch, const Slice& slice, int most);
     void layers(const Batch& batch, const Slice& slice, const Streams& streams);
     // Fills the rows of x that enter the first layer; what its queries, keys and values read.
@@ -149,11 +174,35 @@ class Decoder {
     void leave(const Batch& batch, const Slice& slice, const Streams& streams);
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv, const Inputs& in);
-    // csrc/recurrent_layer.cpp: the walks of a slice, which all recurrent layers share; and one layer.
+    // A layer's recurrence, attention, or both beside each other, which read the same rows.
+    void mix(const Batch& batch, const Slice& slice, size_t index, const Inputs& in);
+    // csrc/recurrent_layer.cpp: the walks of a slice, which all recurrent layers share; one layer's
+    // first linear, to `first_`; and what comes after it.
     void plan_recurrences(const Batch& batch, const Slice& slice);
-    void recurrence(const DecoderLayer& layer, int rows, const Inputs& in);
-    // A layer's last linear before its feed-forward, into the stream or as a branch.
-    void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in);
+    void read_recurrent(const RecurrentLayer& layer, int rows, const Inputs& in);
+    void recurrence(const DecoderLayer& layer, int rows);
+    // The last linear of a layer's attention or recurrence, times `scale`: into the stream or, of
+    // layers that have one, into the branch, to which a recurrence may have been written before.
+    void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
+                bool is_second = false);
+    // csrc/layer_inputs.cpp: the inputs of all layers for the rows of x, to `told_`.
+    void layer_inputs(const Batch& batch, const Slice& slice);
+    // From the end of a layer's feed-forward to the branch of its input.
+    void take_layer_input(const DecoderLayer& layer, size_t index, int rows);
+    // csrc/altup.cpp: from rows of x to their streams, and back.
+    void spread_streams(int rows);
+    void gather_streams(int rows);
+    // From the streams of rows to what a layer reads: x, `laurel_` and the inputs of its `qkv`.
+    void predict_streams(const DecoderLayer& layer, int rows);
+    void add_laurel(int row);
+    // What a layer made of a row of x, to all of its streams; x is what its gate reads.
+    void correct_streams(const DecoderLayer& layer, int row, float* spare);
+    // The branch of the layer's input, to the streams; x is the active one.
+    void end_streams(const DecoderLayer& layer, int row);
+    void stream_scores(const AltUpLayer& w, const float* x, float* scores, float* spare) const;
+    float* stream(int row, int index) const {
+        return streams_.get() + (size_t(row) * altup_->streams + index) * ld_hidden_;
+    }
     // csrc/latent.cpp: from the inputs of a layer's first linear to `qkv_`, which has no values.
     void latent_heads(const LatentAttention& a, const Linear& first_linear, int rows,
                       const Inputs& in);
@@ -169,7 +218,8 @@ class Decoder {
                  int step);
     void feed_forward(const DecoderLayer& layer, int rows);
     // Rows of `in_hidden_` through a feed-forward.
-    void feed(const FeedForward& mlp, const float* learnt, int rows, const LinearOut& out);
+    void feed(const FeedForward& mlp, const float* learnt, float sparse_deviations, int rows,
+              const LinearOut& out);
     // csrc/experts.cpp: the feed-forward of a layer that is a mixture.
     void mixture(const DecoderLayer& layer, int rows);
     // The results of all entries of the assignment, to `expert_out_`.
@@ -194,7 +244,8 @@ class Decoder {
     }
     void norm(const float* x, const float* weight, float* y) const;
     float* x_row(int row) const { return x_.get() + static_cast<size_t>(row) * ld_hidden_; }
-    // What a row of x holds at the end of a layer is there: its branch is added, where it has a norm.
+    // What a row of x holds at the end of a layer is there: its last branch is added, where it has a
+    // norm, and all is scaled.
     void end_layer(const DecoderLayer& layer, int row);
     // What tap `tap` is of the batch's row `at`, to the features that asked for it.
     void hand_out(const Streams& streams, size_t tap, int at, const float* x) const;
@@ -204,7 +255,6 @@ class Decoder {
     void norm_for(const Linear& to, int row, const float* weight, int thread);
     void head(int samples, float* logits);
     void head_greedy(int samples, int32_t* tokens);
-    KvLayer cache(size_t layer) const;
     // Of one thread: two rows of any width, the second one for `Linear::take` and `Linear::gather`.
     float* scratch(int thread) const {
         return scratch_.get() + static_cast<size_t>(thread) * scratch_stride_;
@@ -214,17 +264,21 @@ class Decoder {
     const DecoderShape shape_;
     const std::optional<Entry> entry_;
     const std::vector<DecoderLayer> layers_;
+    const std::optional<LayerInputs> layer_inputs_;
+    const std::optional<AltUp> altup_;
     const Linear embedding_, head_;
     const float *const final_norm_, *const places_;
     nanobind::object keep_alive_, keep_cache_, keep_states_;
 
-    KvLayer first_cache_{};
+    LayerStream* stream_ = nullptr;
+    nanobind::object keep_stream_;
+    std::vector<KvLayer> caches_;
     int num_blocks_ = 0;
-    size_t num_kv_layers_ = 0;
+    size_t num_recurrent_ = 0;
     const RecurrentLayer* recurrent_ = nullptr;
     LayerStates states_{};  // of the first recurrent layer
 
-    const int q_width_, qkv_width_;  // queries; queries, keys and values
+    const int q_width_, qkv_width_;  // of the widest layers
     const int widest_mlp_;  // of dense layers, experts and shared ones
     const int ld_hidden_, ld_qkv_, ld_q_, ld_gate_up_, ld_mlp_;  // row strides, in floats
     const int most_orders_;  // of one linear's inputs
@@ -238,14 +292,17 @@ class Decoder {
     Buffer<float> first_, mixed_, recurred_;  // of recurrent layers
     RecurrentStep step_;
     std::vector<int32_t> span_parents_;
+    Buffer<float> told_, gates_;  // [rows, inputs of all layers], and of one layer
+    Buffer<float> streams_, laurel_, ranks_;  // [rows, streams, hidden], beside attention
     Assignment assignment_;
     std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
     int experts_read_ = 0;
     // Views of one memory, used in turn.
-    Inputs in_joined_{}, in_hidden_{}, in_attended_{};
+    Inputs in_joined_{}, in_hidden_{};
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;
+    const AttentionShape* planned_ = nullptr;  // what blocks and passes are for; null: nothing yet
     std::vector<float> best_values_;    // [threads, samples]
     std::vector<int32_t> best_tokens_;  // [threads, samples]
 };

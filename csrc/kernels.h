@@ -140,7 +140,8 @@ template <typename F> auto with_elements(KvType type, const F& f) {
 
 // Keys and values of one layer. K is [blocks, kv_heads, head_elements(head_dim), 16]: lanes run over
 // tokens. V is [blocks, kv_heads, 16, head_elements(v_stride)], v_stride = head_dim rounded up to 16;
-// the numbers past head_dim are zero. Where `v` is null, a key is its value too.
+// the numbers past head_dim are zero. Where `v` is null, a key is its value too; where both are, there
+// is nothing to write to.
 struct KvLayer {
     void* k;
     void* v;
@@ -153,6 +154,15 @@ struct AttentionShape {
     float softcap;  // cap * tanh(score / cap); 0: none
     int window;     // a key at distance >= window is not seen; 0: no window
     bool ahead;     // rows see up to their `last` position instead of their own
+    bool chunks;    // of the windows that the text is cut into, rows see their own
+
+    // The first position that a row at `position` sees.
+    int first_seen(int position) const {
+        if (window <= 0 || position < window) {
+            return 0;
+        }
+        return chunks ? position / window * window : position - window + 1;
+    }
 };
 
 // One request's rows in the batch. Node i of its span lies in the logical slot start + i.
@@ -179,7 +189,7 @@ inline int partial_stride(const AttentionShape& s) { return TILE + s.v_stride; }
 // The chunks of which a row at `position` sees something are first_chunk..last_chunk of what it sees
 // last.
 inline int first_chunk(const AttentionShape& s, int position) {
-    return s.window > 0 && position >= s.window ? (position - s.window + 1) / KEY_CHUNK : 0;
+    return s.first_seen(position) / KEY_CHUNK;
 }
 inline int last_chunk(int last_seen) { return last_seen / KEY_CHUNK; }
 
@@ -192,6 +202,8 @@ struct RotaryArgs {
     float eps;
     bool norm_last = false;  // the norms come after the rotation
     float q_scale = 1.0f;    // of the queries, after both
+    const float* v_norm = nullptr;  // [head_dim], of each value head, or null
+    bool values_are_keys = false;   // values are what keys are before norm and rotation
 };
 
 struct Kernels {
@@ -222,8 +234,8 @@ struct Kernels {
     // One output's weights, times `multiplier`: y[k].
     void (*gather_blocks)(const BlockWeights&, int output, float multiplier, float* y);
     void (*gather_float)(const FloatWeights&, int output, float multiplier, float* y);
-    // One KV head of one row of the fused qkv, with its query heads: qk-norm, rotary; queries into
-    // `q` [heads, head_dim], key and value into the slot.
+    // One KV head of one row of the fused qkv, with its query heads: norms, rotary; queries into
+    // `q` [heads, head_dim], key and value into the slot. Without a KvLayer's arrays, queries alone.
     void (*rotary_kv)(const float* qkv, const AttentionShape&, const RotaryArgs&, const KvLayer&,
                       int block, int lane, int kv_head, float* q);
 

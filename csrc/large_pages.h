@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 #include <new>
 #include <vector>
 
@@ -28,10 +27,7 @@ struct LargePages {
             return static_cast<T*>(::operator new(bytes));
         }
         const size_t whole = (bytes + page - 1) / page * page;
-        void* place = std::aligned_alloc(page, whole);
-        if (!place) {
-            throw std::bad_alloc();
-        }
+        void* place = ::operator new(whole, std::align_val_t(page));
 #if defined(MADV_HUGEPAGE)
         madvise(place, whole, MADV_HUGEPAGE);
 #endif
@@ -42,7 +38,7 @@ struct LargePages {
         if (count * sizeof(T) < 2 * page) {
             ::operator delete(place);
         } else {
-            std::free(place);
+            ::operator delete(place, std::align_val_t(page));
         }
     }
 

@@ -44,25 +44,32 @@ void Decoder::plan_recurrences(const Batch& batch, const Slice& slice) {
     }
 }
 
-void Decoder::recurrence(const DecoderLayer& layer, int rows, const Inputs& in) {
+void Decoder::read_recurrent(const RecurrentLayer& layer, int rows, const Inputs& in) {
+    const RecurrentLayer::Parts parts = layer.parts();
+    const int ld = round_up(parts.width, TILE), inner = layer.shape.inner();
+    const bool short_conv = layer.kind == RecurrentKind::short_conv;
+    float* first = first_.need(size_t(rows) * ld);
+    linear(layer.first, in, {first, nullptr, ld, 1.0f});
+    pool().each(layer.in_scale || short_conv ? rows : 0, [&](int row, int) {
+        float* x = first + size_t(row) * ld;
+        for (int i = 0; layer.in_scale && i < parts.width; ++i) {
+            x[i] *= layer.in_scale[i];
+        }
+        for (int i = 0; short_conv && i < inner; ++i) {
+            x[parts.mixed + i] *= x[parts.before + i];
+        }
+    });
+}
+
+void Decoder::recurrence(const DecoderLayer& layer, int rows) {
     const RecurrentLayer& r = *layer.recurrent;
     const RecurrentLayer::Parts parts = r.parts();
     const int ld_first = round_up(parts.width, TILE), ld = round_up(r.conv.channels, TILE);
     const int inner = r.shape.inner(), ld_inner = round_up(inner, TILE);
     const LayerStates states = states_.of_layer(r.index, r.conv, r.shape);
-    float* first = first_.need(size_t(rows) * ld_first);
+    float* first = first_.get();
     float* mixed = mixed_.need(size_t(rows) * ld);
     float* y = recurred_.need(size_t(rows) * ld_inner);
-    linear(r.first, in, {first, nullptr, ld_first, 1.0f});
-    if (r.kind == RecurrentKind::short_conv) {
-        pool().each(rows, [&](int row, int) {
-            float* x = first + size_t(row) * ld_first + parts.mixed;
-            const float* by = first + size_t(row) * ld_first + parts.before;
-            for (int i = 0; i < inner; ++i) {
-                x[i] *= by[i];
-            }
-        });
-    }
     step_.begin(states);
     step_.convolve(r.conv, states, first + parts.mixed, ld_first, mixed, ld);
     const float* out = mixed;
@@ -95,7 +102,7 @@ void Decoder::recurrence(const DecoderLayer& layer, int rows, const Inputs& in) 
         }
         r.last.take(gated, inputs, row, spare(thread));
     });
-    mix_in(layer, r.last, inputs);
+    mix_in(layer, r.last, inputs, r.out_scale);
 }
 
 }  // namespace paceline

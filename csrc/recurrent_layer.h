@@ -14,6 +14,8 @@ struct RecurrentLayer {
     Convolution conv;
     RecurrentNumbers numbers;
     const float* skip;  // [heads] or null
+    const float* in_scale;  // [parts().width], factors of what comes out of `first`; null: none
+    float out_scale;        // of what comes out of `last`
     const float* norm;  // null where `gating` is none
     GatedNorm gating;
     int norm_groups;

@@ -328,9 +328,11 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
     const int dim = shape.head_dim, group = shape.heads / shape.kv_heads;
     const size_t at = static_cast<size_t>(block) * shape.kv_heads + kv_head;
     const size_t k_tile = static_cast<size_t>(head_elements<E>(dim)) * TILE;
-    k += at * k_tile;
+    if (k) {
+        k += at * k_tile;
+        fetch_keys(k, k_tile);
+    }
     v = v ? v + (at * TILE + lane) * head_elements<E>(shape.v_stride) : nullptr;
-    fetch_keys(k, k_tile);
     alignas(64) float cos[MAX_HEAD_DIM + LANES], sin[MAX_HEAD_DIM + LANES];
     alignas(64) float normed[MAX_HEAD_DIM], turned[MAX_HEAD_DIM];
     alignas(64) float head[MAX_HEAD_DIM + KV_GROUP];
@@ -359,13 +361,21 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
             y[i] *= rotary.q_scale;
         }
     }
+    if (!k) {
+        return;
+    }
     turn(shape.heads + kv_head, rotary.k_norm, head);
     write_cache(k + lane, TILE, head, dim);
     if (!v) {
         return;
     }
-    const size_t value = static_cast<size_t>(shape.heads + shape.kv_heads + kv_head) * dim;
-    std::memcpy(head, qkv + value, sizeof(float) * static_cast<size_t>(dim));
+    const int first = shape.heads + (rotary.values_are_keys ? 0 : shape.kv_heads);
+    const float* value = qkv + static_cast<size_t>(first + kv_head) * dim;
+    if (rotary.v_norm) {
+        rms_norm(value, rotary.v_norm, rotary.eps, dim, head);
+    } else {
+        std::memcpy(head, value, sizeof(float) * static_cast<size_t>(dim));
+    }
     write_cache(v, 1, head, shape.v_stride);  // past `dim` the head is zero
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent
 from paceline.proposers.base import Proposer
 from paceline.request import Request, StepOutput
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.states import States
 from paceline.sampling_params import SamplingParams
 from tests.arrays import arrays
 
@@ -44,6 +46,17 @@ TOY = ModelConfig(
     tie_embeddings=True,
     qk_norm=True,
 )
+
+_SIZES: dict[str, Any] = {"heads": 4, "groups": 2, "key_dim": 6, "value_dim": 8}
+HYBRIDS = {
+    each.kind: replace(TOY, num_layers=4, recurrent=each)
+    for each in (
+        Recurrent(DELTA, (True, False, True, True), kernel=4, norm="before_gate", **_SIZES),
+        Recurrent(MAMBA2, (True, False, True, True), kernel=3, norm="after_gate", **_SIZES),
+        Recurrent(SHORT_CONV, (True, False, True, True), kernel=3, value_dim=TOY.hidden_size),
+    )
+}
+"""The toy with recurrent layers, by their kinds."""
 
 
 def toy_tensors(seed: int = 0, config: ModelConfig = TOY, noise: float = 0.0) -> dict[str, Any]:
@@ -78,6 +91,8 @@ def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
         for norm in ("q_norm", "k_norm") if c.qk_norm else ():
             tensors[f"{p}self_attn.{norm}.weight"] = torch.ones(c.head_dim)
     for i in range(c.num_layers):
+        if c.recurrent_of(i):
+            tensors |= _recurrent(f"model.layers.{i}.", tensors, c, generator)
         if c.experts_of(i):
             tensors |= _experts(f"model.layers.{i}.mlp.", tensors, c, generator)
     tensors["model.norm.weight"] = torch.ones(c.hidden_size)
@@ -87,6 +102,31 @@ def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
             for name, t in tensors.items()
         }
     return tensors
+
+
+def _recurrent(p: str, tensors: dict[str, Any], c: ModelConfig, generator: Any) -> dict[str, Any]:
+    """A recurrence in place of a layer's attention."""
+    assert c.recurrent is not None
+    for name in [name for name in tensors if name.startswith(p + "self_attn.")]:
+        del tensors[name]
+    r, hidden = c.recurrent, c.hidden_size
+    names = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"]
+    widths = dict(zip(names, r.in_widths, strict=True)) if r.kind == DELTA else {}
+    widths = widths or {"in_proj": sum(r.in_widths)}
+    shapes: dict[str, tuple[int, ...]] = {f"{n}.weight": (w, hidden) for n, w in widths.items()}
+    shapes |= {"out_proj.weight": (hidden, r.inner), "conv1d.weight": (r.channels, 1, r.kernel)}
+    found = {
+        p + "linear_attn." + name: torch.randn(shape, generator=generator) * 2.0 / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }
+    p += "linear_attn."
+    if r.key_dim:
+        found[p + "A_log"] = torch.rand(r.heads, generator=generator) - 2.0
+        found[p + "dt_bias"] = torch.randn(r.heads, generator=generator)
+        found[p + "norm.weight"] = torch.ones(r.value_dim if r.kind == DELTA else r.inner)
+    if r.kind == MAMBA2:
+        found[p + "D"] = torch.randn(r.heads, generator=generator)
+    return found
 
 
 def _experts(p: str, tensors: dict[str, Any], c: ModelConfig, generator: Any) -> dict[str, Any]:
@@ -122,13 +162,18 @@ def toy_runner(
     num_blocks: int = 200,
     prefix_caching: bool = True,
     kv_dtype: str = "auto",
+    shape: ModelConfig = TOY,
+    num_slots: int = 40,
+    max_num_seqs: int = 8,
     **tensors: Any,
 ) -> ModelRunner:
     ops = toy_ops(dtype)
-    decoder = Decoder(TOY, arrays(toy_tensors(**tensors)), ops, TOY.max_position)
+    decoder = Decoder(shape, arrays(toy_tensors(config=shape, **tensors)), ops, shape.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
-    memory = ops.kv_memory(TOY, num_blocks, kv_dtype)
-    return ModelRunner(decoder, KVCache(memory, prefix_caching))
+    memory, states = ops.kv_memory(shape, num_blocks, kv_dtype), None
+    if shape.recurrent is not None:
+        states = States(ops.state_memory(shape, num_slots, max_num_seqs, 17))
+    return ModelRunner(decoder, KVCache(memory, prefix_caching, states))
 
 
 OfRunner = Callable[[ModelRunner], Proposer]
@@ -139,6 +184,8 @@ def toy_engine(
     dtype: str = "float32",
     num_blocks: int = 200,
     poison: bool = True,
+    shape: ModelConfig = TOY,
+    num_slots: int = 40,
     **config: Any,
 ) -> Engine:
     """An engine on the toy target whose free KV slots hold NaN.
@@ -149,7 +196,8 @@ def toy_engine(
     config.setdefault("max_model_len", TOY.max_position)
     config.setdefault("max_num_seqs", 8)
     caching = config.get("enable_prefix_caching", True)
-    runner = toy_runner(dtype, num_blocks, caching, config.get("kv_cache_dtype", "auto"))
+    kv_dtype, seqs = config.get("kv_cache_dtype", "auto"), config["max_num_seqs"]
+    runner = toy_runner(dtype, num_blocks, caching, kv_dtype, shape, num_slots, seqs)
     made = [each if hasattr(each, "propose") else each(runner) for each in proposers]
     engine = Engine(runner, EngineConfig(**config), made, eos_token_ids=[EOS])
     if poison:
@@ -249,9 +297,11 @@ def check_contexts(engine: Engine) -> None:
 def assert_no_leak(engine: Engine) -> None:
     """Nobody runs, so every block is free or cached without a user."""
     assert not engine.requests
-    pool = engine.kv.pool
-    assert pool.num_used == 0
-    assert all(pool.users(b) == 0 for b in range(pool.num_blocks))
+    pool, states, kept = engine.kv.pool, engine.kv.states, engine.kv.checkpoints
+    if states is not None:
+        assert states.num_available == states.memory.num_slots - 1 - len(kept)
+    assert pool.num_used <= kept.num_blocks  # several may share the block of their tails
+    assert sum(pool.users(b) for b in range(pool.num_blocks)) == kept.num_blocks
 
 
 def lookup_config(**options: Any) -> SpeculativeConfig:

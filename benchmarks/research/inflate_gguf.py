@@ -5,7 +5,8 @@ theirs holds other types than it is named after. Widening (``inflate.py``) repea
 and the heads: the model says the same words with the same outliers, and every row is a multiple of
 256. The other model has random weights, and inputs of which a few are far larger than the rest.
 
-Both keep the source file's tokenizer and are written in float32, for ``llama-quantize``.
+Both keep the source file's tokenizer and are written in float32, for ``llama-quantize``, or the
+widened one in a type that the gguf package can make.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ class Source:
         tensors: Mapping[str, torch.Tensor],
         sizes: Mapping[str, int],
         as_stored: bool = False,
+        matrices: str = "F32",
     ) -> None:
-        """Write tensors with this file's metadata, of which only the sizes change: in float32, or
-        each in the type that it has here."""
+        """Write tensors with this file's metadata, of which only the sizes change: matrices in a
+        type and vectors in float32, or each in the type that it has here."""
         writer = gguf.GGUFWriter(out, "llama")
         changed = {f"llama.{SIZES[name]}": size for name, size in sizes.items()}
         for name, field in self.reader.fields.items():
@@ -98,7 +100,8 @@ class Source:
         for name, tensor in tensors.items():
             stored = names.get_name(name, (".weight", ".bias"))
             assert stored is not None, name
-            kind = types.get(stored, gguf.GGMLQuantizationType.F32)
+            other = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else matrices]
+            kind = types.get(stored, other)
             data = gguf.quants.quantize(np.ascontiguousarray(tensor.numpy()), kind)
             writer.add_tensor(str(stored), data, raw_dtype=kind)
         writer.write_header_to_file()
@@ -108,13 +111,19 @@ class Source:
 
 
 def write_widened(
-    path: Path, out: Path, repetitions: int = REPETITIONS, units: int = 1, as_stored: bool = False
+    path: Path,
+    out: Path,
+    repetitions: int = REPETITIONS,
+    units: int = 1,
+    as_stored: bool = False,
+    matrices: str = "F32",
 ) -> dict[str, int]:
     """The model of ``path`` with its hidden vector and its heads repeated; returns its sizes.
 
     Args:
         units: repetitions of the intermediate units.
-        as_stored: write each tensor in the type that it has in ``path``, not in float32.
+        as_stored: write each tensor in the type that it has in ``path``.
+        matrices: otherwise, the type of matrices.
 
     Raises:
         ValueError: the file is of another architecture, or its embeddings are not tied.
@@ -131,7 +140,7 @@ def write_widened(
     sizes = {"hidden": source.size("hidden") * n, "heads": heads * n, "kv_heads": kv_heads * n}
     sizes["intermediate"] = source.size("intermediate") * units
     large = inflate(source.tensors(), config, Shape(n, n, n, units, layers))
-    source.write(out, large, sizes, as_stored)
+    source.write(out, large, sizes, as_stored, matrices)
     return sizes
 
 
@@ -198,11 +207,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the GGUF file to write")
     parser.add_argument("--outliers", action="store_true", help="the random model instead")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--matrices", default="F32", help="type of matrices, such as Q8_0")
     options = parser.parse_args(argv)
     if options.outliers:
         print(json.dumps(write_outliers(options.source, options.out)))
         return 0
-    facts: dict[str, float] = dict(write_widened(options.source, options.out, options.repetitions))
+    sizes = write_widened(
+        options.source, options.out, options.repetitions, matrices=options.matrices
+    )
+    facts: dict[str, float] = dict(sizes)
     facts["largest_difference"] = largest_difference(options.source, options.out)
     print(json.dumps(facts))
     return 0

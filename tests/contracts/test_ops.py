@@ -30,6 +30,7 @@ from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
 from tests.arrays import arrays, assert_close, same, tensor
 from tests.heads import head_tensors
+from tests.levels import LEVELS, marked
 from tests.toy import TOY, VOCAB, toy_tensors
 
 ROW_BACKENDS = {
@@ -37,7 +38,6 @@ ROW_BACKENDS = {
     "reference-bfloat16": lambda: ReferenceOps("bfloat16"),
     "reference-int8": lambda: ReferenceOps("int8"),
 }
-LEVELS = native_module().isas() if why_not_native() is None else []
 NATIVE = {f"native-{dtype}-{isa}": (dtype, isa) for dtype in PACKED_DTYPES for isa in LEVELS}
 WIDTHS = [1, 2, 5, 16, 17, 48]
 SHAPES = [(44, 32), (172, 64), (1728, 320), (320, 864), (105, 128), (512, 1024)]
@@ -49,7 +49,7 @@ def ops(request: pytest.FixtureRequest) -> Any:
     return ROW_BACKENDS[request.param]()
 
 
-@pytest.fixture(params=[*ROW_BACKENDS, *NATIVE])
+@pytest.fixture(params=[*ROW_BACKENDS, *(marked(name, isa) for name, (_, isa) in NATIVE.items())])
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every backend, the native one at every instruction-set level of this CPU."""
     if request.param in ROW_BACKENDS:

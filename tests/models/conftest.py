@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.ops.native import native_module
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.threads import num_threads, set_num_threads
+from tests.levels import SOME
 
-LEVELS = native_module().isas() if why_not_native() is None else []
 
-
-@pytest.fixture(params=["reference", *LEVELS])
+@pytest.fixture(params=["reference", *SOME])
 def ops_of(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Backends by dtype, the native one at every level of this CPU."""
     if request.param == "reference":

@@ -12,9 +12,19 @@ import numpy as np
 import torch
 
 from paceline.models.expert_tensors import plain_expert_name
+from tests.models.gguf_gemma import (
+    LAYERED,
+    parameter_name,
+    rope_factors,
+    stacked_streams,
+    write_layers,
+)
 from tests.models.reference import RETOLD, make_model
 
 ARCHES = {
+    "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "gemma3_text": "gemma3",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
@@ -36,8 +46,10 @@ ARCHES = {
     "gpt_neox": "gptneox",
     "phi": "phi2",
     "gpt_oss": "gpt-oss",
+    "llama4_text": "llama4",
 }
 NUMBERS = ("num_experts", "num_local_experts")
+CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm", "arcee"}
 YARN_KEYS = {
     "ARCH.rope.scaling.type": "yarn",
@@ -122,6 +134,10 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "phi": {},
     "apertus": {},
+    "gemma3n": {},
+    "gemma4": {},
+    "gemma4-unified": {},
+    "gemma4-inputs": {},
 }
 
 
@@ -154,12 +170,16 @@ def write_gguf(
     arch = arch or ARCHES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=shard_tensors)
     _write_sizes(writer, config)
+    if arch in LAYERED:
+        write_layers(writer, config)
     for key, value in (metadata or {}).items():
         _write_value(writer, key.replace("ARCH", arch), value)
     names = gguf.get_tensor_name_map(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
-    tensors = stacked_experts(tensors)
+    if arch == "llama4":
+        tensors = {n: t.mT if ".experts." in n else t for n, t in tensors.items()}
+    tensors = stacked_experts(stacked_streams(tensors), fused=arch in LAYERED)
     layers = range(config.num_hidden_layers)
     for key in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
         found = [tensors[f"model.layers.{i}.mlp.act_fn.{key}.weight"] for i in layers]
@@ -176,21 +196,23 @@ def write_gguf(
             data = interleaved(data, config.num_attention_heads)
         if arch in INTERLEAVED and ".k_proj." in name:
             data = interleaved(data, config.num_key_value_heads)
-        if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
+        if arch in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
             data = data + 1
         if arch == "gpt2" and ".c_" in name and data.ndim == 2:
             data = np.ascontiguousarray(data.T)
         if "query_key_value" in name and arch == "gptneox":  # head by head
             by_head = data.reshape(config.num_attention_heads, 3, -1, *data.shape[1:])
             data = by_head.swapaxes(0, 1).reshape(data.shape)
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = parameter_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         stored += ".weight" if name.endswith(".sinks") else ""
         named = (other_types or {}).get(f"{stored}", qtype)
-        is_matrix = data.ndim > 1 and not re.search(r"gate_inp|exp_probs|\.bias$", stored)
+        is_matrix = data.ndim > 1 and not re.search(r"gate_inp|exp_probs|altup|\.bias$", stored)
         kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
+    if arch in LAYERED:
+        extra_tensors = {**rope_factors(config), **(extra_tensors or {})}
     for name, data in (extra_tensors or {}).items():
         writer.add_tensor(name, data.astype(np.float32))
     writer.write_header_to_file()
@@ -200,8 +222,8 @@ def write_gguf(
     return path
 
 
-def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The matrices of a layer's experts in one stack for each kind, gates and ups apart."""
+def stacked_experts(tensors: Mapping[str, Any], fused: bool = False) -> dict[str, Any]:
+    """A layer's experts in one stack for each kind of matrix; gates and ups ``fused`` or not."""
     found: dict[str, Any] = {}
     experts: dict[str, list[Any]] = {}
     if any(name.endswith(".experts.gate_up_proj_bias") for name in tensors):
@@ -211,7 +233,7 @@ def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
         match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)(\..*)", plain)
         if match is not None:
             experts.setdefault(match[1] + match[3], []).append(tensor)
-        elif "gate_up_proj" in plain and "expert" in plain:
+        elif "gate_up_proj" in plain and "expert" in plain and not fused:
             for part, half in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True):
                 found[_weight(plain.replace("gate_up", part))] = half
         elif plain.endswith("shared_expert_gate.weight"):
@@ -258,10 +280,13 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     if not number:
         return
     writer.add_expert_count(number)
-    writer.add_expert_used_count(getattr(config, "num_experts_per_tok", None) or config.moe_topk)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    used = next(filter(None, (getattr(config, name, None) for name in CHOSEN)))
+    writer.add_expert_used_count(used)
+    if hasattr(config, "moe_intermediate_size") or hasattr(config, "intermediate_size_mlp"):
+        width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+        writer.add_expert_feed_forward_length(width)
     for name, write in (
+        ("interleave_moe_layer_step", writer.add_interleave_moe_layer_step),
         ("n_shared_experts", writer.add_expert_shared_count),
         ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("kv_lora_rank", writer.add_kv_lora_rank),
@@ -283,12 +308,14 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    config.allow_global_per_layer_attribute_access = True
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name("a tiny model")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
+    dense = [getattr(config, f"intermediate_size{end}", None) for end in ("_mlp", "")]
+    writer.add_feed_forward_length(dense[0] or dense[1] or config.n_inner)
     _write_experts(writer, config)
     writer.add_head_count(config.num_attention_heads)
     latent = getattr(config, "kv_lora_rank", None)

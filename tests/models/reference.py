@@ -114,6 +114,20 @@ MIXED = {
     "sliding_window": 10,
     "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
 }
+GEMMA4 = {
+    **MIXED,
+    "layer_types": [SLIDING, SLIDING, FULL, FULL],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 500.0},
+    },
+}
 OWN_HEADS = {"num_key_value_heads": 4}  # of each query head
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
@@ -166,6 +180,44 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**OWN_HEADS, "n_inner": 112, "tie_word_embeddings": True}),
     "phi": ("Phi", {}),
     "apertus": ("Apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "gemma4": ("Gemma4Text", {**GEMMA4, "attention_k_eq_v": True, "num_key_value_heads": 4}),
+    "gemma4-unified": (
+        "Gemma4UnifiedText",
+        {**{k: v for k, v in GEMMA4.items() if "per_layer" not in k}, "attention_k_eq_v": True},
+    ),
+    "gemma3n": (
+        "Gemma3nText",
+        {
+            **MIXED,
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+            "head_dim": 16,
+            "intermediate_size": [112] * 5 + [144],
+            "num_kv_shared_layers": 3,
+            "vocab_size_per_layer_input": 290,
+            "hidden_size_per_layer_input": 24,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.3, 0.0],
+            "final_logit_softcapping": 8.0,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+                FULL: {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma4-inputs": (
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+            "hidden_size_per_layer_input": 24,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
 }
 """Dense families that leave Llama's form in more than biases."""
 FAMILIES |= DENSE
@@ -196,6 +248,8 @@ LATENT = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
+LLAMA4 = {"head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 112}
+LLAMA4 |= {"num_local_experts": 6, "use_qk_norm": True}
 GRANITE = dict(FAMILIES["granite"][1])
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
@@ -324,6 +378,52 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4-moe": (
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
+    "phimoe": ("Phimoe", {"num_local_experts": 6, "sliding_window": 11}),
+    "phimoe-long": (
+        "Phimoe",
+        {
+            "num_local_experts": 6,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [1.5 + 0.5 * i for i in range(8)],
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+            },
+        },
+    ),
+    "llama4": ("Llama4Text", {**LLAMA4, "num_hidden_layers": 5}),
+    "llama4-some": (
+        "Llama4Text",
+        {
+            **LLAMA4,
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 0, 1],
+            "attention_chunk_size": 9,
+            "floor_scale": 3,
+            "attn_scale": 0.3,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+        },
+    ),
     "deepseek-v3-halves": (
         "DeepseekV3",
         {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},
@@ -347,6 +447,35 @@ DELTA = {
     "linear_num_value_heads": 6,
     "rms_norm_eps": 1e-3,  # heads of few dimensions nearly cancel at times
 }
+CONVOLVED = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", FULL, "conv", "conv"],
+    "conv_L_cache": 3,
+}
+MAMBA = {
+    "num_hidden_layers": 4,
+    "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 4,
+    "rms_norm_eps": 1e-3,
+}
+FALCON = {
+    **{key: value for key, value in MAMBA.items() if key != "layer_types"},
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+}
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 10,
+    "n_groups": 2,
+    "layer_norm_epsilon": 1e-3,
+}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": (
         "Qwen3Next",
@@ -354,6 +483,63 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-5": ("Qwen3_5Text", {**DELTA, "attention_bias": True}),
     "qwen3-5-moe": ("Qwen3_5MoeText", {**DELTA, **MOE, "shared_expert_intermediate_size": 24}),
+    "lfm2": ("Lfm2", {**CONVOLVED, "block_multiple_of": 16, "tie_word_embeddings": True}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {**CONVOLVED, **MOE, "num_dense_layers": 1, "tie_word_embeddings": True},
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **FALCON,
+            "mlp_multipliers": [0.7, 1.3],
+            "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.4,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.9,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon-h1-normed": (
+        "FalconH1",
+        {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {**NEMOTRON, "layers_block_type": [LINEAR, "mlp", LINEAR, FULL, "mlp"]},
+    ),
+    "nemotron-h-moe": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": [LINEAR, "moe", FULL, "mlp", LINEAR, "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 24,
+            "routed_scaling_factor": 1.75,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {**MAMBA, **GRANITE, "num_local_experts": 0, "shared_intermediate_size": 72},
+    ),
+    "granite-hybrid-moe": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            **GRANITE,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+            "position_embedding_type": "rope",
+        },
+    ),
 }
 """Families that have recurrent layers."""
 
@@ -364,9 +550,17 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    classes = {"Gemma3Text": "Gemma3ForCausalLM", "InternLM3": "LlamaForCausalLM"}
-    classes["GPT2"] = "GPT2LMHeadModel"
-    classes |= {"Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM"}
+    classes = {
+        "Gemma3Text": "Gemma3ForCausalLM",
+        "Gemma3nText": "Gemma3nForCausalLM",
+        "Gemma4Text": "Gemma4ForCausalLM",
+        "Gemma4UnifiedText": "Gemma4UnifiedForCausalLM",
+        "InternLM3": "LlamaForCausalLM",
+        "GPT2": "GPT2LMHeadModel",
+        "Llama4Text": "Llama4ForCausalLM",
+        "Qwen3_5Text": "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM",
+    }
     model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
@@ -374,8 +568,10 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
             if parameter.ndim == 1 or label.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, tensor in model.state_dict().items():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.copy_(torch.randn_like(tensor) * 0.1)
+            if name.endswith("layer_scalar"):
+                tensor.copy_(0.8 + 0.4 * torch.rand_like(tensor))
     return model.to(getattr(torch, dtype)).eval()
 
 

@@ -15,7 +15,16 @@ from safetensors.torch import load_file, save_file
 from paceline.models.ops.reference import ReferenceOps
 from paceline.span import DraftTree
 from tests.arrays import assert_close, same
-from tests.models.reference import DENSE, FAMILIES, HYBRIDS, MIXTURES, VOCAB, Driver, save_model
+from tests.models.reference import (
+    COMMON,
+    DENSE,
+    FAMILIES,
+    HYBRIDS,
+    MIXTURES,
+    VOCAB,
+    Driver,
+    save_model,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -119,6 +128,26 @@ def test_gemma3_inside_a_multimodal_checkpoint(tmp_path: Path) -> None:
         renamed = {prefix + name.removeprefix("model."): t for name, t in tensors.items()}
         save_file(renamed | {"vision_tower.x": torch.ones(1)}, tmp_path / "model.safetensors")
         close(Driver.of(tmp_path).chunk(TOKENS), truth)
+
+
+def test_llama4_inside_a_multimodal_checkpoint(tmp_path: Path) -> None:
+    """With Scout's rotary scaling, whose blend has no width, and its number that means true."""
+    step = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0}
+    step |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    step |= {"original_max_position_embeddings": 32}
+    text = {**COMMON, **MIXTURES["llama4-some"][1], "rope_parameters": step}
+    vision = {"hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1, "image_size": 8}
+    vision |= {"num_attention_heads": 2, "patch_size": 4, "vision_output_dim": 8}
+    vision |= {"projector_input_dim": 8, "projector_output_dim": 8}
+    config = transformers.Llama4Config(text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    model = transformers.Llama4ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert raw["model_type"] == "llama4"
+    raw["text_config"]["attn_temperature_tuning"] = 4
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    close(Driver.of(tmp_path, max_len=64).chunk(TOKENS), want(model, TOKENS))
 
 
 @pytest.mark.parametrize("name", ["tinystories-656k", "stories260k", "babyllama-tok105"])

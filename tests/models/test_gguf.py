@@ -155,3 +155,22 @@ def rewrite_tensor(path: Path, name: str, code: int, bits: np.ndarray) -> None:
     start = read_container(path).tensors[name].offset
     data[start : start + bits.nbytes] = bits.tobytes()
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("family", "told", "wanted"),
+    [
+        ("qwen2-yarn", 0.5, (1.0, 0.5)),  # what the key is called after
+        ("ministral3", 0.5, (1.0, 0.5)),
+        ("ministral3", 0.0, (None, None)),
+        ("deepseek-v3", 0.05, (0.5, 0.5)),  # a tenth, and of both
+    ],
+)
+def test_the_log_multiplier_of_yarn(
+    tmp_path: Path, family: str, told: float, wanted: tuple[float | None, float | None]
+) -> None:
+    """As llama.cpp reads it, whose DeepSeek files alone tell a tenth."""
+    key = "ARCH.rope.scaling.yarn_log_multiplier"
+    convert(family, tmp_path / "m.gguf", metadata={key: told})
+    params = dict(load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.rope.params)
+    assert (params.get("mscale"), params.get("mscale_all_dim")) == wanted

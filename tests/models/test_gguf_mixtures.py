@@ -19,7 +19,8 @@ from tests.models.reference import MIXTURES, VOCAB, Driver, save_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-UNPUBLISHED = ("qwen2-moe-some", "deepseek-v3-halves")  # no file is like these
+UNPUBLISHED = ("qwen2-moe-some", "deepseek-v3-halves", "phimoe-long")
+UNPUBLISHED += ("llama4-some",)  # no file is like these
 FAMILIES = [name for name in MIXTURES if name not in UNPUBLISHED]
 KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
 WIDTHS = {"intermediate_size": 96, "moe_intermediate_size": 96}  # whole blocks of 32
@@ -36,6 +37,25 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: 
     with torch.no_grad():
         want = model(torch.tensor([TOKENS])).logits[0]
     got = logits(tmp_path / "m.gguf", KINDS[backend]("float32"))
+    assert (got - want).abs().max() < 1e-3 * want.std()
+
+
+def test_llama4_with_dense_layers_and_short_chunks(tmp_path: Path) -> None:
+    short = {"interleave_moe_layer_step": 2, "attention_chunk_size": 9}
+    window = {"ARCH.attention.sliding_window": 9}
+    model = convert("llama4", tmp_path / "m.gguf", changes=short, metadata=window)
+    with torch.no_grad():
+        want = model(torch.tensor([TOKENS])).logits[0]
+    got = logits(tmp_path / "m.gguf", ReferenceOps("float32"))
+    assert (got - want).abs().max() < 1e-3 * want.std()
+
+
+def test_biases_of_phi_moe_show_in_its_tensors(tmp_path: Path) -> None:
+    biased = {"attention_bias": True, "lm_head_bias": True}
+    model = convert("phimoe", tmp_path / "m.gguf", changes=biased)
+    with torch.no_grad():
+        want = model(torch.tensor([TOKENS])).logits[0]
+    got = logits(tmp_path / "m.gguf", ReferenceOps("float32"))
     assert (got - want).abs().max() < 1e-3 * want.std()
 
 

@@ -70,6 +70,29 @@ def test_no_space_prefix(tmp_path: Path) -> None:
     assert 1 not in ours.encode("the")
 
 
+def test_pieces_whose_merges_are_listed(tmp_path: Path) -> None:
+    """Gemma 4's way: merges instead of scores, and no space before a text."""
+    made = json.loads(byte_fallback_json())
+    meta = tokenizer_metadata(made, "llama", add_space_prefix=False)
+    scored = loaded(tmp_path, meta)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in made["model"]["merges"]]
+    ends = ["<turn|>", "<|tool_response>"]
+    meta["tokenizer.ggml.tokens"] = [*meta["tokenizer.ggml.tokens"], *ends]
+    meta["tokenizer.ggml.token_type"] = [*meta["tokenizer.ggml.token_type"], 3, 4]
+    del meta["tokenizer.ggml.scores"]
+    meta |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
+    roles = {"unknown": 0, "bos": 1, "eos": 2}
+    meta |= {f"tokenizer.ggml.{role}_token_id": i for role, i in roles.items()}
+    ours = loaded(tmp_path, meta)
+    count = len(made["model"]["vocab"])
+    for text in TEXTS:
+        assert ours.encode(text) == scored.encode(text)
+        assert ours.decode(ours.encode(text)) == scored.decode(scored.encode(text))
+    assert ours.encode("the")[0] == 1
+    assert ours.eos_token_ids == (2, count, count + 1)
+    assert ours.encode("the<|tool_response>")[-1] == count + 1
+
+
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [

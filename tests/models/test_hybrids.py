@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,11 @@ def test_requests_in_one_forward_and_forks_of_them(tmp_path: Path, family: str) 
     ]
     logits = torch.from_numpy(runner.forward(runner.pack(spans)).logits)
     assert same(logits, truth[[8, 7]])
+
+
+def test_a_configuration_need_not_speak_of_experts_where_there_are_none(tmp_path: Path) -> None:
+    save_model("nemotron-h", tmp_path)
+    truth, path = driver(tmp_path).chunk(TOKENS), tmp_path / "config.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({key: told[key] for key in told if key != "n_routed_experts"}))
+    assert same(driver(tmp_path).chunk(TOKENS), truth)

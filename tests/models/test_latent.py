@@ -19,6 +19,7 @@ from paceline.models.ops.threads import set_num_threads
 from paceline.runtime.kv_cache import bytes_per_block
 from paceline.span import DraftTree
 from tests.arrays import same
+from tests.levels import SOME
 from tests.models.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver, edit, save_model
 
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
-LEVELS = native_module().isas() if why_not_native() is None else []
 FAMILIES = ("deepseek-v2-lite", "deepseek-v3")  # a latent of 20 numbers, and of 32
 KV = ("float32", "float16", "bfloat16", "int8")
 backends = pytest.mark.parametrize("backend", KINDS)
@@ -58,7 +58,7 @@ def test_chunks_trees_and_threads_do_not_change_a_bit(
         assert same(torch.cat(chunks), truth)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", SOME)
 @pytest.mark.parametrize("kv", KV)
 def test_the_kernels_hold_keys_as_the_reference_does(tmp_path: Path, kv: str, level: str) -> None:
     save_model("deepseek-v3", tmp_path)

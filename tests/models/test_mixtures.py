@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,12 @@ def chosen_by(model: Any, tokens: list[int]) -> list[torch.Tensor]:
     """The experts of each token ``[tokens, per_token]``, by mixture, as transformers chooses."""
     found: list[torch.Tensor] = []
     for name, module in model.named_modules():
-        if name.endswith((".mlp.gate", ".mlp.router", ".block_sparse_moe.router")):
+        if name.endswith(".feed_forward.router"):  # which tells the scores, 0 of those not chosen
+            count = model.config.num_experts_per_tok
+            module.register_forward_hook(
+                lambda _, __, out, count=count: found.append(out[0].topk(count).indices)
+            )
+        elif name.endswith((".mlp.gate", ".router")):
             module.register_forward_hook(lambda _, __, out: found.append(out[2]))
     with torch.no_grad():
         model(torch.tensor([tokens]))
@@ -161,8 +167,19 @@ def test_groups_limit_the_choice() -> None:
     assert choose(none, replace(two, renormalise=True))[1].tolist() == [[0.0, 0.0]]
 
 
+def test_sparse_mixer_weighs_an_expert_against_those_near_it() -> None:
+    logits = torch.tensor([[4.0, 3.9, 3.0, -4.0], [-2.0, -2.1, -9.0, -9.5]])
+    ids, weights = choose(logits, Experts(4, 3, 8, jitter=0.02))
+    assert ids.tolist() == [[0, 1, 2], [0, 1, 2]]
+    both = 1 / (1 + math.exp(-0.1))  # the first two are within 4 %
+    assert_close(weights, torch.tensor([[both, 1.0, 1.0], [1.0, 1.0, 1.0]]))
+    _, weights = choose(logits, Experts(4, 3, 8, jitter=0.03))  # the last two are within 6 %
+    third = 1 / (1 + math.exp(-0.5))
+    assert_close(weights[1], torch.tensor([both, 1.0, third]))
+
+
 @backends
-@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe-groups"])
+@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe-groups", "phimoe"])
 def test_a_row_of_nans_stays_alone(tmp_path: Path, family: str, backend: str) -> None:
     """A prompt that reads NaN makes NaN from there on, and what came before keeps its bits."""
     save_model(family, tmp_path)
@@ -245,7 +262,7 @@ def test_an_mtp_layer_behind_the_last_one_is_left_out(tmp_path: Path) -> None:
     mtp[behind + "eh_proj.weight"] = torch.ones(64, 128)
     save_file(tensors | mtp, tmp_path / "model.safetensors")
     assert same(driver(tmp_path).chunk(TOKENS), truth)
-    assert bundled_drafts(str(tmp_path)) == ()
+    assert [each.method for each in bundled_drafts(str(tmp_path))] == ["mtp"]
 
 
 def test_an_expert_that_is_missing(tmp_path: Path) -> None:

@@ -21,20 +21,20 @@ from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
 from paceline.span import DraftTree
 from tests.arrays import same
+from tests.levels import SOME
 from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native())),
 ]
-LEVELS = native_module().isas() if why_not_native() is None else []
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 # Of the logits' standard deviation. Where an activation is rounded to its other neighbour, which
 # a difference in the last bit of a sum can bring about, all that follows differs by about 1 %.
 USUAL, AT_MOST = 0.02, 0.25
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=SOME)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     before = native_module().isa()
     native_module().set_isa(request.param)

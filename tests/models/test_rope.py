@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Phi3Config
+from transformers import LlamaConfig, Phi3Config, PhimoeConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from paceline.models.config import RopeConfig
 from paceline.models.hf_config import config_from_hf
@@ -119,6 +120,28 @@ def test_partial_rotary_of_phi(max_len: int) -> None:
     want = Phi3RotaryEmbedding(config)(torch.zeros(1, max_len, 1), positions)
     ours = config_from_hf({"model_type": "phi3", **raw}).rope
     assert ours.dim == 8
+    for table, expected in zip(rope_tables(ours, 16, max_len), want, strict=True):
+        assert_close(np.concatenate((table, table), -1), expected[0], atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("max_len", [64, 65])
+def test_phi_moe_says_what_long_texts_are_multiplied_with(max_len: int) -> None:
+    """With equal factors: transformers keeps the short ones for long texts, unlike the model."""
+    factors = [1.0 + 0.1 * i for i in range(8)]
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": factors,
+        "long_factor": factors,
+        "short_mscale": 1.1,
+        "long_mscale": 1.3,
+    }
+    raw = {**SIZES, **HEADS, "num_local_experts": 4, "rope_parameters": rope}
+    positions = torch.arange(max_len)[None]
+    module = PhimoeRotaryEmbedding(PhimoeConfig(**raw_without_type(raw)))
+    want = module(torch.zeros(1, max_len, 1), positions)
+    ours = config_from_hf({"model_type": "phimoe", **raw}).rope
     for table, expected in zip(rope_tables(ours, 16, max_len), want, strict=True):
         assert_close(np.concatenate((table, table), -1), expected[0], atol=5e-5, rtol=0)
 

@@ -11,19 +11,20 @@ import torch
 
 from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.ops.native import native_module
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
 from tests.arrays import arrays, assert_close, same
+from tests.levels import SOME
 from tests.models.reference import VOCAB, Driver, save_model
 from tests.toy import TOY, toy_tensors
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-LEVELS = native_module().isas() if why_not_native() is None else []
-BACKENDS = ["reference", *LEVELS]
-FAMILIES = ["llama", "granite", "gemma2", "gemma3"]  # multipliers, norms after branches, windows
+BACKENDS = ["reference", *SOME]
+# Multipliers, norms after branches, windows, inputs and scales of layers.
+FAMILIES = ["llama", "granite", "gemma2", "gemma3", "gemma4-inputs", "gemma4-moe"]
 LONG = [(7 * i * i + 3) % TOY.vocab_size for i in range(200)]  # more rows than go through at once
 
 

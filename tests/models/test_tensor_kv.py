@@ -68,5 +68,5 @@ def test_filled_slots_hold_the_number(kv_dtype: str) -> None:
     memory = TensorKV(TOY, 2, kv_dtype)
     for value in (1.5, NAN):
         memory.fill(np.array([3, 17]), value)
-        got = decode(memory.tensor[:, :, [3, 17]], TOY.head_dim)
+        got = decode(torch.stack(memory.layers)[:, :, [3, 17]], TOY.head_dim)
         assert_close(got, torch.full_like(got, value), rtol=0.01, atol=0, equal_nan=True)

@@ -171,8 +171,8 @@ def kv_of(proposer: HeadProposer, request: Request) -> torch.Tensor:
     runner = proposer._runner
     memory, kv = runner.kv.memory, runner.kv[request.request_id]
     slots = kv.slots[: len(request.token_ids) - 1]
-    found: torch.Tensor = memory.tensor[:, :, torch.from_numpy(slots)].clone()  # type: ignore[attr-defined]
-    return found
+    layers: list[torch.Tensor] = memory.layers  # type: ignore[attr-defined]
+    return torch.stack(layers)[:, :, torch.from_numpy(slots)]
 
 
 def jobs() -> list[Job]:

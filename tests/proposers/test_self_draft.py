@@ -41,10 +41,10 @@ def committed(runner: ModelRunner) -> bytes:
     if isinstance(memory, NativeKV):
         blocks, lanes = slots // 16, slots % 16
         return (
-            memory.keys[:, blocks, :, :, lanes].tobytes()
-            + memory.values[:, blocks, :, lanes].tobytes()
+            np.stack(memory.keys)[:, blocks, :, :, lanes].tobytes()
+            + np.stack(memory.values)[:, blocks, :, lanes].tobytes()
         )
-    found: bytes = memory.tensor[:, :, torch.from_numpy(slots)].numpy().tobytes()
+    found: bytes = torch.stack(memory.layers)[:, :, torch.from_numpy(slots)].numpy().tobytes()
     return found
 
 

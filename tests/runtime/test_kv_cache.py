@@ -46,14 +46,14 @@ def content(tokens: list[int]) -> float:
 def write(kv: KVCache, slot: int, value: float) -> None:
     for layer in range(2):
         for part in range(2):
-            kv.memory.tensor[layer, part, slot] = value + layer / 2 + part / 4
+            kv.memory.layers[layer][part, slot] = value + layer / 2 + part / 4
 
 
 def check(kv: KVCache, slots: np.ndarray, tokens: list[int]) -> None:
     expected = torch.tensor([content(tokens[: i + 1]) for i in range(len(tokens))])
     for layer in range(2):
         for part in range(2):
-            found = kv.memory.tensor[layer, part, torch.from_numpy(slots), 0, 0]
+            found = kv.memory.layers[layer][part, torch.from_numpy(slots), 0, 0]
             assert same(found, expected + layer / 2 + part / 4)
 
 
@@ -178,7 +178,7 @@ class KVMachine(RuleBasedStateMachine):
             assert sequence.length == len(tokens)
             assert len(sequence.slots) == len(sequence.block_table) * BLOCK_SIZE
             check(self.kv, sequence.slots[: len(tokens)], tokens)
-        assert not self.kv.memory.tensor[:, :, :BLOCK_SIZE].any()
+        assert not any(held[:, :BLOCK_SIZE].any() for held in self.kv.memory.layers)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
@@ -238,7 +238,7 @@ def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Spa
             kv.commit(span.request_id, range(span.start))
         assert kv.reserve(span.request_id, len(span.token_ids))
     tables = kv.block_tables([span.request_id for span in items])
-    batch = build_batch(items, tables, memory, 4, TINY)
+    batch = build_batch(items, tables, memory.layers, 4, TINY)
     seen: dict[int, list[int]] = {}
     for group in batch.attention.groups:
         for row, slots in zip(group.rows.tolist(), group.slots.tolist(), strict=True):

@@ -44,6 +44,9 @@ MAX_GROWTH = 0.05
 MAX_SHOWN = 40
 MAX_SLOWEST = 12
 OPTIONS = ("--served-model-name", NAME, "--api-key", KEY, "--max-body-size", str(MAX_BODY_BYTES))
+# So few that they are soon full: answers are kept on purpose, and a leak must not hide there.
+SUFFIXES = {"method": "suffix", "suffix_decoding_max_cached_tokens": 10_000}
+OPTIONS += ("--speculative-config", json.dumps([SUFFIXES]))
 OPTIONS += ("--max-model-len", str(CONTEXT), "--kv-cache-memory", "32M", "--threads", "1")
 
 
@@ -102,11 +105,15 @@ def run_case(address: Address, pid: int, case: Case) -> tuple[Answer, float]:
 
 
 def check_memory(report: Report) -> None:
-    """What large bodies need comes and goes; the least of each half of a run is what stays."""
-    half = len(report.memory) // 2
+    """What large bodies need comes and goes; the least of each half of a run is what stays.
+
+    The first mark does not count: what is bounded, such as caches of grammars, is being filled.
+    """
+    _, *marks = report.memory
+    half = len(marks) // 2
     for name in ("server", "paceline-engine"):
-        begin = min(each[name] for each in report.memory[:half])
-        end = min(each[name] for each in report.memory[half:])
+        begin = min(each[name] for each in marks[:half])
+        end = min(each[name] for each in marks[half:])
         if end > (1 + MAX_GROWTH) * begin:
             report.fail(f"the memory of {name} grew from {begin} to {end} kB")
 

@@ -86,8 +86,12 @@ def _items(rng: Random) -> Any:
     reference = {"type": "item_reference", "id": rng.choice(["msg_1", "", "é" * 400])}
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": text(rng)}
     image = {"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc"}]}
+    short = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
     some = [call, output, reference, thought, image, {"type": text(rng)}, {}, 3]
-    return rng.choice([some, [rng.choice(some)], [call] * 9000, text(rng), [], nest(rng)])
+    return rng.choice([some, [rng.choice(some)], [short] * 9000, text(rng), [], nest(rng)])
+
+
+_MANY = [{"type": "text", "text": "a"}] * 9000
 
 
 def _blocks(rng: Random) -> Any:
@@ -97,7 +101,7 @@ def _blocks(rng: Random) -> Any:
     words = {"type": "text", "text": text(rng)}
     others = [{"type": kind} for kind in ("image", "document", "thinking", "search", "", "text")]
     role, block = rng.choice(["user", "assistant", "system"]), rng.choice([used, result, words])
-    told = {"role": role, "content": rng.choice([[block], [*others], [block] * 9000, text(rng)])}
+    told = {"role": role, "content": rng.choice([[block], [*others], text(rng), _MANY])}
     return rng.choice([[told], [told] * 3, [], [{}], "hello", [words]])
 
 
@@ -118,7 +122,9 @@ def _options(rng: Random) -> Any:
 
 def _files(rng: Random) -> Any:
     file = {"filename": text(rng), "text": text(rng)}
-    return rng.choice([[file], [file] * 9000, [{"text": ""}], [{}], [file, {"x": 1}], text(rng)])
+    return rng.choice(
+        [[file], [{"text": "a"}] * 9000, [{"text": ""}], [{}], [file, {"x": 1}], text(rng)]
+    )
 
 
 def _thinking(rng: Random) -> Any:

@@ -71,7 +71,10 @@ def get(address: Address, path: str) -> Any:
 
 
 def memory_of(pid: int) -> dict[str, int]:
-    """Resident kilobytes of a process and of those that it started, by name."""
+    """Resident kilobytes of a process and of those that it started, by name.
+
+    Without pages of files, which come and go as the system likes.
+    """
     return {"server" if pid_ == pid else name: size for pid_, name, size in _family(pid)}
 
 
@@ -97,7 +100,7 @@ def _processes() -> list[tuple[int, int, str, int]]:
         with suppress(OSError, KeyError, ValueError):
             lines = (folder / "status").read_text().splitlines()
             values = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-            size = int(values["VmRSS"].split()[0])
+            size = int(values["RssAnon"].split()[0])
             found.append((int(values["Pid"]), int(values["PPid"]), values["Name"], size))
     return found
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
 from tests.conftest import REPOSITORY
@@ -57,9 +59,13 @@ def accepted_fields() -> list[tuple[str, str]]:
     ]
 
 
+@cache
+def app() -> FastAPI:
+    return application(FakeEngine(tokenizer=fim_tokenizer(CHATML)))
+
+
 def ask(path: str, fields: dict[str, Any]) -> Any:
-    app = application(FakeEngine(tokenizer=fim_tokenizer(CHATML)))
-    return post(app, path, {**BODIES[path], "max_tokens": 2, **fields})
+    return post(app(), path, {**BODIES[path], "max_tokens": 2, **fields})
 
 
 @pytest.mark.parametrize(("name", "values"), refused_fields().items())

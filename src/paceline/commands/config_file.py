@@ -23,6 +23,7 @@ _ALSO: dict[str, tuple[type, ...]] = {
     "speculative_config": (dict, list),
     "objective": (dict,),
     "kv_cache_memory": (int,),
+    "weight_memory": (int,),
 }
 _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT")
 """Where values come from, the strongest first; DEFAULT_MAP is the file."""

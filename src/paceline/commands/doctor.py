@@ -66,6 +66,8 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "kernels", f"reference: {kernels.problem}"
     yield "model", _model(model)
     if model.problem is None:
+        if model.disk_gb_per_s is not None:
+            yield "from disk", _streaming(model, model.disk_gb_per_s)
         yield "profile", "measured" if model.has_profile else "none"
     for part in found.parts:
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
@@ -85,6 +87,15 @@ def _model(model: ModelFacts) -> str:
     if model.best_plain_rate is None:
         return text
     return f"{text}, so plain decoding makes at most {model.best_plain_rate:.1f} tok/s"
+
+
+def _streaming(model: ModelFacts, rate: float) -> str:
+    plain = rate * 1e9 / model.streamed_bytes
+    return (
+        f"{model.streamed_layers} of {model.layers} layers, {model.streamed_bytes / 1e9:.2f} GB in "
+        f"every step at {rate:.2f} GB/s, so plain decoding makes at most {plain:.1f} tok/s, and "
+        f"speculation that many times the tokens of a step: {5 * plain:.1f} with 5"
+    )
 
 
 def _cores(machine: Machine) -> str:

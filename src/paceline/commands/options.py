@@ -110,6 +110,11 @@ class EngineOptions:
         None, "Keep steps this short while a prompt is read beside others."
     )
     max_model_len: int | None = option(None, "Context limit (default: the model's own).")
+    weight_memory: str | None = option(
+        None,
+        "Memory for weights, e.g. 6G; layers beyond that are read from disk in every step "
+        "(default: what there is).",
+    )
     kv_cache_memory: str | None = option(None, "Memory for keys and values, e.g. 512M or 2G.")
     kv_cache_dtype: str = option(
         DEFAULTS.kv_cache_dtype, f"Keys and values: {', '.join(KV_DTYPES)}."

@@ -173,11 +173,12 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
         ConfigError: a value is not acceptable.
     """
     values = values_of(options, EngineOptions)
-    memory, seqs = values["kv_cache_memory"], values["max_num_seqs"]
+    seqs = values["max_num_seqs"]
+    memory = {name: values[name] for name in ("kv_cache_memory", "weight_memory")}
     del values["config"]  # read before any other option
     return values | {
         "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
-        "kv_cache_memory": None if memory is None else memory_bytes(memory),
+        **{name: None if size is None else memory_bytes(size) for name, size in memory.items()},
         "num_threads": values.pop("threads"),
         "objective": parse_objective(values["objective"]),
     }

@@ -12,11 +12,11 @@ from pathlib import Path
 from paceline.commands.resolve import memory_bytes
 from paceline.engine.default_drafts import is_embedded
 from paceline.errors import ConfigError, ModelLoadError
+from paceline.memory import memory
 from paceline.models.downloaded import LM_STUDIO, OLLAMA
 from paceline.models.embedded import embedded_model
 from paceline.models.hub import is_hub_id
 from paceline.models.names import all_models, find_model
-from paceline.workbench.memory import memory
 
 EMBEDDED_NAME = "embedded"
 DEFAULT_BUDGET = "80%"

@@ -62,6 +62,8 @@ class EngineConfig:
         max_num_batched_tokens: most rows of one forward.
         max_step_ms: while anyone decodes, prefill chunks are sized so that a step stays below this;
             None means the larger of 100 ms and four plain decode steps.
+        weight_memory: bytes for the target's weights; layers beyond that are read from disk in
+            every step. None takes what is available, which is as much as it needs or a share.
         kv_cache_memory: bytes for keys and values of target and drafts; None derives it from free
             memory.
         kv_cache_dtype: ``auto`` follows the arithmetic.
@@ -86,6 +88,7 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     max_step_ms: float | None = None
+    weight_memory: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
@@ -121,8 +124,9 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value!r}; allowed are True and False")
         if self.seed is not None:
             check_number("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.kv_cache_memory is not None:
-            check_number("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50)
+        for name in ("kv_cache_memory", "weight_memory"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, 1 << 50)
         if self.num_threads is not None:
             check_number("num_threads", self.num_threads, 1, 4096)
         if self.max_step_ms is not None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
 from paceline.errors import ConfigError
+from paceline.memory import memory
+from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Ops
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.ops.resolve import backend_of, resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
 from paceline.models.pruned_head import check_whole_head
+from paceline.models.stored import StoredTensors
+from paceline.models.streaming import StreamedTensors
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
 from paceline.policy.experts import ExpertCost
@@ -30,7 +35,10 @@ from paceline.runtime.kv_cache import (
     free_memory,
 )
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.state_room import state_room
+from paceline.runtime.states import States
 
+log = logging.getLogger(__name__)
 DRAFT_SHARE = 5
 """A draft model's KV gets one part in this many of the byte budget."""
 
@@ -71,8 +79,9 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Engine
         raise ConfigError(
             f"max_model_len is {wanted}; {checkpoint.name} was made for at most {limit} tokens"
         )
-    dtype = resolve_dtype(config.dtype, config.device, checkpoint, config.backend)
-    ops = resolve_ops(dtype, config.device, config.deterministic, config.backend)
+    backend = backend_of(checkpoint.config, config.backend)
+    dtype = resolve_dtype(config.dtype, config.device, checkpoint, backend)
+    ops = resolve_ops(dtype, config.device, config.deterministic, backend)
     kv_dtype = ops.default_kv_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     resolved = replace(
         config,
@@ -127,6 +136,8 @@ def expert_cost(config: ModelConfig) -> ExpertCost | None:
     return ExpertCost(len(mixtures), of.number, of.per_token, weights / read)
 
 
+WEIGHTS_MEMORY_SHARE = 0.7
+"""Of what is available; keys and values, and whatever else there is, have the rest."""
 FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
 """From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
 
@@ -150,6 +161,8 @@ def build_engine(
         checkpoint = load_checkpoint(model, load_format=config.load_format)
     config, ops = resolve_config(config, checkpoint)
     runner, left = open_runner(checkpoint, config, ops)
+    if runner.kv.states is not None:
+        config = replace(config, max_num_seqs=runner.kv.states.memory.num_lanes)
     target = target_info(checkpoint, config, left, runner)
     proposers = build_proposers(config.speculative, target, strict=config.strict)
     table = None
@@ -167,12 +180,64 @@ def build_engine(
 def _decoder(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Decoder:
     """The checkpoint's decoder, which engines that compute alike share: weights lie there once."""
     assert config.max_model_len is not None
-    key = ops.name, config.dtype, config.deterministic, config.device, config.max_model_len
+    length = config.max_model_len
+    key = ops.name, config.dtype, config.deterministic, config.device, length, config.weight_memory
     decoder = checkpoint.decoders.get(key)
     if decoder is None:
-        decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, config.max_model_len)
+        tensors = _streamed(checkpoint, config, ops)
+        decoder = Decoder(checkpoint.config, tensors, ops, length)
         checkpoint.decoders[key] = decoder
     return decoder
+
+
+def can_stream(checkpoint: Checkpoint, ops: Ops) -> bool:
+    """Whether layers of the model can be read from disk as they are needed."""
+    return checkpoint.packed is not None and ops.name.startswith("native")
+
+
+def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int | None:
+    """Bytes that the weights may take; None where that is of no account."""
+    asked, in_memory = config.weight_memory, config.load_format == "memory"
+    if asked is not None and in_memory:
+        raise ConfigError("--weight-memory reads layers from files: leave out --load-format memory")
+    if asked is not None or in_memory or not can_stream(checkpoint, ops):
+        return asked
+    _, available = memory()
+    share = checkpoint.num_bytes if available is None else int(available * WEIGHTS_MEMORY_SHARE)
+    return share if share < checkpoint.num_bytes else None
+
+
+def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
+    """The checkpoint's tensors, some of which are read from disk where they do not all fit."""
+    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
+    if limit is None:
+        return tensors
+    if not can_stream(checkpoint, ops):
+        raise ConfigError(
+            "--weight-memory is for models that are packed for the native kernels, which "
+            f"{checkpoint.name} is not: `paceline convert MODEL FOLDER` packs it"
+        )
+    assert isinstance(tensors, StoredTensors)
+    found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
+    return tensors if found.stream is None else found
+
+
+def open_states(
+    shape: ModelConfig, config: EngineConfig, ops: Ops, budget: int
+) -> tuple[States | None, int]:
+    """The states of recurrent layers, None where there are none, and their bytes."""
+    if shape.recurrent is None:
+        return None, 0
+    nodes = sum(each.tree_nodes for each in config.speculative)
+    room = state_room(shape, budget, config.max_num_seqs, nodes, config.enable_prefix_caching)
+    log.info(
+        "states of recurrent layers take %.1f MB of the KV cache's memory; at most %d requests run "
+        "at once",
+        room.num_bytes / 1e6,
+        room.num_lanes,
+    )
+    memory = ops.state_memory(shape, room.num_slots, room.num_lanes, room.num_nodes)
+    return States(memory), room.num_bytes
 
 
 def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
@@ -183,10 +248,12 @@ def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple
     budget = kv_budget(config)
     needed = any(c.model or c.has_own_kv for c in config.speculative)
     drafts = budget // DRAFT_SHARE if needed else 0
+    states, state_bytes = open_states(shape, config, ops, budget - drafts)
+    budget -= state_bytes
     # One block is reserved, and every sequence may need one more for its draft's nodes.
     most = 1 + config.max_num_seqs * (blocks_for(config.max_model_len) + 17)
     block_bytes = bytes_per_block(shape, config.kv_cache_dtype)
     count = min(most, (budget - drafts) // block_bytes)
     memory = ops.kv_memory(shape, max(0, count), config.kv_cache_dtype)
-    runner = ModelRunner(decoder, KVCache(memory, config.enable_prefix_caching))
+    runner = ModelRunner(decoder, KVCache(memory, config.enable_prefix_caching, states))
     return runner, budget - count * block_bytes

@@ -72,6 +72,8 @@ def _commit_item(
     item.path = verdict.path if item.may_draft else path
     kv.commit(request.request_id, item.path)
     request.num_computed += len(item.path)
+    if not item.may_draft:
+        kv.publish_prompt(request.request_id)
     # Its logits are numbers, so the KV that they come from is too.
     kv.publish(request.request_id, request.token_ids)
     return verdict

@@ -269,6 +269,8 @@ class Engine:
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         request.status = RequestStatus.FINISHED
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.kv.publish_end(request.request_id, request.token_ids)
         self.scheduler.remove(request)
         self.drafting.end_request(request)
         del self.requests[request.request_id]

@@ -18,11 +18,21 @@ class Totals(NamedTuple):
     num_draft_forwards: int
     num_cached_tokens: int
     num_queried_tokens: int
+    num_weight_bytes_read: int
+    weight_wait_seconds: float
 
 
 def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
-    drafts = drafting.num_forwards
-    return Totals(runner.num_forwards, drafts, queue.num_cached_tokens, queue.num_queried_tokens)
+    stream = runner.decoder.stream
+    read, waited = (0, 0.0) if stream is None else (stream.bytes_read, stream.seconds_waited)
+    return Totals(
+        runner.num_forwards,
+        drafting.num_forwards,
+        queue.num_cached_tokens,
+        queue.num_queried_tokens,
+        read,
+        waited,
+    )
 
 
 def snapshot(

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array
 from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
-from paceline.models.expert_tensors import IN_TURN, ExpertTensors
+from paceline.models.expert_tensors import ALTUP_STACK, ExpertTensors
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
@@ -156,8 +156,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         files.rename("lm_head.weight", _EMBEDDING)
     tensors: StoredTensors = files
     if config.experts:
-        in_turn = config.architecture in IN_TURN
-        tensors = ExpertTensors(tensors, config.experts.number, in_turn)
+        tensors = ExpertTensors(tensors, config.experts.number, config.architecture)
     if quantisation is not None:
         tensors = QuantisedTensors(tensors, schemes_of(quantisation))
     packed = folder_format(files.metadata, folder)
@@ -234,6 +233,8 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
     tensors: StoredTensors = found
     if config.experts:
         tensors = ExpertTensors(tensors, config.experts.number)
+    if config.altup:
+        tensors = ExpertTensors(tensors, config.altup.streams - 1, stack=ALTUP_STACK)
     if config.latent:
         tensors = LatentTensors(tensors, config)
     # Not the name in the metadata, which is often that of a training run.

@@ -6,8 +6,11 @@ metadata of a GGUF file go the same way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
+from paceline.models.per_layer import AltUp, Heads, LayerInputs
 from paceline.models.recurrent import Recurrent
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
@@ -17,8 +20,9 @@ XIELU = "xielu"
 """An activation that learns three numbers in each layer (arXiv 2411.13010)."""
 LEARNT_KEYS = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta")
 """Where a configuration says them, layer by layer; otherwise the checkpoint has them as tensors."""
-QUERY_GROWTH = "llama_4_scaling_beta"
-"""What queries grow by with the logarithm of the position, among a rotary rule's own numbers."""
+QUERY_GROWTH, GROWTH_START = "llama_4_scaling_beta", "growth_start"
+"""What queries grow by with the logarithm of the position, and the position that the first token
+counts as, among a rotary rule's own numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class RopeConfig:
 
     Attributes:
         theta: base of the frequencies.
-        scaling: ``default``, ``linear``, ``llama3``, ``yarn``, ``dynamic`` or ``longrope``.
+        scaling: ``default``, ``linear``, ``llama3``, ``yarn``, ``dynamic``, ``longrope`` or
+            ``proportional``.
         factor: context extension factor of the scaling.
         dim: rotated dimensions of each head (partial rotary when below the head size).
         params: what else the scaling rule needs, by its Hugging Face names, numbers or tuples.
@@ -56,10 +61,17 @@ class Experts:
         groups_per_token: groups that a row chooses among.
         group_best: a group counts as much as this number of its best experts together.
         least_sum: what weights that add up to less are divided by.
+        jitter: weights are SparseMixer's (arXiv 2409.12136): each of a row's experts, in the order
+            of their choice, is weighed against those that are left and whose logits are within
+            twice this share of its own; 0: they are not.
+        weighs_inputs: whether the weights are those of what experts read, not of their results.
         shared_width: of an expert that every row has besides those it chooses; 0: there is none.
         shared_gate: whether a sigmoid of the row weighs the shared expert.
         biases: whether the router and the chosen experts' linears have biases.
         sparse_layers: per layer, whether it is a mixture; empty: all are.
+        own_norms: the router, the chosen experts and the shared one have norms of their own, before
+            them and, but for the router, after them.
+        own_scales: each expert has a number that its weights are multiplied with.
     """
 
     number: int
@@ -77,6 +89,10 @@ class Experts:
     groups_per_token: int = 1
     group_best: int = 1
     least_sum: float = 1e-20
+    own_norms: bool = False
+    own_scales: bool = False
+    jitter: float = 0.0
+    weighs_inputs: bool = False
 
     @property
     def by_score(self) -> bool:
@@ -150,6 +166,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # rotary of sliding-window layers, where it differs
+    still_rope: RopeConfig | None = None  # of layers without rotary: what their queries grow by
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -166,6 +183,7 @@ class ModelConfig:
     attention_sinks: bool = False  # a score per head that takes part in every softmax (gpt-oss)
     sliding_window: int = 0  # 0: none; a key at distance >= sliding_window is not seen
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: all layers, if sliding_window
+    window_chunks: bool = False  # a row sees its own of the text's chunks of that size (Llama 4)
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # the checkpoint's own
@@ -183,12 +201,25 @@ class ModelConfig:
     parallel_residual: bool = False  # a feed-forward reads what its layer's attention reads
     shared_norm: bool = False  # a layer's attention and feed-forward have one norm before them
     qk_norm_last: bool = False  # queries and keys are normed after rotary (Hunyuan)
+    qk_norm_bare: bool = False  # without weights, and in layers with rotary alone (Llama 4)
     rotary_layers: tuple[bool, ...] = ()  # per layer, whether heads are rotated; empty: all
     learned_positions: bool = False  # an embedding of positions is added to that of tokens
     head_bias: bool = False
     learnt: tuple[tuple[float, ...], ...] = ()  # per layer, as LEARNT_KEYS; empty: see the tensors
     latent: Latent | None = None  # with it there is one KV head, whose values are its keys
+    layer_heads: tuple[Heads, ...] = ()  # per layer; empty: all as head_dim and num_kv_heads say
+    kv_layers: tuple[int, ...] = ()  # per layer, whose keys and values it reads; empty: its own
+    value_norm: bool = False  # RMS norm without weights of each value head
+    mlp_widths: tuple[int, ...] = ()  # per layer, of a dense feed-forward; empty: intermediate_size
+    layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None  # with it there are layer inputs
+    sparsity: tuple[float, ...] = ()  # per layer, share of gates that are set to 0; empty: none
+    layer_scales: bool = False  # each layer's residual stream ends multiplied with a number
     recurrent: Recurrent | None = None  # None: every layer is attention
+    only_part: tuple[str, ...] = ()  # per layer, "mixer" or "mlp" alone; empty: all have both
+    attention_out_scale: float = 1.0  # of what attention adds beside a recurrence
+    gate_multiplier: float = 1.0  # of what a dense feed-forward's activation reads
+    mlp_out_scale: float = 1.0  # of what a dense feed-forward adds
     attention_gate: bool = False  # a sigmoid of the row weighs each number that attention gives
 
     @property
@@ -199,22 +230,30 @@ class ModelConfig:
     @property
     def num_weights(self) -> int:
         """Of the embeddings, the head and all layers' matrices: norms and biases are left out."""
-        heads = 2 * (self.num_heads + self.num_kv_heads) + self.attention_gate * self.num_heads
-        attention = heads * self.head_dim * self.hidden_size
-        if self.latent:
-            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
         total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
         total += self.learned_positions * self.max_position * self.hidden_size
         for layer in range(self.num_layers):
-            mixture, width = self.experts_of(layer), self.intermediate_size
+            mixture, width = self.experts_of(layer), self.mlp_width(layer)
             if mixture:
                 total += (mixture.number + mixture.shared_gate) * self.hidden_size
                 width = mixture.number * mixture.width + mixture.shared_width
+            total += self._attention_weights(layer) if self.has_attention(layer) else 0
             recurrent = self.recurrent_of(layer)
             total += recurrent.num_weights(self.hidden_size) if recurrent else 0
-            total += attention if self.has_attention(layer) else 0
-            total += self.hidden_size * (3 if self.gated_mlp else 2) * width
+            if self.has_mlp(layer):
+                total += self.hidden_size * (3 if self.gated_mlp else 2) * width
+        if self.layer_inputs:
+            total += self.layer_inputs.num_weights(self.hidden_size, self.num_layers)
+        if self.altup:
+            total += self.altup.num_weights(self.hidden_size, self.num_layers)
         return total
+
+    def _attention_weights(self, layer: int) -> int:
+        if self.latent:
+            return self.latent.num_weights(self.hidden_size, self.num_heads)
+        heads = self.heads_of(layer)
+        width = (2 + self.attention_gate) * self.num_heads * heads.dim
+        return self.hidden_size * (width + (heads.kv_width if self.owns_kv(layer) else 0))
 
     @property
     def kv_arrays(self) -> int:
@@ -224,11 +263,13 @@ class ModelConfig:
     @property
     def is_like_llama(self) -> bool:
         """Whether layers have Llama's form but for biases, windows, multipliers and more norms."""
-        apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
+        apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.window_chunks)
         ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
         scored = self.experts is not None and self.experts.by_score
+        layers = (self.layer_heads, self.kv_layers, self.mlp_widths, self.layer_scales, self.altup)
         kinds = (scored, self.recurrent, self.attention_gate)
-        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, *kinds))
+        fits = self.pre_norms and self.gated_mlp and not self.rotary_layers
+        return fits and not any((*apart, *ends, *layers, *kinds))
 
     @property
     def scale(self) -> float:
@@ -263,7 +304,12 @@ class ModelConfig:
             num_layers=count,
             sliding_layers=self.sliding_layers[:count],
             rotary_layers=self.rotary_layers[:count],
+            only_part=self.only_part[:count],
             learnt=self.learnt[:count],
+            layer_heads=self.layer_heads[:count],
+            kv_layers=self.kv_layers[:count],
+            mlp_widths=self.mlp_widths[:count],
+            sparsity=self.sparsity[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
             recurrent=self.recurrent.first_layers(count) if self.recurrent else None,
         )
@@ -276,21 +322,49 @@ class ModelConfig:
         """What a layer's recurrence is; None where it has none."""
         return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
 
+    def has_mixer(self, layer: int) -> bool:
+        """Whether a layer has a recurrence or attention."""
+        return not self.only_part or self.only_part[layer] == "mixer"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has a feed-forward."""
+        return not self.only_part or self.only_part[layer] == "mlp"
+
     def has_attention(self, layer: int) -> bool:
         recurrent = self.recurrent_of(layer)
-        return recurrent is None or recurrent.beside
+        return self.has_mixer(layer) and (recurrent is None or recurrent.beside)
+
+    def heads_of(self, layer: int) -> Heads:
+        return (
+            self.layer_heads[layer] if self.layer_heads else Heads(self.head_dim, self.num_kv_heads)
+        )
 
     def kv_layer(self, layer: int) -> int:
-        """How many layers before this one keep keys and values."""
-        return sum(map(self.has_attention, range(layer)))
+        """The layer whose keys and values a layer's attention reads: itself or an earlier one."""
+        return self.kv_layers[layer] if self.kv_layers else layer
 
-    @property
-    def num_kv_layers(self) -> int:
-        """Layers that keep keys and values."""
-        return self.kv_layer(self.num_layers)
+    def owns_kv(self, layer: int) -> bool:
+        """Whether a layer has keys and values of its own."""
+        return self.has_attention(layer) and self.kv_layer(layer) == layer
+
+    def mlp_width(self, layer: int) -> int:
+        """Of a layer's dense feed-forward."""
+        return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
+
+    def sparse_deviations(self, layer: int) -> float:
+        """Gates that are not so many standard deviations above their row's mean are set to 0, and
+        the others lowered by as much. -inf: they stay."""
+        share = self.sparsity[layer] if self.sparsity else 0.0
+        return NormalDist().inv_cdf(share) if share else -math.inf
 
     def is_rotated(self, layer: int) -> bool:
         return self.rotary_layers[layer] if self.rotary_layers else True
+
+    def first_in_window(self, position: int) -> int:
+        """The first position that a row sees in layers that have a window."""
+        if self.window_chunks:
+            return position // self.sliding_window * self.sliding_window
+        return max(0, position + 1 - self.sliding_window)
 
     def is_sliding(self, layer: int) -> bool:
         if not self.sliding_window:

@@ -15,6 +15,7 @@ from paceline.models.entry import read_entry
 from paceline.models.ops.base import Ops
 from paceline.models.pages import give_back_freed
 from paceline.models.rope import RotaryTable
+from paceline.models.streaming import StreamedTensors
 from paceline.models.weights import Ends, Layer, WeightReader
 
 
@@ -34,6 +35,10 @@ class Decoder:
         entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
         places: what is added to the embedding at each position; None where nothing is.
+        stream: brings layers that do not stay in memory (:mod:`paceline.models.streaming`); None
+            where all stay.
+        layer_inputs: what the inputs of layers are made of; None where they have none.
+        altup: what several residual streams are made of and become; None where there is one.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
@@ -50,11 +55,14 @@ class Decoder:
     ) -> None:
         self.config = config
         self.ops = ops
+        self.stream: Any = tensors.stream if isinstance(tensors, StreamedTensors) else None
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
         self.pruned_head = reader.pruned_head()
         self.places = reader.places(max_len)
+        self.layer_inputs = reader.layer_inputs()
+        self.altup = reader.altup()
         self.entry = read_entry(reader, config)
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         last_norm = "model.norm.weight"
@@ -64,6 +72,8 @@ class Decoder:
         give_back_freed()
         self.rope = self._table(config.rope)
         self.local_rope = self._table(config.local_rope) if config.local_rope else self.rope
+        still = config.still_rope
+        self.still_rope = RotaryTable(still, 0, max_len, ops) if still else None
 
     def with_layers(self, layers: Sequence[Layer], ops: Ops) -> Decoder:
         """A decoder of other layers, at most as many, between the same embedding and head.
@@ -83,9 +93,9 @@ class Decoder:
         return Ends(self.embedding, self.head, self.config)
 
     def rotary(self, layer: int) -> RotaryTable | None:
-        """What a layer's heads are rotated by; None where they are not."""
+        """What a layer's heads are rotated by, if only in no dimension; None: by nothing."""
         if not self.config.is_rotated(layer):
-            return None
+            return self.still_rope
         return self.local_rope if self.config.is_sliding(layer) else self.rope
 
     def _table(self, rope: RopeConfig) -> RotaryTable:

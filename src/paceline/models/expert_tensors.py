@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from paceline.errors import ModelLoadError
 from paceline.models.arrays import Array
-from paceline.models.stored import StoredRows, StoredTensors
+from paceline.models.stored import FilePart, StoredRows, StoredTensors
 
 _RENAMED = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
+        (r"\.feed_forward\.", ".mlp."),
         (r"\.block_sparse_moe\.gate\.", ".mlp.gate."),
         (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
         (r"\.block_sparse_moe\.input_linear\.", ".mlp.experts.gate_up_proj."),
@@ -35,21 +36,29 @@ _RENAMED = tuple(
             ".mlp.gate.e_score_correction.bias",
         ),
         (r"\.mlp\.router\.", ".mlp.gate."),
+        (r"(\.layers\.\d+)\.router\.(proj\.)?", r"\1.mlp.gate."),
+        (r"(\.layers\.\d+)\.experts\.", r"\1.mlp.experts."),
         (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
         (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
     )
 )
 _MARKS = re.compile(
-    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router)(\.|$)"
+    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router"
+    r"|feed_forward\.(router|experts|shared_expert|gate_proj|up_proj|down_proj)"
+    r"|\d+\.router|\d+\.experts)(\.|$)"
 )
 _STACK = re.compile(
     r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight|\.bias|_bias|_blocks|_scales)?"
 )
+ALTUP_STACK = re.compile(r"(model\.altup(?:_unembed)?_projections)()(\.weight)")
+"""What GGUF files of Gemma 3n keep in stacks: linears from and to further residual streams."""
 _ENDS = {None: ".weight", "_bias": ".bias"}
 _DIMENSIONS = {".weight": 3, ".bias": 2, "_blocks": 4, "_scales": 3}
 IN_TURN = ("gpt_oss",)
-"""Families whose Hugging Face stacks have the outputs of gates and of ups in turn, and those of
-floats the inputs before the outputs, ``[experts, k, n]``."""
+"""Families whose Hugging Face stacks have the outputs of gates and of ups in turn."""
+INPUTS_FIRST = ("gpt_oss", "llama4_text")
+"""Families whose Hugging Face stacks of floats have the inputs before the outputs, ``[experts, k,
+n]``."""
 
 
 def plain_expert_name(name: str) -> str:
@@ -84,7 +93,8 @@ class ExpertTensors(StoredTensors):
     Args:
         stored: the checkpoint, in which they may lie in stacks ``[experts, n, k]``.
         number: experts of each layer that has some.
-        in_turn: whether stacks lie as those of :data:`IN_TURN`.
+        family: the ``model_type`` whose stacks these are; empty for those of GGUF files.
+        stack: names of stacks, as a pattern of what is before and after a matrix's number.
 
     Raises:
         ModelLoadError: a stack is not one of so many matrices, or a matrix is there twice.
@@ -92,11 +102,18 @@ class ExpertTensors(StoredTensors):
 
     _where: dict[str, _Place]
 
-    def __init__(self, stored: StoredTensors, number: int, in_turn: bool = False) -> None:
-        self.stored, self._in_turn = stored, in_turn
+    def __init__(
+        self,
+        stored: StoredTensors,
+        number: int,
+        family: str = "",
+        stack: re.Pattern[str] = _STACK,
+    ) -> None:
+        self.stored, self._in_turn = stored, family in IN_TURN
+        self._inputs_first = family in INPUTS_FIRST
         self._where = {}
         for name in stored:
-            match = _STACK.fullmatch(name)
+            match = stack.fullmatch(name)
             if match is None:
                 self._add(name, _Place(name))
                 continue
@@ -104,13 +121,14 @@ class ExpertTensors(StoredTensors):
             if len(shape) != _DIMENSIONS[end] or shape[0] != number:
                 raise ModelLoadError(
                     f"tensor {name} has shape {shape}; the configuration needs a stack of {number} "
-                    "experts"
+                    "matrices"
                 )
             for expert in range(number):
-                self._add_expert(name, f"{match[1]}.{expert}.", match[2], end, expert)
+                prefix = f"{match[1]}.{expert}" + ("." if match[2] else "")
+                self._add_expert(name, prefix, match[2], end, expert)
 
     def _add_expert(self, stored: str, prefix: str, part: str, end: str, expert: int) -> None:
-        turned = self._in_turn and end == ".weight"
+        turned = self._inputs_first and end == ".weight"
         if not self._in_turn or part != "gate_up_proj":
             self._add(prefix + part + end, _Place(stored, expert, turned=turned))
             return
@@ -155,6 +173,10 @@ class ExpertTensors(StoredTensors):
             return shape
         outputs, *others = shape[:0:-1] if place.turned else shape[1:]
         return len(range(outputs)[place.outputs]), *others
+
+    def file_part(self, name: str) -> FilePart | None:
+        place = self._place(name)
+        return self.stored.file_part(place.stored) if place.expert is None else None
 
     def type_of(self, name: str) -> str:
         return self.stored.type_of(self._place(name).stored)

@@ -5,6 +5,7 @@ Owns how packed linears become floats again. Knows no arithmetic.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -57,19 +58,31 @@ class _Unpacked(Mapping[str, Array]):
     def _shape(self, linear: str) -> tuple[list[int], int] | None:
         """Outputs of the stacked linears, and inputs; None of what is no packed linear."""
         c, experts, kind = self._config, self._config.experts, linear.rpartition(".")[2]
-        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        width = c.intermediate_size
+        layer = re.match(r"model\.layers\.(\d+)\.", linear)
+        if layer is None:
+            return None
+        dim, kv_heads, has_values = c.heads_of(int(layer[1]))
+        queries, keys = c.num_heads * dim, kv_heads * dim
+        read = [queries, keys, keys][: (2 + has_values) if c.owns_kv(int(layer[1])) else 1]
+        width = c.mlp_width(int(layer[1]))
         if experts is not None and ".experts." in linear:
             width = experts.width
         elif experts is not None and ".shared_expert." in linear:
             width = experts.shared_width
         shapes = {
-            "qkv_proj": ([queries, keys, keys], c.hidden_size),
+            "qkv_proj": (read, c.hidden_size),
             "o_proj": ([c.hidden_size], queries),
             "gate_up_proj": ([width] * 2, c.hidden_size),
             "down_proj": ([c.hidden_size], width),
             **({} if c.gated_mlp else {"up_proj": ([width], c.hidden_size)}),
         }
+        if c.layer_inputs:
+            inner = c.layer_inputs.width
+            shapes["per_layer_input_gate"] = ([inner], c.hidden_size)
+            shapes["per_layer_projection"] = ([c.hidden_size], inner)
+        if c.altup:
+            shapes["linear_left"] = ([c.altup.rank], c.hidden_size)
+            shapes["linear_right"] = ([c.hidden_size], c.altup.rank)
         if c.latent:
             shapes |= _latent_shapes(c, c.latent)
             kind = linear.split(".")[-2] if kind.isdigit() else kind

@@ -16,9 +16,10 @@ from paceline.models.arrays import Array, floats
 from paceline.models.config import QUERY_GROWTH, ModelConfig
 from paceline.models.gguf_container import GgufContainer
 from paceline.models.gguf_dense import dense_keys
-from paceline.models.gguf_experts import expert_keys, mixture_type
+from paceline.models.gguf_experts import expert_keys, llama4_keys, mixture_type
 from paceline.models.gguf_heads import head_keys
 from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
+from paceline.models.gguf_layered import LAYERED, PER_LAYER_KEYS, layered_keys
 from paceline.models.gguf_names import ARCHITECTURES, HEADS
 from paceline.models.gguf_tokenizer import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
@@ -54,12 +55,17 @@ class _Keys:
 
     def __init__(self, container: GgufContainer, architecture: str) -> None:
         self._metadata = container.metadata
+        self._listed = PER_LAYER_KEYS if architecture in LAYERED else ()
         self._prefix = architecture + "."
 
     def get(self, key: str, default: Any = None) -> Any:
-        """One value; a list with one entry per layer counts as one if all are the same."""
+        """One value; a list with one entry per layer counts as one if all are the same.
+
+        Of keys that are read layer by layer besides, the first entry stands for all.
+        """
         value = self._metadata.get(self._prefix + key, default)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
+        one = key in self._listed
+        if isinstance(value, list) and value and (one or all(item == value[0] for item in value)):
             return value[0]
         if isinstance(value, list):
             raise UnsupportedModelError(
@@ -104,7 +110,11 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         **_family_keys(keys, architecture, head_dim),
         **_experts(container, keys, architecture),
         **(latent_keys(keys.get, container.tensors) if is_latent else {}),
-        **_rope(container, keys, head_dim, read),
+        **(
+            layered_keys(keys.get, keys.layers, _layer_types(keys), container.tensors, read)
+            if architecture in LAYERED
+            else _rope(container, keys, head_dim, read)
+        ),
         **dense_keys(
             keys.get, architecture, _layer_types(keys), container.tensors, container.metadata
         ),
@@ -112,6 +122,8 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
         "mlp_bias": biases["mlp_bias"],
+        "lm_head_bias": "output.bias" in container.tensors,
+        **(llama4_keys(keys.get) if architecture == "llama4" else {}),
     }
 
 
@@ -201,7 +213,7 @@ def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any
     if architecture == "dflash":
         types = _layer_types(keys)
         return {"layer_types": types, "use_sliding_window": types is not None}
-    if not architecture.startswith("gemma"):
+    if not architecture.startswith("gemma") or architecture in LAYERED:
         return {}
     scalar: float = head_dim
     if keys.get("attention.scale"):
@@ -245,8 +257,9 @@ def _rope(
     trained = keys.get("rope.scaling.original_context_length")
     if trained is not None:
         found["original_max_position_embeddings"] = trained
-    scaling = _stored_factors(container, keys, dim, read) or _scaling(keys)
-    if scaling.get("rope_type") == "yarn" and architecture_of(container) in _WHOLE_RAMPS:
+    architecture = architecture_of(container)
+    scaling = _stored_factors(container, keys, dim, read) or _scaling(keys, architecture == LATENT)
+    if scaling.get("rope_type") == "yarn" and architecture in _WHOLE_RAMPS:
         scaling["truncate"] = False
     if scaling:
         found["rope_scaling"] = scaling
@@ -280,7 +293,7 @@ def _stored_factors(
     return {"rope_type": "longrope", **entry}
 
 
-def _scaling(keys: _Keys) -> dict[str, Any]:
+def _scaling(keys: _Keys, is_latent: bool) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type", "none")
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))
     if kind == "none" and factor is not None and keys.get("rope.scaling.type") is None:
@@ -296,11 +309,10 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
             )
         for name in ("beta_fast", "beta_slow"):
             found[name] = keys.get(f"rope.scaling.yarn_{name}")
-        found |= yarn_keys(keys.get)
+        found |= yarn_keys(keys.get, is_latent)
         growth = keys.get("attention.temperature_scale")
         if growth is not None:  # of Ministral 3
-            found |= {QUERY_GROWTH: growth, "mscale": 1.0}
-            found["mscale_all_dim"] = keys.get("rope.scaling.yarn_log_multiplier", 1.0)
+            found[QUERY_GROWTH] = growth
     return found
 
 

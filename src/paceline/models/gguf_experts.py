@@ -20,6 +20,7 @@ EXPERT_BLOCK = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -72,6 +73,22 @@ def expert_keys(
         **({"mlp_only_layers": dense} if dense else {}),
         **({"scoring_func": scores} if scores else {}),
         **({"routed_scaling_factor": scale} if scale else {}),
+    }
+
+
+def llama4_keys(get: Callable[..., Any]) -> dict[str, Any]:
+    """What ``config.json`` says otherwise of Llama 4, some of which the format leaves to readers.
+
+    Maverick, the one with 128 experts, norms no queries and keys.
+    """
+    chunk = get("attention.sliding_window", 8192)
+    return {
+        "intermediate_size": get("expert_feed_forward_length"),
+        "intermediate_size_mlp": get("feed_forward_length"),
+        "n_shared_experts": 1,
+        "sliding_window": chunk or None,
+        "use_qk_norm": get("expert_count") != 128,
+        **({} if chunk else {"no_rope_layer_interval": MOST_LAYERS + 1}),
     }
 
 

@@ -46,7 +46,13 @@ def latent_keys(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, 
     }
 
 
-def yarn_keys(get: Callable[..., Any]) -> dict[str, Any]:
-    """What the scaling says of the scores' growth, which files tell as a tenth of it."""
-    growth = round(10 * get("rope.scaling.yarn_log_multiplier", 0.0), 6)
-    return {"mscale": growth, "mscale_all_dim": growth} if growth else {}
+def yarn_keys(get: Callable[..., Any], is_latent: bool) -> dict[str, Any]:
+    """What YaRN says of the scores' growth.
+
+    Files of latent attention tell a tenth of it, those of others all, and these leave ``mscale`` to
+    be 1.
+    """
+    told = get("rope.scaling.yarn_log_multiplier", 0.0)
+    growth = round((10 if is_latent else 1) * told, 6)
+    mscale = growth if is_latent else 1.0
+    return {"mscale": mscale, "mscale_all_dim": growth} if growth else {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.models.gguf_experts import EXPERT_BLOCK
 from paceline.models.gguf_latent import LATENT_BLOCK
+from paceline.models.gguf_layered import LAYERED_BLOCK, LAYERED_PARAMETERS, LAYERED_TOP
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -48,6 +49,10 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "ernie4_5-moe": "ernie4_5_moe",
     "hunyuan-moe": "hunyuan_v1_moe",
+    "gemma4": "gemma4_text",
+    "gemma3n": "gemma3n_text",
+    "phimoe": "phimoe",
+    "llama4": "llama4_text",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -57,12 +62,12 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 # are so. The others keep the two halves apart.
 _INTERLEAVED = (
     *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
-    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee"),
+    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee", "llama4"),
 )
-_PLUS_ONE = ("gemma", "nemotron")  # how those begin whose norms' weights have the one added
+_PLUS_ONE = ("gemma2", "gemma3", "nemotron")  # those whose norms' weights have the one added
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
 _FUSED_UP = ("phi3", "chatglm", "glm4")
-_NORMED_AFTER = ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
+_NORMED_AFTER = ("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "exaone4", "glm4")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -70,6 +75,7 @@ _TOP = {
     "output_norm.bias": "model.norm.bias",
     "output.bias": "lm_head.bias",
     "position_embd.weight": "model.embed_positions.weight",
+    **LAYERED_TOP,
 }
 _ENCODER_NORM = {"eagle3": "input_norm.weight", "dflash": "hidden_norm.weight"}
 _BLOCK = {
@@ -87,9 +93,9 @@ _BLOCK = {
     "ffn_norm": "post_attention_layernorm",
     "post_attention_norm": "post_attention_layernorm",  # what some call it
     "attn_norm_2": "hidden_norm",
-    "attn_sinks": "self_attn.sinks",
     **EXPERT_BLOCK,
     **LATENT_BLOCK,
+    **LAYERED_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",
@@ -99,7 +105,8 @@ _POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
+_IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias|scale)")
+_PARAMETERS = {"attn_sinks.weight": "self_attn.sinks", **LAYERED_PARAMETERS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class Place:
 
 def place_of(architecture: str, stored: str) -> Place:
     """The place of a stored tensor; those that are no weights of a decoder keep their name."""
-    plus_one = architecture.startswith(_PLUS_ONE)
+    plus_one = architecture in _PLUS_ONE
     if stored in _TOP:
         return Place(_TOP[stored], minus_one=plus_one and stored == "output_norm.weight")
     if stored == "enc.output_norm.weight" and architecture in _ENCODER_NORM:
@@ -131,11 +138,14 @@ def place_of(architecture: str, stored: str) -> Place:
         return Place(stored, minus_row=True)
     match = _IN_BLOCK.fullmatch(stored)
     names = _block(architecture)
-    if match is None or match[2] not in names:
+    if match is None:
         return Place(stored)
     index, part, kind = match.groups()
-    if part == "attn_sinks":  # no matrix's weight, but a parameter by itself
-        return Place(f"model.layers.{int(index)}.{names[part]}")
+    parameter = _PARAMETERS.get(f"{part}.{kind}")
+    if parameter is not None:  # no matrix's weight, but a parameter by itself
+        return Place(f"model.layers.{int(index)}.{parameter}")
+    if part not in names or kind == "scale":
+        return Place(stored)
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
         unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",

@@ -1,8 +1,9 @@
 """The tokenizer in a GGUF file's metadata. Knows the keys of the format, no tensors.
 
-Two kinds are built: byte-level BPE (``gpt2``) from its merges, and SentencePiece BPE (``llama``)
-from its scores. How text is split before byte-level merging is only named in the file; the rules
-for the names are facts about the models' own tokenizers and kept in a table here.
+Two kinds are built: byte-level BPE (``gpt2``) from its merges, and SentencePiece BPE from its
+scores (``llama``) or its merges (``gemma4``). How text is split before byte-level merging is only
+named in the file; the rules for the names are facts about the models' own tokenizers and kept in a
+table here.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _TURN_ENDS = {
     "<end_of_turn>",
     "<|end_of_text|>",
     "<|eom_id|>",
+    "<turn|>",
 }
+_GEMMA_ENDS = {"<|tool_response>"}  # what Gemma 4 hands over with after calls of tools
 # Where these end a turn, as in gpt-oss, "<|end|>" ends one of several messages in it.
 _HARMONY_ENDS = {"<|return|>", "<|call|>"}
 _SPACE = "▁"
@@ -106,15 +109,16 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | 
         backend = backend_from_json(ready_made, where)
     elif kind == "gpt2":
         backend = _byte_level(tokens, _strings(metadata, "merges", where), split, where)
-    elif kind == "llama":
+    elif kind in ("llama", "gemma4"):
         backend = _sentence_piece(tokens, metadata, where)
     else:
         raise UnsupportedModelError(
-            f"{where} has a tokenizer of kind {kind or 'unknown'!r}; supported are gpt2 and llama"
+            f"{where} has a tokenizer of kind {kind or 'unknown'!r}; supported are gpt2, llama and "
+            "gemma4"
         )
     _add_special(backend, tokens, types)
     flag = metadata.get(_PREFIX + "add_bos_token")
-    default = kind == "llama" or split in ("llama3", "tekken")
+    default = kind != "gpt2" or split in ("llama3", "tekken")
     return Tokenizer(
         backend,
         special_tokens=_special_tokens(metadata, tokens),
@@ -140,6 +144,8 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
         ends = _TURN_ENDS - {"<|end|>"} | _HARMONY_ENDS if in_harmony else _TURN_ENDS
         ids = [i for i in ids if not in_harmony or i != control.get("<|end|>")]
         ids += sorted(i for token, i in control.items() if token in ends)
+        if _text(metadata, "model") == "gemma4":  # which some files do not call a control token
+            ids += [i for i, token in enumerate(tokens) if token in _GEMMA_ENDS]
     return list(dict.fromkeys(i for i in ids if i is not None))
 
 
@@ -189,12 +195,7 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
 def _byte_level(
     tokens: list[str], merges: list[str], split: str, where: str
 ) -> tokenizers.Tokenizer:
-    pairs = []
-    for merge in merges:
-        cut = merge.find(" ", 1)
-        if cut < 0:
-            raise ModelLoadError(f"{where} has a merge that joins nothing: {merge[:40]!r}")
-        pairs.append((merge[:cut], merge[cut + 1 :]))
+    pairs = _pairs(merges, where)
     whole_words = split in ("llama3", "tekken")
     backend = _backend(models.BPE, where, _vocabulary(tokens), pairs, ignore_merges=whole_words)
     rule = _SPLITS[split]
@@ -212,16 +213,35 @@ def _byte_level(
     return backend
 
 
-def _sentence_piece(
-    tokens: list[str], metadata: Mapping[str, Any], where: str
-) -> tokenizers.Tokenizer:
+def _pairs(merges: list[str], where: str) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in merges:
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            raise ModelLoadError(f"{where} has a merge that joins nothing: {merge[:40]!r}")
+        pairs.append((merge[:cut], merge[cut + 1 :]))
+    return pairs
+
+
+def _ranked(
+    tokens: list[str], vocabulary: Mapping[str, int], metadata: Mapping[str, Any], where: str
+) -> list[tuple[str, str]]:
+    """The merges of pieces, which some files list and others tell by scores."""
+    if _text(metadata, "model") == "gemma4":
+        return _pairs(_strings(metadata, "merges", where), where)
     scores = metadata.get(_PREFIX + "scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelLoadError(f"{where} has {len(tokens)} tokens, but not as many scores")
+    return merges_from_scores(vocabulary, scores)
+
+
+def _sentence_piece(
+    tokens: list[str], metadata: Mapping[str, Any], where: str
+) -> tokenizers.Tokenizer:
     vocabulary = _vocabulary(tokens)
     unknown = _role_id(metadata, "unknown_token_id")
     named = tokens[unknown] if unknown is not None and unknown < len(tokens) else None
-    merges = merges_from_scores(vocabulary, scores)
+    merges = _ranked(tokens, vocabulary, metadata, where)
     options = {"unk_token": named, "fuse_unk": True, "byte_fallback": True}
     backend = _backend(models.BPE, where, vocabulary, merges, **options)
     spaces = normalizers.Replace(" ", _SPACE)

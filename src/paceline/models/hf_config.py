@@ -15,14 +15,34 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import BFLOAT16
 from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig
 from paceline.models.dense_families import DENSE_FAMILIES
-from paceline.models.hf_experts import experts_from_hf
+from paceline.models.gemma_families import GEMMA_FAMILIES
+from paceline.models.hf_experts import dense_width, experts_from_hf
 from paceline.models.hf_families import FAMILIES as FIRST_FAMILIES
 from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
-from paceline.models.hf_recurrent import recurrent_from_hf
-from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
+from paceline.models.hf_per_layer import (
+    heads_from_hf,
+    per_layer_from_hf,
+    rounded_root,
+    with_one_width,
+)
+from paceline.models.hf_recurrent import (
+    adjusted_width,
+    only_parts,
+    recurrent_from_hf,
+    scales_from_hf,
+    with_layer_types,
+)
+from paceline.models.hf_rope import (
+    CHUNKED,
+    FULL,
+    SLIDING,
+    extended_positions,
+    rope_from_hf,
+    still_rope_from_hf,
+)
 from paceline.models.hybrid_families import HYBRID_FAMILIES
 from paceline.models.mixture_families import MIXTURE_FAMILIES
 
@@ -30,6 +50,7 @@ FAMILIES: Mapping[str, Family] = {
     **FIRST_FAMILIES,
     **DENSE_FAMILIES,
     **MIXTURE_FAMILIES,
+    **GEMMA_FAMILIES,
     **HYBRID_FAMILIES,
 }
 """All that are supported, by ``model_type``."""
@@ -58,19 +79,25 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         UnsupportedModelError: the architecture, or a trait of it, is not one that Paceline runs.
         ModelLoadError: a number is missing, of the wrong type or out of bounds.
     """
-    raw = _text_part(raw)
+    raw = with_layer_types(_text_part(raw))
     name, family = _family(raw)
-    fields = Fields(family.called(raw), family.defaults)
-    sizes = _sizes(fields, family.widening)
+    called = family.called(raw)
+    fields = Fields(with_one_width(called) if family.per_layer else called, family.defaults)
+    sizes = _sizes(fields, family)
+    width = adjusted_width(fields, sizes["intermediate_size"])
+    width = dense_width(fields, family.experts, width) if family.experts else width
+    sizes["intermediate_size"] = width
     latent = latent_from_hf(fields) if family.latent else None
+    window, sliding = _sliding(fields, family, sizes["num_layers"])
+    heads = heads_from_hf(fields, sizes, sliding) if family.per_layer else ()
     rotated = latent.rope_dim if latent else sizes["head_dim"]
-    rope = rope_from_hf(fields, FULL, rotated, family.partial_rotary)
+    full = heads[-1].dim if heads else rotated
+    rope = rope_from_hf(fields, FULL, full, family.partial_rotary)
     local = rope_from_hf(fields, SLIDING, rotated, family.partial_rotary)
     if latent:
         sizes |= {"num_kv_heads": 1, "head_dim": latent.key_dim, "latent": latent}
         sizes["attention_scale"] = latent_scale(latent, rope)
     sizes["max_position"] = extended_positions(rope, sizes["max_position"])
-    window, sliding = _sliding(fields, family, sizes["num_layers"])
     dtype = _dtype(fields)
     bos = fields.token_ids("bos_token_id", sizes["vocab_size"])
     tied = fields.flag("tie_word_embeddings")
@@ -82,6 +109,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         tie_embeddings=tied,
         rope=rope,
         local_rope=local if window and local != rope else None,
+        still_rope=still_rope_from_hf(fields),
         sliding_window=window,
         sliding_layers=sliding,
         bos_token_id=bos[0] if bos else None,
@@ -93,13 +121,21 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
             experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
         ),
         recurrent=(
-            recurrent_from_hf(fields, family.recurrent, sizes["num_layers"], sizes["hidden_size"])
+            recurrent_from_hf(
+                fields, family.recurrent, sizes["num_layers"], sizes["hidden_size"], family.beside
+            )
             if family.recurrent
             else None
         ),
+        only_part=only_parts(fields) if family.single_parts else (),
         learnt=_learnt(fields, sizes["num_layers"]),
         rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
         **_traits(fields, family, sizes, dtype),
+        **(
+            per_layer_from_hf(Fields(called, family.defaults), heads, sliding, DTYPES[dtype])
+            if heads
+            else {}
+        ),
     )
 
 
@@ -135,7 +171,7 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
                 f"the checkpoint is quantised ({str(kind)[:40]}); here its unquantised form is "
                 "needed"
             )
-    if raw.get("use_bidirectional_attention"):
+    if raw.get("use_bidirectional_attention") not in (None, False, "vision"):  # which text is not
         raise UnsupportedModelError("models with bidirectional attention are not supported")
     if raw.get("clip_qkv") is not None:
         raise UnsupportedModelError("models that clip queries, keys and values are not supported")
@@ -150,7 +186,7 @@ def layout_from_hf(raw: Mapping[str, Any]) -> Layout:
     return _family(_text_part(raw))[1].layout
 
 
-def _sizes(fields: Fields, widening: int) -> dict[str, Any]:
+def _sizes(fields: Fields, family: Family) -> dict[str, Any]:
     heads = fields.integer("num_attention_heads", 1, 4096)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
     hidden = fields.integer("hidden_size", 1, 1 << 17)
@@ -171,7 +207,7 @@ def _sizes(fields: Fields, widening: int) -> dict[str, Any]:
         "vocab_size": fields.integer("vocab_size", 1, 1 << 24),
         "hidden_size": hidden,
         "intermediate_size": fields.integer(
-            "intermediate_size", 1, 1 << 20, widening * hidden or None
+            family.dense_width, 1, 1 << 20, family.widening * hidden or None
         ),
         "num_layers": fields.integer("num_hidden_layers", 1, MOST_LAYERS),
         "num_heads": heads,
@@ -242,13 +278,17 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
     if family.slides == "always" or if_asked or (family.slides == "listed" and types is None):
         return window, ()
     if types is not None:
-        layers = _layer_types(types, num_layers)
+        layers = _layer_types(types, num_layers, CHUNKED if family.slides == "rotated" else SLIDING)
+    elif family.slides == "rotated":
+        layers = _rotated(fields, family.rotates, num_layers, 0, ())
     elif late:
         first = fields.integer("max_window_layers", 0, 1 << 20)
         layers = tuple(index >= first for index in range(num_layers))
     else:
         pattern = fields.integer("sliding_window_pattern", 1, 1 << 20)
         layers = tuple((index + 1) % pattern != 0 for index in range(num_layers))
+    if family.last_full:
+        layers = (*layers[:-1], False)
     return (window, layers) if any(layers) else (0, ())
 
 
@@ -256,7 +296,9 @@ def _rotated(
     fields: Fields, rotates: str, num_layers: int, window: int, sliding: tuple[bool, ...]
 ) -> tuple[bool, ...]:
     """Per layer, whether it rotates heads; empty: all do."""
-    if rotates == "none":
+    if rotates == "none" or (
+        rotates == "if_asked" and fields.get("position_embedding_type") != "rope"
+    ):
         return (False,) * num_layers
     if rotates == "sliding" and fields.get("sliding_window") is not None:
         return sliding if window else (False,) * num_layers
@@ -276,18 +318,18 @@ def _learnt(fields: Fields, num_layers: int) -> tuple[tuple[float, ...], ...]:
     return tuple(zip(*columns, strict=True))
 
 
-def _layer_types(types: object, num_layers: int) -> tuple[bool, ...]:
+def _layer_types(types: object, num_layers: int, sliding: str) -> tuple[bool, ...]:
     if not isinstance(types, list | tuple) or len(types) != num_layers:
         raise ModelLoadError(
             f"layer_types must be a list with one entry for each of {num_layers} layers"
         )
-    unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
+    unknown = [kind for kind in types if kind not in (FULL, sliding)]
     if unknown:
         raise UnsupportedModelError(
             f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are {FULL} and "
-            f"{SLIDING}"
+            f"{sliding}"
         )
-    return tuple(kind == SLIDING for kind in types)
+    return tuple(kind == sliding for kind in types)
 
 
 def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
@@ -303,14 +345,15 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:
         # The reference rounds the factor to the dtype of the weights, and so do trained models.
-        root = np.float32(sizes["hidden_size"] ** 0.5).astype(DTYPES[dtype])
-        traits["embedding_multiplier"] = float(root)
+        traits["embedding_multiplier"] = rounded_root(sizes["hidden_size"], DTYPES[dtype])
         traits["attention_scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
         traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
         traits["logits_softcap"] = fields.number("final_logit_softcapping", 0.0, 1e9, 0.0)
     for key, names in family.switches.items():
         if fields.flag(key):
             traits.update(dict.fromkeys(names, True))
+    if family.beside:
+        traits |= scales_from_hf(fields, sizes["head_dim"])
     if family.logit_scale:
         traits["logits_divisor"] = 1.0 / fields.number("logit_scale", 1e-9, 1e9, 1.0)
     if family.depth_scaled and fields.get("scale_emb") is not None:

@@ -37,6 +37,10 @@ class ExpertKeys:
         choice_bias: whether a bias is added to the scores for the choice.
         group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
             keys are not heeded.
+        switch: a key, a flag or the number of experts, without which all layers are dense.
+        own_norms, own_scales: as :class:`~paceline.models.config.Experts` has them.
+        jitter: key of what SparseMixer weighs with; empty where the family does not.
+        weighs_inputs: whether weights are those of what experts read.
     """
 
     width: str = "intermediate_size"
@@ -50,6 +54,11 @@ class ExpertKeys:
     sigmoid: bool = False
     choice_bias: bool = False
     group_best: int = 0
+    switch: str = ""
+    own_norms: bool = False
+    own_scales: bool = False
+    jitter: str = ""
+    weighs_inputs: bool = False
 
 
 def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Experts | None:
@@ -60,6 +69,8 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
             are, or groups that are not of one size.
         UnsupportedModelError: the scores are of an unknown kind.
     """
+    if not _has_experts(fields, keys):
+        return None
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
@@ -88,8 +99,26 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         sigmoid=_is_sigmoid(fields, keys),
         choice_bias=keys.choice_bias,
         least_sum=fields.number("moe_norm_min", 0.0, 1.0, 1e-20),
+        own_norms=keys.own_norms,
+        own_scales=keys.own_scales,
+        jitter=fields.number(keys.jitter, 1e-9, 1.0) if keys.jitter else 0.0,
+        weighs_inputs=keys.weighs_inputs,
         **groups,
     )
+
+
+def dense_width(fields: Fields, keys: ExpertKeys, width: int) -> int:
+    """Of the feed-forward of a layer that is no mixture; where there are no experts at all, it is
+    what would be shared."""
+    if not keys.shared or keys.some_dense or _has_experts(fields, keys):
+        return width
+    return fields.integer(keys.shared, 1, 1 << 20)
+
+
+def _has_experts(fields: Fields, keys: ExpertKeys) -> bool:
+    if keys.switch in _NUMBERS:
+        return fields.get(keys.switch) not in (None, 0)
+    return not keys.switch or fields.flag(keys.switch)
 
 
 def _same(fields: Fields, key: str) -> Fields:
@@ -140,15 +169,15 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
     first = fields.integer("first_k_dense_replace", 0, 4096, 0)
     first = max(first, fields.integer("moe_layer_start_index", 0, 4096, 0))
     last = fields.integer("moe_layer_end_index", -1, 4096, -1)
-    kinds = fields.get("mlp_layer_types")
+    kinds, types = fields.get("mlp_layer_types"), fields.get("layer_types")
+    if isinstance(types, list | tuple) and ("moe" in types or "mlp" in types):
+        kinds = ["sparse" if each == "moe" else "dense" for each in types]
     if kinds is not None:
         return _listed_layers(kinds, num_layers)
-    dense = fields.get("mlp_only_layers") or []
-    if not isinstance(dense, list | tuple) or any(type(index) is not int for index in dense):
-        raise ModelLoadError(
-            f"the model configuration says mlp_only_layers = {str(dense)[:80]}; it must be a list "
-            "of layers"
-        )
+    if fields.get("moe_layers") is not None:
+        sparse = _layer_list(fields, "moe_layers")
+        return [index in sparse for index in range(num_layers)]
+    dense = _layer_list(fields, "mlp_only_layers")
     return [
         index >= first
         and (last < 0 or index <= last)
@@ -157,6 +186,15 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
         and index % each == 0
         for index in range(num_layers)
     ]
+
+
+def _layer_list(fields: Fields, key: str) -> Sequence[int]:
+    layers = fields.get(key) or []
+    if not isinstance(layers, list | tuple) or any(type(index) is not int for index in layers):
+        raise ModelLoadError(
+            f"the model configuration says {key} = {str(layers)[:80]}; it must be a list of layers"
+        )
+    return layers
 
 
 def _listed_layers(kinds: object, num_layers: int) -> Sequence[bool]:

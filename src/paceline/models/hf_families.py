@@ -25,8 +25,8 @@ class Family:
         slides: ``never``, ``always`` (where a window is given), ``listed`` (where a window is given
             and ``layer_types`` does not say otherwise), ``late`` (layers from
             ``max_window_layers`` on, if ``use_sliding_window``), ``if_asked`` (every layer, if
-            ``use_sliding_window``) or ``alternately`` (every layer but each
-            ``sliding_window_pattern``-th).
+            ``use_sliding_window``), ``alternately`` (every layer but each
+            ``sliding_window_pattern``-th) or ``rotated`` (those with rotary, in chunks).
         multipliers: configuration key -> model field, for Granite's scalars.
         gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
         partial_rotary: whether a head may be rotated in part.
@@ -35,14 +35,20 @@ class Family:
         keys: a key as most families call it -> as this one does.
         switches: a key -> the fields that it switches on.
         refused: keys that ask for what is not supported.
-        rotates: which layers rotate heads: ``all``, ``none``, ``listed`` (``no_rope_layers`` or
+        rotates: which layers rotate heads: ``all``, ``none``, ``if_asked`` (all where
+            ``position_embedding_type`` is ``rope``, else none), ``listed`` (``no_rope_layers`` or
             ``no_rope_layer_interval`` say which do not) or ``sliding`` (where a window is given).
         widening: ``intermediate_size`` where there is none, in hidden sizes; 0: it must be there.
         logit_scale: whether logits are multiplied with the key of that name.
         depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
+        dense_width: key of the width of feed-forwards that are no mixtures.
         layout: of its checkpoints.
         latent: whether its attention keeps one latent per token.
+        per_layer: whether layers differ as Gemma 4's do: see :mod:`paceline.models.hf_per_layer`.
+        last_full: whether the last layer never slides, whatever the list says.
         recurrent: kind of its recurrent layers; empty where it has none.
+        beside: whether all layers are recurrent and have attention too, with Falcon-H1's scalars.
+        single_parts: whether a layer is a recurrence, attention or a feed-forward alone.
     """
 
     defaults: Mapping[str, Any]
@@ -62,9 +68,14 @@ class Family:
     widening: int = 0
     logit_scale: bool = False
     depth_scaled: bool = False
+    dense_width: str = "intermediate_size"
     layout: Layout = PLAIN
     latent: bool = False
+    per_layer: bool = False
+    last_full: bool = False
     recurrent: str = ""
+    beside: bool = False
+    single_parts: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""
@@ -117,7 +128,7 @@ _GEMMA3 = {
     "final_logit_softcapping": None,
     "attn_logit_softcapping": None,
 }
-_GRANITE = {
+GRANITE_SCALARS = {
     "embedding_multiplier": "embedding_multiplier",
     "residual_multiplier": "residual_multiplier",
     "attention_multiplier": "attention_scale",
@@ -154,7 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         slides="always",
         partial_rotary=True,
     ),
-    "granite": Family(_LLAMA, biases=_BOTH, mlp_bias=True, multipliers=_GRANITE),
+    "granite": Family(_LLAMA, biases=_BOTH, mlp_bias=True, multipliers=GRANITE_SCALARS),
     "mixtral": Family(
         {
             **_LLAMA,
@@ -201,13 +212,13 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(
         {**_LLAMA, "num_experts_per_tok": 2},
         biases=_BOTH,
-        multipliers=_GRANITE,
+        multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(),
     ),
     "granitemoeshared": Family(
         {**_LLAMA, "num_experts_per_tok": 2},
         biases=_BOTH,
-        multipliers=_GRANITE,
+        multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(shared="shared_intermediate_size"),
     ),
     "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),

@@ -5,19 +5,23 @@ Families that call the same numbers otherwise say so by ``Family.keys``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.hf_fields import Fields
+from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent
 
 _ATTENTION = ("full_attention", "attention")
 _RECURRENT = ("linear_attention", "mamba", "conv")
+_MLP = ("mlp", "moe")
+_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Letters of ``hybrid_override_pattern``."""
 _MOST = 1 << 17
 
 
 def recurrent_from_hf(
-    fields: Fields, kind: str, num_layers: int, hidden_size: int
+    fields: Fields, kind: str, num_layers: int, hidden_size: int, beside: bool = False
 ) -> Recurrent | None:
     """The recurrent layers of a family that has some; None where all are attention by choice.
 
@@ -25,13 +29,13 @@ def recurrent_from_hf(
         ModelLoadError: a number is missing or out of bounds.
         UnsupportedModelError: a layer is of another type.
     """
-    layers = _layers(fields, num_layers)
+    layers = (True,) * num_layers if beside else _layers(fields, num_layers)
     if not any(layers):
         return None
     if kind == DELTA:
         return Recurrent(DELTA, layers, **_delta(fields))
     if kind == MAMBA2:
-        return Recurrent(MAMBA2, layers, **_mamba2(fields, hidden_size))
+        return Recurrent(MAMBA2, layers, beside=beside, **_mamba2(fields, hidden_size))
     bias = fields.flag("conv_bias")
     return Recurrent(
         SHORT_CONV,
@@ -47,6 +51,11 @@ def recurrent_from_hf(
 def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Per layer, whether it is recurrent."""
     types = fields.get("layer_types")
+    if fields.get("full_attn_idxs") is not None and types is None:
+        full = fields.get("full_attn_idxs")
+        if not isinstance(full, list | tuple) or any(type(index) is not int for index in full):
+            raise ModelLoadError("full_attn_idxs must be a list of layers")
+        return tuple(index not in full for index in range(num_layers))
     if types is None:
         every = fields.integer("full_attention_interval", 1, 4096, 4)
         return tuple((index + 1) % every != 0 for index in range(num_layers))
@@ -54,13 +63,26 @@ def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
         raise ModelLoadError(
             f"layer_types must be a list with one entry for each of {num_layers} layers"
         )
-    unknown = [each for each in types if each not in (*_ATTENTION, *_RECURRENT)]
+    unknown = [each for each in types if each not in (*_ATTENTION, *_RECURRENT, *_MLP)]
     if unknown:
         raise UnsupportedModelError(
             f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are "
             f"{', '.join((*_ATTENTION, *_RECURRENT))}"
         )
     return tuple(each in _RECURRENT for each in types)
+
+
+def adjusted_width(fields: Fields, width: int) -> int:
+    """Of a feed-forward, where LFM2's rule for it is asked for: two thirds, times a factor, and
+    rounded up to a multiple."""
+    if not fields.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = 2 * width // 3
+    if fields.get("block_ffn_dim_multiplier") is None:
+        return width
+    multiple = fields.integer("block_multiple_of", 1, 1 << 16)
+    width = int(fields.number("block_ffn_dim_multiplier", 1e-3, 1e3) * width)
+    return -(-width // multiple) * multiple
 
 
 def _delta(fields: Fields) -> dict[str, Any]:
@@ -84,6 +106,7 @@ def _mamba2(fields: Fields, hidden_size: int) -> dict[str, Any]:
     groups = fields.integer("mamba_n_groups", 1, 4096)
     _check_groups("mamba_n_heads", heads, "mamba_n_groups", groups)
     inner = fields.integer("mamba_expand", 1, 64, 2) * hidden_size
+    inner = fields.integer("mamba_d_ssm", 1, _MOST, inner)
     auto = fields.get("mamba_d_head") in (None, "auto")
     value_dim = inner // heads if auto else fields.integer("mamba_d_head", 1, 4096)
     bias = fields.flag("mamba_proj_bias")
@@ -96,10 +119,73 @@ def _mamba2(fields: Fields, hidden_size: int) -> dict[str, Any]:
         "conv_bias": fields.flag("mamba_conv_bias"),
         "in_bias": bias,
         "out_bias": bias,
-        "norm": "after_gate",
+        "norm": _NORMS[_has_norm(fields), fields.flag("mamba_norm_before_gate")],
+        "least_step": fields.number("time_step_min", 0.0, 1e3, 0.0),
+        "in_scales": _in_scales(fields),
+        "out_scale": fields.number("ssm_out_multiplier", 1e-9, 1e9, 1.0),
         "norm_groups": groups,
         "norm_eps": fields.number("rms_norm_eps", 1e-12, 0.1),
     }
+
+
+_NORMS = {
+    (False, False): "none",
+    (False, True): "none",
+    (True, False): "after_gate",
+    (True, True): "before_gate",
+}
+
+
+def _has_norm(fields: Fields) -> bool:
+    return fields.get("mamba_rms_norm") is None or fields.flag("mamba_rms_norm")
+
+
+def _in_scales(fields: Fields) -> tuple[float, ...]:
+    if fields.get("ssm_multipliers") is None:
+        return ()
+    outer = fields.number("ssm_in_multiplier", 1e-9, 1e9, 1.0)
+    return tuple(outer * each for each in fields.numbers("ssm_multipliers", 5, -1e9, 1e9))
+
+
+def scales_from_hf(fields: Fields, head_dim: int) -> dict[str, float]:
+    """Falcon-H1's scalars, as those of scores, of branches and of logits.
+
+    What queries, keys and values read is scaled by one factor, and keys by another.
+    """
+
+    def of(key: str) -> float:
+        return fields.number(key, 1e-9, 1e9, 1.0)
+
+    gate, down = 1.0, 1.0
+    if fields.get("mlp_multipliers") is not None:
+        gate, down = fields.numbers("mlp_multipliers", 2, 1e-9, 1e9)
+    read = of("attention_in_multiplier")
+    return {
+        "attention_scale": read * read * of("key_multiplier") * head_dim**-0.5,
+        "attention_out_scale": read * of("attention_out_multiplier"),
+        "embedding_multiplier": of("embedding_multiplier"),
+        "logits_divisor": 1.0 / of("lm_head_multiplier"),
+        "gate_multiplier": gate,
+        "mlp_out_scale": down,
+    }
+
+
+def with_layer_types(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration that lists its layers' types, where it says them by other names."""
+    types, pattern = raw.get("layers_block_type"), raw.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and types is None:
+        types = [_PATTERN.get(letter, letter) for letter in pattern]
+    if not isinstance(types, list) or raw.get("layer_types") is not None:
+        return raw
+    count = raw.get("num_hidden_layers")
+    count = min(len(types), MOST_LAYERS) if count is None else count
+    return {**raw, "layer_types": types, "num_hidden_layers": count}
+
+
+def only_parts(fields: Fields) -> tuple[str, ...]:
+    """Per layer, whether it is a mixer or a feed-forward, of types that have been checked."""
+    types = fields.get("layer_types") or ()
+    return tuple("mlp" if each in _MLP else "mixer" for each in types)
 
 
 def _check_groups(name: str, heads: int, of: str, groups: int) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import QUERY_GROWTH, RopeConfig
+from paceline.models.config import GROWTH_START, QUERY_GROWTH, RopeConfig
 from paceline.models.hf_fields import Fields
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 # What each scaling reads besides theta and factor: name -> (lowest, highest, required).
 _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
     "default": {},
@@ -28,7 +28,10 @@ _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
         "mscale_all_dim": (0.0, 1e3, False),
         QUERY_GROWTH: (0.0, 1e3, False),
     },
-    "longrope": {"attention_factor": (0.0, 1e3, False)},
+    "longrope": dict.fromkeys(
+        ("attention_factor", "short_mscale", "long_mscale"), (0.0, 1000.0, False)
+    ),
+    "proportional": {},
 }
 _MAX_POSITIONS = 1 << 27
 
@@ -48,19 +51,17 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
     """
     raw = _parameters(config, layer_type)
     fields = Fields(raw, {"rope_theta": 10000.0}, where="rope_parameters.")
+    kind = _kind(fields)
     share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
-    dim = int(head_dim * share)
+    whole = kind == "proportional"  # pairs that are not turned have angles of 0
+    dim = head_dim if whole else int(head_dim * share)
     if partial and config.get("rotary_dim") is not None:
         dim = config.integer("rotary_dim", 2, head_dim)
-    if dim % 2 or dim == 0 or (share != 1.0 and not partial):
+    if dim % 2 or dim == 0 or (share != 1.0 and not partial and not whole):
         raise ModelLoadError(
             f"partial_rotary_factor = {share:g} of heads of size {head_dim} is not supported here; "
             "the rotated part must be an even number of dimensions"
         )
-    kind = fields.text("rope_type") or fields.text("type") or "default"
-    listed = fields.get("short_factor") is not None
-    if kind == "su" or (kind == "yarn" and listed):  # former names of Phi-3's scaling
-        kind = "longrope"
     theta = fields.number("rope_theta", 1.01, 1e15)
     if kind == "dynamic" and fields.get("alpha"):  # Hunyuan's, which does not depend on lengths
         kind = "default"
@@ -76,6 +77,14 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
         dim=dim,
         params=_params(config, fields, kind, dim),
     )
+
+
+def _kind(fields: Fields) -> str:
+    kind = fields.text("rope_type") or fields.text("type") or "default"
+    listed = fields.get("short_factor") is not None
+    if kind == "su" or (kind == "yarn" and listed):  # former names of Phi-3's scaling
+        return "longrope"
+    return kind
 
 
 def _parameters(config: Fields, layer_type: str) -> dict[str, Any]:
@@ -108,6 +117,8 @@ def _factor(config: Fields, fields: Fields, kind: str) -> float:
     if kind in ("yarn", "longrope"):
         longest = config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
         implied = max(1.0, longest / _original_positions(config, fields))
+    elif kind == "proportional":
+        implied = 1.0
     return fields.number("factor", 1e-3, 1e6, implied)
 
 
@@ -115,11 +126,12 @@ def _params(
     config: Fields, fields: Fields, kind: str, dim: int
 ) -> tuple[tuple[str, float | tuple[float, ...]], ...]:
     params: dict[str, float | tuple[float, ...]] = {}
+    if kind == "proportional":
+        share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
+        return (("turned", float(int(share * dim // 2))),)
     for name, (low, high, required) in _SCALINGS[kind].items():
         if required or fields.get(name) is not None:
             params[name] = fields.number(name, low, high)
-    if kind == "llama3" and params["low_freq_factor"] == params["high_freq_factor"]:
-        raise ModelLoadError("rope scaling llama3 needs low_freq_factor != high_freq_factor")
     if kind == "yarn" and fields.get("truncate") is not None:
         params["truncate"] = float(fields.flag("truncate"))
     if kind == "longrope":
@@ -131,6 +143,19 @@ def _params(
     elif kind not in ("default", "linear"):
         params[trained] = float(_original_positions(config, fields))
     return tuple(params.items())
+
+
+def still_rope_from_hf(config: Fields) -> RopeConfig | None:
+    """What queries of layers without rotary grow by; None where they do not.
+
+    Configurations say that they do by true, or by a number.
+    """
+    if not config.get("attn_temperature_tuning"):
+        return None
+    span = float(config.integer("floor_scale", 1, _MAX_POSITIONS))
+    growth = config.number("attn_scale", 0.0, 1e3)
+    numbers = {QUERY_GROWTH: growth, GROWTH_START: 1.0, "original_max_position_embeddings": span}
+    return RopeConfig(params=tuple(numbers.items()))
 
 
 def extended_positions(rope: RopeConfig, positions: int) -> int:

@@ -14,6 +14,20 @@ class FeedForward(NamedTuple):
     down: Any
 
 
+class MixtureNorms(NamedTuple):
+    """Norms of a mixture whose parts have their own; its shared expert reads the layer's.
+
+    Attributes:
+        router, experts: before them, ``[hidden]``.
+        routed, shared: of the sum of the chosen experts' results, and of the shared expert's.
+    """
+
+    router: Any
+    experts: Any
+    routed: Any
+    shared: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """Packed weights of a layer's mixture.
@@ -24,9 +38,13 @@ class Mixture:
         experts: by their ids.
         shared: None where there is no shared expert.
         choice_bias: float32 ``[experts]``, added to the scores for the choice; None: there is none.
+        scales: float32 ``[experts]``, what the weight of each is multiplied with; None: 1.
+        norms: None where all parts read the layer's norm, and their results have none.
     """
 
     router: Any
     experts: Sequence[FeedForward]
     shared: FeedForward | None
     choice_bias: Any = None
+    scales: Any = None
+    norms: MixtureNorms | None = None

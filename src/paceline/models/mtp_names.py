@@ -41,10 +41,9 @@ _DEEPSEEK = {
     "shared_head.norm": "model.norm",
 }
 _JOIN, _NORM, _LAYER = "model.eh_proj.", "model.norm.weight", "model.layers.0."
-_FOREIGN = re.compile(
-    r".*(experts|_exps|shexp|mlp\.gate\.|ffn_gate_inp|linear_attn|ssm_|q_a_proj|kv_a_proj|attn_q_a|attn_kv_a).*"
-)
-"""Parts of mixtures, of linear attention and of attention with latent keys."""
+_FOREIGN = re.compile(r".*(linear_attn|ssm_).*")
+"""Parts of linear attention."""
+_EXPERTS, _LATENT = re.compile(r".*\.mlp\.(gate|experts)\..*"), re.compile(r".*\.kv_a_proj.*")
 
 
 class MtpPart(NamedTuple):
@@ -60,8 +59,21 @@ class MtpPart(NamedTuple):
 
     @property
     def foreign(self) -> str | None:
-        """The name of a tensor that no dense layer has; None where there is none."""
-        return next((name for name in self.names.values() if _FOREIGN.fullmatch(name)), None)
+        """The name of a tensor of linear attention; None where there is none."""
+        return self._named(_FOREIGN)
+
+    @property
+    def expert(self) -> str | None:
+        """The name of a tensor of a mixture of experts; None where there is none."""
+        return self._named(_EXPERTS)
+
+    @property
+    def latent(self) -> str | None:
+        """The name of a tensor of latent attention; None where there is none."""
+        return self._named(_LATENT)
+
+    def _named(self, pattern: re.Pattern[str]) -> str | None:
+        return next((name for name in self.names.values() if pattern.fullmatch(name)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ import numpy as np
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.arrays import Array, floats
 from paceline.models.hf_config import config_from_hf
+from paceline.models.layer_inputs import LayerInputWeights
+from paceline.models.layered_weights import LAYER_EMBEDDING
 from paceline.models.ops.base import PackedLinear
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
@@ -72,6 +74,8 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     reader.ends()
     reader.pruned_head()
     reader.places(checkpoint.config.max_position)
+    reader.layer_inputs()
+    reader.altup()
     for index in range(checkpoint.config.num_layers):
         reader.layer(index)
         shards.add(reader.take_recorded())
@@ -93,6 +97,11 @@ def _check_config(checkpoint: Checkpoint) -> None:
 
     A GGUF file may have biases in places that its family's ``config.json`` has no words for.
     """
+    if checkpoint.config.recurrent is not None:
+        raise UnsupportedModelError(
+            f"{checkpoint.name} has recurrent layers, which the native kernels do not run, so it "
+            "cannot be converted; load it as it is"
+        )
     written = config_from_hf(json.loads(json.dumps(checkpoint.hf_config)))
     ends = checkpoint.config.eos_token_ids  # those of generation_config.json too
     if replace(written, eos_token_ids=ends) != checkpoint.config:
@@ -136,6 +145,12 @@ class _RecordingReader(WeightReader):
         embedding, head = super().ends()
         self._record(EMBEDDING, embedding)
         return embedding, embedding if head is embedding else self._record(HEAD, head)
+
+    def layer_inputs(self) -> LayerInputWeights | None:
+        found = super().layer_inputs()
+        if found is not None:
+            self._record(LAYER_EMBEDDING, found.embedding)
+        return found
 
     def _record(self, name: str, packed: PackedLinear) -> PackedLinear:
         for index, part in enumerate(packed.parts):

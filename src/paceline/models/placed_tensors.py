@@ -12,7 +12,7 @@ import numpy as np
 from paceline.errors import ModelLoadError
 from paceline.models.arrays import Array, as_bytes
 from paceline.models.blocks import FLOAT_BYTES
-from paceline.models.stored import StoredRows, StoredTensors
+from paceline.models.stored import FilePart, StoredRows, StoredTensors
 
 
 class Place(NamedTuple):
@@ -81,6 +81,11 @@ class PlacedTensors(StoredTensors):
             count = picked.stop - picked.start if isinstance(picked, slice) else len(picked)
             shape = (count, *shape[1:])
         return shape[::-1] if place.transposed else shape
+
+    def file_part(self, name: str) -> FilePart | None:
+        place = self._place(name)
+        is_whole = place.rows is None and place.matrix is None and not place.transposed
+        return self.stored.file_part(place.stored) if is_whole else None
 
     def type_of(self, name: str) -> str:
         return self.stored.type_of(self._place(name).stored)

@@ -34,6 +34,9 @@ class Recurrent:
         norm_groups: parts of a row that are normed by themselves.
         norm_eps: of that norm.
         beside: whether these layers have attention too, which reads the same rows.
+        in_scales: of Mamba-2, factors of what comes out of the first linear: gates, values, B, C
+            and time steps; empty: none.
+        out_scale: of what comes out of the last linear.
     """
 
     kind: str
@@ -52,6 +55,8 @@ class Recurrent:
     norm_groups: int = 1
     norm_eps: float = 1e-6
     beside: bool = False
+    in_scales: tuple[float, ...] = ()
+    out_scale: float = 1.0
 
     @property
     def inner(self) -> int:
@@ -109,6 +114,7 @@ class RecurrentWeights(NamedTuple):
         decay: ``[heads]``, below 0: the rate at which a head forgets.
         step_bias: ``[heads]``.
         skip: ``[heads]``, Mamba-2's D.
+        in_scale: ``[sum of in_widths]``, factors of what comes out of the first linear.
         norm: ``[value_dim]`` of the delta rule, ``[inner]`` of Mamba-2.
     """
 
@@ -120,3 +126,4 @@ class RecurrentWeights(NamedTuple):
     step_bias: Any = None
     skip: Any = None
     norm: Any = None
+    in_scale: Any = None

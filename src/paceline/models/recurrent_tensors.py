@@ -3,7 +3,8 @@ arithmetic.
 
 Some checkpoints have in one matrix what comes out of several linears, group by group or head by
 head: here each linear is a tensor of its own, ``in_proj_{qkv,z,b,a}`` of a delta rule's layer and
-``q_proj`` and ``gate_proj`` of an attention with gates.
+``q_proj`` and ``gate_proj`` of an attention with gates. The feed-forward of a Granite without
+experts is called like a shared expert in the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class RecurrentTensors(PlacedTensors):
         super().__init__(stored)
         self._config = config
         for name in stored:
-            self._where |= self._places(name)
+            # Where there are no experts, what all rows have is a dense layer.
+            plain = name if config.experts else name.replace(".mlp.shared_expert.", ".mlp.")
+            self._where |= self._places(name) if plain == name else {plain: Place(name)}
 
     def _places(self, name: str) -> dict[str, Place]:
         c, fused, queries = self._config, _FUSED.fullmatch(name), _QUERIES.fullmatch(name)

@@ -45,6 +45,7 @@ def read_recurrent(
         decay=_decay(reader, p, shape.heads) if has_heads else None,
         step_bias=reader.packed_vector(p + "dt_bias", shape.heads) if has_heads else None,
         skip=reader.packed_vector(p + "D", shape.heads) if shape.kind == MAMBA2 else None,
+        in_scale=_in_scale(reader, shape) if shape.in_scales else None,
         norm=reader.packed_vector(p + "norm.weight", normed) if shape.norm != "none" else None,
     )
 
@@ -55,6 +56,11 @@ def _conv(reader: TensorReader, name: str, shape: Recurrent) -> Any:
     stored = as_floats(reader.vector(name, shape.channels, *middle, shape.kernel))
     turned = stored.reshape(shape.channels, shape.kernel).T
     return reader.pack(np.ascontiguousarray(turned))
+
+
+def _in_scale(reader: TensorReader, shape: Recurrent) -> Any:
+    widths = shape.inner, shape.inner, shape.keys, shape.keys, shape.heads
+    return reader.pack(np.repeat(np.array(shape.in_scales, np.float32), widths))
 
 
 def _decay(reader: TensorReader, prefix: str, heads: int) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.models.arrays import Floats
-from paceline.models.config import QUERY_GROWTH, RopeConfig
+from paceline.models.config import GROWTH_START, QUERY_GROWTH, RopeConfig
 from paceline.models.ops.base import WeightOps
 from paceline.models.pages import sparse_zeros
 
@@ -69,9 +69,10 @@ def query_scale(rope: RopeConfig, max_len: int) -> Floats | None:
     params: _Params = dict(rope.params)
     growth = params.get(QUERY_GROWTH, 0.0)
     trained = params.get("original_max_position_embeddings", max_len)
-    if not growth or max_len <= trained:
+    start = params.get(GROWTH_START, 0.0)
+    if not growth or max_len + start <= trained:
         return None
-    spans = np.floor(np.arange(max_len, dtype=np.float64) / trained)
+    spans = np.floor((np.arange(max_len, dtype=np.float64) + start) / trained)
     found: Floats = (1.0 + growth * np.log1p(spans)).astype(np.float32)
     return found
 
@@ -107,7 +108,10 @@ def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[_Doubles, fl
         beyond = max_len > params.get("original_max_position_embeddings", max_len)
         factors = params["long_factor" if beyond else "short_factor"]
         divisors = np.array(factors, np.float64)
-        return base / divisors, _longrope_attention(rope.factor, params)
+        own = params.get("long_mscale" if beyond else "short_mscale")
+        return base / divisors, _longrope_attention(rope.factor, params) if own is None else own
+    if rope.scaling == "proportional":
+        return _proportional(base, params) / rope.factor, 1.0
     assert rope.scaling == "default", rope.scaling
     return base, 1.0
 
@@ -115,6 +119,13 @@ def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[_Doubles, fl
 def _plain(theta: float, dim: int) -> _Doubles:
     found: _Doubles = np.float64(theta) ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     return found
+
+
+def _proportional(base: _Doubles, params: _Params) -> _Doubles:
+    """The slowest pairs do not turn at all: Gemma 4's way to rotate a part of a head."""
+    turned = base.copy()
+    turned[int(params["turned"]) :] = 0.0
+    return turned
 
 
 def _dynamic_theta(rope: RopeConfig, params: _Params, dim: int, max_len: int) -> float:
@@ -131,7 +142,7 @@ def _llama3(base: _Doubles, factor: float, params: _Params) -> _Doubles:
     low, high = params.get("low_freq_factor", 1.0), params.get("high_freq_factor", 4.0)
     trained = params.get("original_max_position_embeddings", 8192)
     turns = trained * base / (2 * math.pi)  # full turns within the trained length
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    keep = np.clip((turns - low) / ((high - low) or 1e-9), 0.0, 1.0)
     blended: _Doubles = keep * base + (1.0 - keep) * base / factor
     return blended
 

@@ -21,7 +21,7 @@ from paceline.models.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Array, as
 from paceline.models.blocks import FLOAT_BYTES
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.pages import Arena
-from paceline.models.stored import StoredRows, StoredTensors, drop_pages
+from paceline.models.stored import FilePart, StoredRows, StoredTensors, drop_pages
 from paceline.models.stored_names import INDEX_FILE, SINGLE_FILE, plain_name
 
 _TYPES: dict[str, np.dtype[Any]] = {
@@ -109,6 +109,13 @@ class SafetensorsFolder(StoredTensors):
         file, stored = self._where[name]
         return str(file.entries[stored]["dtype"])
 
+    def file_part(self, name: str) -> FilePart | None:
+        if name not in self._where or name in self._read:
+            return None
+        file, stored = self._where[name]
+        part: FilePart = file.part(stored)
+        return part
+
     def release(self, name: str) -> None:
         if name in self._where:
             file, stored = self._where[name]
@@ -150,6 +157,10 @@ class _MappedFile:
         if first % kind.itemsize:  # a file may have been packed more tightly than memory allows
             return np.frombuffer(bytearray(self._map[first:last]), kind).reshape(shape)
         return np.frombuffer(self._map, kind, count, first).reshape(shape)
+
+    def part(self, stored: str) -> FilePart:
+        first, last = self._bytes(stored)
+        return FilePart(self.path, first, last - first)
 
     def _bytes(self, stored: str) -> tuple[int, int]:
         first, last = self.entries[stored]["data_offsets"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -30,6 +31,14 @@ class StoredRows(NamedTuple):
     format: str
     rows: Array
     order: Array | None = None
+
+
+class FilePart(NamedTuple):
+    """Bytes of a file, one after another."""
+
+    path: Path
+    offset: int
+    num_bytes: int
 
 
 class StoredTensors(Mapping[str, Array]):
@@ -60,6 +69,10 @@ class StoredTensors(Mapping[str, Array]):
     def num_bytes(self) -> int:
         """Of all tensors as they are stored."""
         return sum(self[name].nbytes for name in self)
+
+    def file_part(self, name: str) -> FilePart | None:
+        """Where the whole tensor lies as it is; None where it does not, or nobody knows."""
+        return None
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self[name].shape)

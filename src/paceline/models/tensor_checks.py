@@ -23,7 +23,8 @@ _HARMLESS = re.compile(
     | .*\. attn_rot_embd \. weight                               # the same in GGUF files
     | (.*\.)? masked_bias                                        # a constant of old exports
     | t2d                                                        # follows from d2t
-    | (model\.)? (visual | vision_tower | audio_tower | multi_modal_projector) \. .*
+    | (model\.)? (visual | vision_tower | vision_model | audio_tower) \. .*
+    | (model\.)? (multi_modal_projector | embed_vision | embed_audio) \. .*
     | (model\.)? image_newline
     | (v | a | mm) \. .*                                          # these parts in GGUF files
     | v_head \. .*                                               # values, for training alone

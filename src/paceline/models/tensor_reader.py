@@ -173,9 +173,12 @@ class TensorReader:
         self._used.add(weight)
         return WeightPart(n, lambda first, last: rows[first:last], form, order)
 
-    def _end(self, name: str, n: int, pack: Callable[[WeightPart, int], Any]) -> Any:
+    def _end(
+        self, name: str, n: int, pack: Callable[[WeightPart, int], Any], width: int = 0
+    ) -> Any:
         """Embedding or head, which are large, without unpacking them as a whole."""
-        weight, width, tensors = name + ".weight", self._config.hidden_size, self._tensors
+        weight, tensors = name + ".weight", self._tensors
+        width = width or self._config.hidden_size
         with _naming(name):
             part = self._as_stored(weight, n, width)
             if part is None and isinstance(tensors, StoredTensors):

@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.errors import ConfigError, ModelLoadError
+from paceline.models.altup import AltUpLayer
 from paceline.models.arrays import floats as as_floats
 from paceline.models.config import XIELU, Experts, ModelConfig
 from paceline.models.latent import LatentWeights
-from paceline.models.mixture import FeedForward, Mixture
+from paceline.models.layer_inputs import LayerGate
+from paceline.models.layered_weights import LayeredReader
+from paceline.models.mixture import FeedForward, Mixture, MixtureNorms
 from paceline.models.packed_format import packed_formats
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.recurrent import RecurrentWeights
 from paceline.models.recurrent_weights import read_recurrent
 from paceline.models.tensor_checks import check_tied
-from paceline.models.tensor_reader import TensorReader
 
 EMBEDDING, HEAD, POSITIONS = "model.embed_tokens", "lm_head", "model.embed_positions"
 
@@ -42,6 +44,10 @@ class Layer:
     learnt: Any  # what the activation has beyond its input
     sinks: Any  # [heads]
     latent: LatentWeights | None = None
+    v_norm: Any = None  # [head_dim], ones
+    gate: LayerGate | None = None
+    scale: float = 1.0  # of the residual stream that leaves it
+    altup: AltUpLayer | None = None
     recurrent: RecurrentWeights | None = None  # where there is no attention, `qkv` and `o` are None
 
 
@@ -53,7 +59,7 @@ class Ends(NamedTuple):
     config: ModelConfig
 
 
-class WeightReader(TensorReader):
+class WeightReader(LayeredReader):
     """Takes a decoder out of a checkpoint."""
 
     def _mixture(self, index: int) -> Mixture | None:
@@ -64,12 +70,29 @@ class WeightReader(TensorReader):
         gates = [mlp + "gate", mlp + "shared_expert_gate"][: 2 if e.shared_gate else 1]
         outs, shared = [e.number, 1][: len(gates)], None
         if e.shared_width:
-            shared = self._feed_forward(mlp + "shared_expert.", e.shared_width, bias=False)
+            # An expert with norms of its own is what a dense layer has as its feed-forward.
+            prefix = mlp if e.own_norms else mlp + "shared_expert."
+            shared = self._feed_forward(prefix, e.shared_width, bias=False)
         return Mixture(
             self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size, e.biases),
             [self._feed_forward(f"{mlp}experts.{i}.", e.width, e.biases) for i in range(e.number)],
             shared,
             self._choice_bias(mlp + "gate.e_score_correction.bias", e) if e.choice_bias else None,
+            self._scales(mlp + "gate.per_expert_scale", e) if e.own_scales else None,
+            self._mixture_norms(index) if e.own_norms else None,
+        )
+
+    def _scales(self, name: str, experts: Experts) -> Any:
+        return self._ops.pack_vector(self.vector(name, experts.number))
+
+    def _mixture_norms(self, index: int) -> MixtureNorms:
+        p, width = f"model.layers.{index}.", self._config.hidden_size
+        router = as_floats(self.vector(f"{p}mlp.gate.scale", width)) * np.float32(width**-0.5)
+        return MixtureNorms(
+            self._ops.pack_vector(router),
+            self.norm(f"{p}pre_feedforward_layernorm_2.weight", width),
+            self.norm(f"{p}post_feedforward_layernorm_2.weight", width),
+            self.norm(f"{p}post_feedforward_layernorm_1.weight", width),
         )
 
     def _choice_bias(self, name: str, experts: Experts) -> Any:
@@ -158,23 +181,23 @@ class WeightReader(TensorReader):
 
     def layer(self, index: int) -> Layer:
         c, p = self._config, f"model.layers.{index}."
-        attn, width, read = p + "self_attn.", c.hidden_size, c.attention_inputs(index)
-        q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        attn, width, heads = p + "self_attn.", c.hidden_size, c.heads_of(index)
         attends, recurrent = c.has_attention(index), c.recurrent_of(index)
         latent = self._latent(attn) if c.latent and attends else None
-        o_in = c.num_heads * c.latent.value_dim if c.latent else q_out
+        o_in = c.num_heads * (c.latent.value_dim if c.latent else heads.dim)
         mixture = self._mixture(index)
         gate_up, down = None, None
-        if mixture is None:
-            gate_up, down = self._feed_forward(p + "mlp.", c.intermediate_size, c.mlp_bias)
+        if mixture is None and c.has_mlp(index):
+            gate_up, down = self._feed_forward(p + "mlp.", c.mlp_width(index), c.mlp_bias)
         input_norm = self._input_norm(index)
+        mlp_norm = input_norm if c.shared_norm or c.only_part else self._mlp_norm(p)
         return Layer(
             input_norm=input_norm,
-            qkv=self._first(attn, [q_out, kv_out, kv_out], read) if attends else None,
-            qk_norm=self._qk_norm(attn) if c.qk_norm and attends else None,
+            qkv=self._first(index, attn) if attends else None,
+            qk_norm=self._qk_norm(index, attn) if c.qk_norm and attends else None,
             o=self._out(attn, width, o_in) if attends else None,
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
-            mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
+            mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=down,
             mixture=mixture,
@@ -182,14 +205,24 @@ class WeightReader(TensorReader):
             learnt=self._learnt(index) if c.activation == XIELU else None,
             sinks=self._sinks(attn) if attends else None,
             latent=latent,
+            v_norm=self._v_norm(index),
+            gate=self._gate(p) if c.layer_inputs else None,
+            scale=self._layer_scale(p) if c.layer_scales else 1.0,
+            altup=self._altup(p) if c.altup else None,
             recurrent=read_recurrent(self, recurrent, width, index) if recurrent else None,
         )
 
-    def _first(self, attn: str, outs: list[int], read: int) -> Any:
+    def _first(self, index: int, attn: str) -> Any:
         """The linear of queries, keys and values, or of what they are compressed to."""
-        c, latent = self._config, self._config.latent
+        c, latent, read = self._config, self._config.latent, self._config.attention_inputs(index)
         if latent is None:
-            names = [attn + f"{x}_proj" for x in "qkv"]
+            heads, kinds = c.heads_of(index), "q"
+            if c.owns_kv(index):
+                kinds = "qkv" if heads.has_values else "qk"
+            else:  # some checkpoints have them all the same
+                self._used.update(f"{attn}{x}.weight" for x in ("k_proj", "v_proj", "k_norm"))
+            names = [attn + f"{x}_proj" for x in kinds]
+            outs = [(c.num_heads if x == "q" else heads.kv_heads) * heads.dim for x in kinds]
             if c.attention_gate:
                 names, outs = [*names, attn + "gate_proj"], [*outs, outs[0]]
             return self.linear(names, attn + "qkv_proj", outs, read, c.qkv_bias)
@@ -245,14 +278,24 @@ class WeightReader(TensorReader):
             return None
         return self.norm(f"model.layers.{index}.input_layernorm.weight", self._config.hidden_size)
 
-    def _qk_norm(self, attn: str) -> Any:
+    def _qk_norm(self, index: int, attn: str) -> Any:
         c = self._config
-        norms = []
-        for name, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)):
-            size = c.head_dim * (heads if c.qk_norm_whole else 1)
+        if c.qk_norm_bare:
+            ones = np.ones((c.num_heads + c.num_kv_heads, c.head_dim), np.float32)
+            return self._ops.pack_vector(ones) if c.is_rotated(index) else None
+        dim, kv_heads, _ = c.heads_of(index)
+        kinds, norms = [("q_norm", c.num_heads), ("k_norm", kv_heads)], []
+        for name, heads in kinds[: 2 if c.owns_kv(index) else 1]:
+            size = dim * (heads if c.qk_norm_whole else 1)
             norm = self.vector(f"{attn}{name}.weight", size)
-            norms += [norm.reshape(-1, c.head_dim)] * (1 if c.qk_norm_whole else heads)
+            norms += [norm.reshape(-1, dim)] * (1 if c.qk_norm_whole else heads)
         return self._packed_norm(self._ops.join(norms))
+
+    def _v_norm(self, index: int) -> Any:
+        """A norm that has no weights, as one whose weights are 1."""
+        if not self._config.value_norm or not self._config.owns_kv(index):
+            return None
+        return self._ops.pack_vector(np.ones(self._config.heads_of(index).dim, np.float32))
 
     def _sinks(self, attn: str) -> Any:
         if not self._config.attention_sinks:

@@ -21,6 +21,8 @@ from paceline.policy.estimate import Estimate
 
 TRUST, MOST = 0.1, 1.0
 """Steps of many rows that the table's union is worth, and that what was seen is worth at most."""
+GUESS = 0.01
+"""The same where no table says it: no more than a beginning."""
 BISECTIONS = 40
 MAX_VISITS = 6.0
 """What was seen of the price is worth at most so many steps whose time was all experts'."""
@@ -81,8 +83,8 @@ class ExpertUnion:
 
     def __init__(self, cost: ExpertCost, is_measured: bool = True) -> None:
         self._cost = cost
-        first = 1.0 if is_measured else cost.number / cost.per_token
-        self._times = Estimate(first, TRUST, MOST)
+        first, trust = (1.0, TRUST) if is_measured else (cost.number / cost.per_token, GUESS)
+        self._times = Estimate(first, trust, MOST)
 
     def read(self, steps: Iterable[tuple[int, float]], requests: int = 1) -> list[float]:
         """Experts that steps are expected to read, of all layers together.

@@ -18,9 +18,12 @@ from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, KVMemory, Slots, head_elements, slots_of
 from paceline.runtime.block_pool import BlockPool, salt_hash
+from paceline.runtime.checkpoints import Checkpoint, Checkpoints
 from paceline.runtime.states import States
 
 DEFAULT_MEMORY_SHARE = 0.25
+CHECKPOINT_DISTANCE = 32 * BLOCK_SIZE
+"""Tokens of a prompt between states that are kept for later sequences."""
 
 
 @dataclass(slots=True)
@@ -31,14 +34,14 @@ class SequenceKV:
         block_table: its blocks in logical order.
         length: committed tokens.
         published: how many leading blocks are in the prefix index (or came out of it).
-        last_hash: chain hash of the last published block.
+        hashes: chain hashes of the published blocks, after that of the salt.
         salt: partitions the prefix index.
     """
 
     block_table: list[int] = field(default_factory=list)
     length: int = 0
     published: int = 0
-    last_hash: bytes = b""
+    hashes: list[bytes] = field(default_factory=list)
     salt: str = ""
 
     @property
@@ -64,8 +67,9 @@ def blocks_for(tokens: int) -> int:
 
 def bytes_per_block(config: ModelConfig, dtype: str) -> int:
     """Bytes of a block of 16 tokens; heads may be padded to a multiple of 16."""
-    head = head_elements(-(-config.head_dim // 16) * 16, dtype)
-    width = config.num_kv_layers * config.kv_arrays * config.num_kv_heads * head
+    width = 0
+    for dim, kv_heads, _ in map(config.heads_of, filter(config.owns_kv, range(config.num_layers))):
+        width += config.kv_arrays * kv_heads * head_elements(-(-dim // 16) * 16, dtype)
     return width * BLOCK_SIZE * KV_BYTES[dtype]
 
 
@@ -104,6 +108,9 @@ class KVCache:
         self.pool = BlockPool(memory.num_blocks)
         self.prefix_caching = prefix_caching
         self.states = states
+        self.checkpoints = Checkpoints()
+        if states is not None:
+            states.evict_by(self._evict)
         self._sequences: dict[int, SequenceKV] = {}
         self._followers: WeakSet[KVMemory] = WeakSet()
 
@@ -130,7 +137,7 @@ class KVCache:
     def open(self, request_id: int, salt: str = "") -> SequenceKV:
         """Start an empty sequence."""
         assert request_id not in self._sequences, "the sequence is open already"
-        sequence = SequenceKV(salt=salt, last_hash=salt_hash(salt))
+        sequence = SequenceKV(salt=salt, hashes=[salt_hash(salt)])
         self._sequences[request_id] = sequence
         if self.states is not None:
             self.states.open(request_id)
@@ -152,21 +159,50 @@ class KVCache:
             limit: most tokens that may come from the cache.
 
         Returns:
-            How many leading tokens have their KV already; a multiple of the block size.
+            How many leading tokens have their KV, and the states after them, already.
         """
         sequence = self._sequences[request_id]
-        if not self.prefix_caching or sequence.length or self.states is not None:
+        if not self.prefix_caching or sequence.length:
             return sequence.length
         while (end := (sequence.published + 1) * BLOCK_SIZE) <= limit:
-            found = self.pool.find(sequence.last_hash, token_ids[end - BLOCK_SIZE : end])
+            found = self.pool.find(sequence.hashes[-1], token_ids[end - BLOCK_SIZE : end])
             if found is None:
                 break
-            block, sequence.last_hash = found
+            block, key = found
             self.pool.share(block)
+            sequence.hashes.append(key)
             sequence.block_table.append(block)
             sequence.published += 1
         sequence.length = sequence.published * BLOCK_SIZE
+        if self.states is not None:
+            self._go_back(request_id, self.states, token_ids[:limit])
         return sequence.length
+
+    def _go_back(self, request_id: int, states: States, token_ids: Sequence[int]) -> None:
+        """Cut what was found for a sequence to the last position of which there is a state."""
+        sequence, found = self._sequences[request_id], None
+        while found is None and sequence.hashes:
+            full = len(sequence.hashes) - 1
+            tail = token_ids[full * BLOCK_SIZE : (full + 1) * BLOCK_SIZE - 1]
+            found = self.checkpoints.find(sequence.hashes[-1], tail)
+            if found is not None and found.block is not None and not self.pool.num_available:
+                found = None  # no room for a copy of its tail
+            if found is None:
+                sequence.hashes.pop()
+        sequence.hashes = sequence.hashes or [salt_hash(sequence.salt)]
+        sequence.published = len(sequence.hashes) - 1
+        sequence.length = sequence.published * BLOCK_SIZE
+        self._cut(sequence, sequence.length)
+        if found is None:
+            return
+        self.checkpoints.use(found)
+        if found.block is not None:
+            sequence.block_table += self.pool.allocate(1) or []
+            count = len(found.tail)
+            source = np.arange(count) + found.block * BLOCK_SIZE
+            self._move(source, sequence.slots_at(range(sequence.length, sequence.length + count)))
+            sequence.length += count
+        states.begin(request_id, found.slot, sequence.length)
 
     def can_fork(self, parent_id: int, length: int) -> bool:
         """Whether another sequence could start with so many of a sequence's committed tokens, if
@@ -180,7 +216,7 @@ class KVCache:
         """
         parent = self._sequences[parent_id]
         assert length <= parent.length, "a fork may only take committed tokens"
-        if self.states is not None and not self.states.num_free:
+        if self.states is not None and not self.states.has_room():
             return False
         full, rest = divmod(length, BLOCK_SIZE)
         tail = self.pool.allocate(1) if rest else []
@@ -217,7 +253,7 @@ class KVCache:
         """
         states, sequence = self.states, self._sequences[request_id]
         missing = blocks_for(sequence.length + num_nodes) - len(sequence.block_table)
-        blocks = self.pool.allocate(missing) if missing > 0 else []
+        blocks = self._allocate(missing)
         if blocks is None:
             return False
         if states is not None and not states.reserve(request_id, num_nodes, certain):
@@ -225,6 +261,14 @@ class KVCache:
             return False
         sequence.block_table += blocks
         return True
+
+    def _allocate(self, count: int) -> list[int] | None:
+        """Blocks for a sequence; tails of checkpoints make way. None where there are too few."""
+        blocks = self.pool.allocate(count) if count > 0 else []
+        while blocks is None and self.checkpoints.num_blocks:
+            self._evict()
+            blocks = self.pool.allocate(count)
+        return blocks
 
     def commit(self, request_id: int, path: Sequence[int]) -> None:
         """Make the KV of the nodes ``path`` (ascending, node 0 first) the next committed tokens.
@@ -240,6 +284,8 @@ class KVCache:
         sequence.length = start + count
         if self.states is not None:
             self.states.commit(request_id, path)
+            if self.prefix_caching and len(path) > 1:
+                self.states.keep(request_id, CHECKPOINT_DISTANCE)
         if sequence.length <= (len(sequence.block_table) - 1) * BLOCK_SIZE:
             self._cut(sequence, sequence.length)
 
@@ -274,11 +320,50 @@ class KVCache:
         while (end := (sequence.published + 1) * BLOCK_SIZE) <= sequence.length:
             block = sequence.block_table[sequence.published]
             tokens = token_ids[end - BLOCK_SIZE : end]
-            sequence.last_hash = self.pool.publish(block, sequence.last_hash, tokens)
+            sequence.hashes.append(self.pool.publish(block, sequence.hashes[-1], tokens))
             sequence.published += 1
+        if self.states is not None:
+            self._publish_states(request_id, self.states, token_ids)
+
+    def _publish_states(self, request_id: int, states: States, token_ids: Sequence[int]) -> None:
+        """Index the states that a sequence has kept."""
+        sequence = self._sequences[request_id]
+        for length, slot in states.take_kept(request_id):
+            full = length // BLOCK_SIZE
+            key, tail = sequence.hashes[full], tuple(token_ids[full * BLOCK_SIZE : length])
+            if self.checkpoints.has(key, tail):
+                states.release(slot)
+                continue
+            block = sequence.block_table[full] if tail else None
+            if block is not None:
+                self.pool.share(block)
+            self.checkpoints.add(Checkpoint(key, tail, slot, block))
+
+    def publish_prompt(self, request_id: int) -> None:
+        """Keep the states after a prompt's certain tokens for the next :meth:`publish`."""
+        if self.states is not None and self.prefix_caching:
+            self.states.keep(request_id, 1)
+
+    def publish_end(self, request_id: int, token_ids: Sequence[int]) -> None:
+        """Index the states at the end of a sequence that is about to be freed."""
+        if self.states is not None and self.prefix_caching and request_id in self:
+            self.states.keep_end(request_id)
+            self.publish(request_id, token_ids)
+
+    def _evict(self) -> bool:
+        """Forget the checkpoint that was used least recently; False: there is none."""
+        found = self.checkpoints.pop()
+        if found is None or self.states is None:
+            return False
+        self.states.release(found.slot)
+        if found.block is not None:
+            self.pool.release([found.block])
+        return True
 
     def flush_prefixes(self) -> None:
-        """Forget all published blocks; those in use stay with their sequences."""
+        """Forget all published blocks and states; those in use stay with their sequences."""
+        while self._evict():
+            pass
         self.pool.clear_index()
 
     def poison_free(self, value: float = float("nan")) -> None:

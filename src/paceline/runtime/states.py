@@ -7,8 +7,8 @@ the sequence's lane of the log, so that a step that fails or is rolled back chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from paceline.models.ops.base import StateMemory, StateSpan
 
@@ -24,6 +24,8 @@ class SequenceState:
         slot: the state after ``length`` tokens.
         path: entries of its lane that come after those, once a forward has folded them.
         write: where a step that is running puts the state after its ``certain`` rows.
+        kept: lengths and slots of states on the way that are kept for later sequences.
+        last_kept: length of the latest of these, or of the one that the sequence began with.
     """
 
     lane: int
@@ -32,6 +34,8 @@ class SequenceState:
     path: Sequence[int] = ()
     write: int | None = None
     certain: int = 0
+    kept: list[tuple[int, int]] = field(default_factory=list)
+    last_kept: int = 0
 
 
 class States:
@@ -45,13 +49,45 @@ class States:
         assert memory.num_slots > 1
         self.memory = memory
         self._free = list(range(memory.num_slots - 1, EMPTY, -1))
+        self._users = [0] * memory.num_slots
+        self._evict: Callable[[], bool] = lambda: False
         self._lanes = list(range(memory.num_lanes - 1, -1, -1))
         self._sequences: dict[int, SequenceState] = {}
         memory.clear(EMPTY)
 
     @property
-    def num_free(self) -> int:
+    def num_available(self) -> int:
+        """Slots that nobody uses."""
         return len(self._free)
+
+    def evict_by(self, evict: Callable[[], bool]) -> None:
+        """Say how a slot that is kept for later sequences is given back; False: there is none."""
+        self._evict = evict
+
+    def has_room(self) -> bool:
+        """Whether a slot can be taken; what is kept for later sequences makes way."""
+        while not self._free:
+            if not self._evict() and not self._drop_kept():
+                return False
+        return True
+
+    def _drop_kept(self) -> bool:
+        """Give up a state that a running sequence keeps; False: there is none."""
+        for sequence in self._sequences.values():
+            if sequence.kept:
+                self.release(sequence.kept.pop(0)[1])
+                return True
+        return False
+
+    def _take(self) -> int:
+        slot = self._free.pop()
+        self._users[slot] = 1
+        return slot
+
+    def share(self, slot: int) -> None:
+        """Add a user to a slot, which is not written while it has several."""
+        if slot != EMPTY:
+            self._users[slot] += 1
 
     def open(self, request_id: int) -> None:
         assert self._lanes, "more sequences run than there are lanes"
@@ -59,15 +95,21 @@ class States:
 
     def free(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id)
-        self._release(sequence.slot)
+        self.release(sequence.slot)
         if sequence.write is not None:
-            self._release(sequence.write)
+            self.release(sequence.write)
+        for _, slot in sequence.kept:
+            self.release(slot)
         self.memory.set_due(sequence.lane, due=False)
         self._lanes.append(sequence.lane)
 
-    def _release(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
+        """Take a user from a slot."""
         if slot != EMPTY:
-            self._free.append(slot)
+            self._users[slot] -= 1
+            assert self._users[slot] >= 0, "a slot was released twice"
+            if not self._users[slot]:
+                self._free.append(slot)
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -80,16 +122,26 @@ class States:
         sequence = self._sequences[request_id]
         if num_nodes - certain > self.memory.num_nodes:
             return False
-        needed = (sequence.write is None) if certain else (sequence.slot == EMPTY)
-        if needed and not self._free:
+        if (certain == 0 or sequence.path) and not self._own(sequence):
             return False
-        if certain:
+        if certain and sequence.write is None:
+            if not self.has_room():
+                return False
             self._fold(sequence)
-            sequence.write = self._free.pop() if sequence.write is None else sequence.write
-        elif sequence.slot == EMPTY:
-            sequence.slot = self._free.pop()
-            self.memory.clear(sequence.slot)
+            sequence.write = self._take()
         sequence.certain = certain
+        return True
+
+    def _own(self, sequence: SequenceState) -> bool:
+        """Let a sequence have its state for itself; False where there is no room."""
+        slot = sequence.slot
+        if slot != EMPTY and self._users[slot] == 1:
+            return True
+        if not self.has_room():
+            return False
+        sequence.slot = self._take()
+        self.memory.copy(slot, sequence.slot)
+        self.release(slot)
         return True
 
     def _fold(self, sequence: SequenceState) -> None:
@@ -113,7 +165,7 @@ class States:
         # A forward has folded what was due before.
         sequence.length += len(sequence.path) + sequence.certain
         if sequence.write is not None:
-            self._release(sequence.slot)
+            self.release(sequence.slot)
             sequence.slot, sequence.write = sequence.write, None
         sequence.path = [node - sequence.certain for node in path[sequence.certain :]]
         sequence.certain = 0
@@ -122,7 +174,7 @@ class States:
     def rollback(self, request_id: int) -> None:
         sequence = self._sequences[request_id]
         if sequence.write is not None:
-            self._release(sequence.write)
+            self.release(sequence.write)
             sequence.write = None
         sequence.certain = 0
 
@@ -135,8 +187,37 @@ class States:
     def fork(self, parent_id: int, child_id: int) -> None:
         """Let an empty sequence begin with another one's slot; there must be a free one."""
         parent, child = self._sequences[parent_id], self._sequences[child_id]
-        child.slot, child.length = self._free.pop(), parent.length
+        child.slot, child.length = self._take(), parent.length
         self.memory.copy(parent.slot, child.slot)
+
+    def begin(self, request_id: int, slot: int, length: int) -> None:
+        """Let an empty sequence begin with a slot that others keep."""
+        sequence = self._sequences[request_id]
+        assert sequence.slot == EMPTY
+        self.share(slot)
+        sequence.slot, sequence.length, sequence.last_kept = slot, length, length
+
+    def keep(self, request_id: int, distance: int) -> None:
+        """Keep a sequence's state for later ones, once its text is published, where so many tokens
+        lie between it and the one that was kept before."""
+        s = self._sequences[request_id]
+        if s.slot != EMPTY and s.length - s.last_kept >= distance:
+            self.share(s.slot)
+            s.kept.append((s.length, s.slot))
+            s.last_kept = s.length
+
+    def keep_end(self, request_id: int) -> None:
+        """Keep the state after all tokens of a sequence, to which nothing more will come."""
+        sequence = self._sequences[request_id]
+        if self._own(sequence):
+            self._fold(sequence)
+            self.keep(request_id, 1)
+
+    def take_kept(self, request_id: int) -> list[tuple[int, int]]:
+        """What a sequence has kept: lengths and slots, which are the caller's from here on."""
+        sequence = self._sequences[request_id]
+        kept, sequence.kept = sequence.kept, []
+        return kept
 
     def poison_free(self, value: float) -> None:
         """Overwrite what nobody may read: free slots, and what of the logs is not due."""

@@ -117,6 +117,16 @@ PLAIN = (
         "num_experts_read",
     ),
     (
+        "weight_bytes_read",
+        "Bytes of weights that were read from disk, of layers that do not stay in memory.",
+        "num_weight_bytes_read",
+    ),
+    (
+        "weight_wait_seconds",
+        "Seconds that forwards waited for weights from disk.",
+        "weight_wait_seconds",
+    ),
+    (
         "proposer_failures",
         "Drafts that were lost because a proposer failed.",
         "num_proposer_failures",

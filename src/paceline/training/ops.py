@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.nn.functional as F
 
+from paceline.errors import UnsupportedModelError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Rounding, WeightPart
@@ -246,7 +247,12 @@ def differentiable_decoder(
 
     Packing copies (and, in bfloat16, rounds) the tensors, so a decoder is stale after an optimiser
     step. Building one costs about as much as reading the weights once.
+
+    Raises:
+        UnsupportedModelError: it has recurrent layers.
     """
+    if config.recurrent is not None:
+        raise UnsupportedModelError("models with recurrent layers cannot be trained")
     if HEAD_TOKENS in tensors:
         tensors = {**tensors, HEAD_TOKENS: tensors[HEAD_TOKENS].numpy()}
     return Rows(Decoder(config, tensors, cast(Any, ops), max_len))

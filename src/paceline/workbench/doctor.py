@@ -6,18 +6,26 @@ Owns the order of advice, the greatest gain first. Knows no terminal.
 from __future__ import annotations
 
 import importlib.metadata
+import mmap
+import os
 import platform
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.engine.build import resolve_config
+from paceline.engine.build import can_stream, resolve_config, weight_limit
 from paceline.engine.compute_thread import COMPUTE
-from paceline.models.checkpoint import load_checkpoint
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.ops.threads import set_num_threads
+from paceline.models.stored import StoredTensors
+from paceline.models.streaming import placement_of
 from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
 from paceline.workbench.profile_machine import (
     READ_BYTES,
@@ -61,6 +69,9 @@ class ModelFacts:
         best_plain_rate: tokens per second of plain decoding at which reading the weights alone
             takes all of the time; None where a cache may hold them.
         can_be_int4: loading it with half the bits is possible.
+        can_stream: layers can be read from disk.
+        layers: of the model; ``streamed_layers`` of them would be, ``streamed_bytes`` in every
+            step, at ``disk_gb_per_s``.
     """
 
     name: str | None
@@ -72,6 +83,11 @@ class ModelFacts:
     best_plain_rate: float | None = None
     can_be_int4: bool = False
     has_profile: bool = False
+    can_stream: bool = False
+    layers: int = 0
+    streamed_layers: int = 0
+    streamed_bytes: int = 0
+    disk_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +137,7 @@ def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs)
     shape = checkpoint.config
     work = Work.of(shape, config.dtype, config.kv_cache_dtype, checkpoint.num_bytes)
     is_large = work.weight_bytes >= READ_BYTES  # the roof is that of as much memory
+    streaming = _streaming(checkpoint, config, ops)
     table = stored_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
     return ModelFacts(
         name,
@@ -131,7 +148,44 @@ def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs)
         best_plain_rate=roofs.read_gb_per_s * 1e9 / work.weight_bytes if is_large else None,
         can_be_int4=config.dtype == "int8" and ops.identity and checkpoint.packed is None,
         has_profile=table is not None,
+        layers=shape.num_layers,
+        **streaming,
     )
+
+
+def _streaming(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> dict[str, Any]:
+    """What of a model would be read from disk, and how fast that is."""
+    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
+    found: dict[str, Any] = {"can_stream": can_stream(checkpoint, ops)}
+    if limit is None or not found["can_stream"] or not isinstance(tensors, StoredTensors):
+        return found
+    placement = placement_of(tensors, checkpoint.config.num_layers, limit)
+    if not placement.streamed:
+        return found
+    parts = (part for name in tensors if (part := tensors.file_part(name)) is not None)
+    rate = disk_rate(max(parts, key=lambda part: part.num_bytes).path)
+    return found | {
+        "streamed_layers": len(placement.streamed),
+        "streamed_bytes": placement.streamed_bytes,
+        "disk_gb_per_s": rate / 1e9,
+    }
+
+
+def disk_rate(path: Path, most: int = 512 << 20) -> float:
+    """Bytes per second of reading a file from its beginning, past the cache where it can be."""
+    flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:
+        descriptor = os.open(path, os.O_RDONLY)
+    with mmap.mmap(-1, 8 << 20) as buffer:
+        began, done = time.perf_counter(), 0
+        try:
+            while done < most and (count := os.preadv(descriptor, [buffer], done)):
+                done += count
+        finally:
+            os.close(descriptor)
+        return done / (time.perf_counter() - began)
 
 
 def installed_parts() -> tuple[Part, ...]:
@@ -196,8 +250,9 @@ def _memory_advice(machine: Machine, model: ModelFacts) -> Iterator[str]:
     if available is not None and model.weight_bytes > available:
         yield (
             f"the weights take {model.weight_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB of "
-            "memory are available, so every step reads from disk: --dtype int4, a smaller model, "
-            "or fewer programs beside it"
+            "memory are available, so every step reads from disk: "
+            + ("" if model.can_stream else "paceline convert, whose folders are read ahead, ")
+            + "--dtype int4, a smaller model, or fewer programs beside it"
         )
 
 

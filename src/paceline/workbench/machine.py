@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.memory import memory, read
 from paceline.models.ops.native import missing, native_module
 from paceline.models.ops.threads import cores, num_threads, physical_cores
-from paceline.workbench.memory import memory, read
 from paceline.workbench.profile_machine import processor
 
 INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")

@@ -156,8 +156,8 @@ class Work:
     Attributes:
         weights: of all matrices that rows are multiplied with, the head's included.
         weight_bytes: as they lie in memory.
-        kv_bytes: keys and values of one token in one layer.
-        attention_ops: operations per row and key, in one layer.
+        kv_bytes: keys and values of one token in one layer, on average.
+        attention_ops: operations per row and key, in one layer, on average.
         full_layers, sliding_layers: layers that see everything, and only the window.
         window: tokens that those see.
         expert_weights: of one expert's matrices, which count among ``weights``; 0: there are none.
@@ -181,6 +181,10 @@ class Work:
         """The work of a model; dtypes are resolved ones, ``file_bytes`` is for ``file``."""
         c = config
         gathered = 0 if c.tie_embeddings else c.vocab_size * c.hidden_size
+        if c.layer_inputs:
+            gathered += c.layer_inputs.vocab_size * c.layer_inputs.total
+        heads = [c.heads_of(index) for index in range(c.num_layers)]
+        kv_elements = sum(each.kv_heads * head_elements(each.dim, kv_dtype) for each in heads)
         weights = c.num_weights - gathered
         sliding = sum(c.is_sliding(index) for index in range(c.num_layers))
         mixtures = [each for index in range(c.num_layers) if (each := c.experts_of(index))]
@@ -189,13 +193,8 @@ class Work:
             weight_bytes=(
                 file_bytes if dtype == "file" else round(weights * WEIGHT_BITS[dtype] / 8)
             ),
-            kv_bytes=(
-                c.kv_arrays
-                * c.num_kv_heads
-                * head_elements(c.head_dim, kv_dtype)
-                * KV_BYTES[kv_dtype]
-            ),
-            attention_ops=4 * c.num_heads * c.head_dim,
+            kv_bytes=c.kv_arrays * kv_elements * KV_BYTES[kv_dtype] // c.num_layers,
+            attention_ops=4 * c.num_heads * sum(each.dim for each in heads) // c.num_layers,
             full_layers=c.num_layers - sliding,
             sliding_layers=sliding,
             window=c.sliding_window,

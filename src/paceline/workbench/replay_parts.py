@@ -108,7 +108,7 @@ class EndlessKV:
 
     def free(self, request_id: int) -> None: ...
 
-    def reserve(self, request_id: int, num_nodes: int) -> bool:
+    def reserve(self, request_id: int, num_nodes: int, certain: int = 0) -> bool:
         return True
 
     def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:

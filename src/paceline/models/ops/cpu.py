@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.arrays import Floats
+from paceline.models.altup import AltUpEnds
+from paceline.models.arrays import Array, Floats
 from paceline.models.config import Experts, Latent, ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
 from paceline.models.latent import LatentWeights
+from paceline.models.layer_inputs import LayerInputWeights
 from paceline.models.mixture import Mixture
 from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, StateSpan, head_elements
 from paceline.models.ops.native import native_module
@@ -25,6 +27,7 @@ from paceline.models.ops.native_states import NativeStates
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.threads import num_threads
 from paceline.models.pages import sparse_zeros
+from paceline.models.per_layer import AltUp, LayerInputs
 from paceline.models.recurrent import DELTA, Recurrent, RecurrentWeights
 from paceline.models.taps import Taps
 from paceline.models.weights import Layer
@@ -90,28 +93,52 @@ class NativeKV:
     and values ``[layers, blocks, kv_heads, 16, head]``. A key's head is ``head_dim`` elements, a
     value's as many rounded up to 16, or none where keys are the values; in ``int8`` the bytes of
     their scales follow. Blocks that nobody has used take no memory.
+
+    Layers whose heads are alike share one pair of these arrays; a layer that reads the keys and
+    values of another has that one's.
+
+    Attributes:
+        keys, values: per layer, its part; None where it has no attention.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "float16") -> None:
         self.num_blocks = num_blocks
         self._native = native_module()
-        outer = (config.num_kv_layers, num_blocks, config.num_kv_heads)
-        stride = -(-config.head_dim // BLOCK_SIZE) * BLOCK_SIZE
-        key, value = head_elements(config.head_dim, dtype), head_elements(stride, dtype)
-        value = 0 if config.kv_arrays == 1 else value
-        if config.head_dim > MAX_HEAD_DIM:
-            raise UnsupportedModelError(
-                f"keys of {config.head_dim} dimensions are more than the {MAX_HEAD_DIM} of the "
-                "native kernels; use --backend reference"
-            )
-        self.keys = sparse_zeros((*outer, key, BLOCK_SIZE), ELEMENTS[dtype])
-        self.values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
+        owners = dict[tuple[int, int], list[int]]()
+        for layer in filter(config.owns_kv, range(config.num_layers)):
+            dim, kv_heads, _ = config.heads_of(layer)
+            owners.setdefault((dim, kv_heads), []).append(layer)
+        self._arrays: list[tuple[Array, Array]] = []
+        found: dict[int, tuple[Array, Array]] = {}
+        for (dim, kv_heads), layers in owners.items():
+            key, value = _head_sizes(config, dim, dtype)
+            outer = (len(layers), num_blocks, kv_heads)
+            keys = sparse_zeros((*outer, key, BLOCK_SIZE), ELEMENTS[dtype])
+            values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
+            self._arrays.append((keys, values))
+            found |= dict(zip(layers, zip(keys, values, strict=True), strict=True))
+        layers = range(config.num_layers)
+        read = [found.get(config.kv_layer(layer), (None, None)) for layer in layers]
+        self.keys, self.values = [k for k, _ in read], [v for _, v in read]
 
     def move(self, source: Slots, target: Slots) -> None:
-        self._native.move_kv(self.keys, self.values, source, target)
+        for keys, values in self._arrays:
+            self._native.move_kv(keys, values, source, target)
 
     def fill(self, slots: Slots, value: float) -> None:
-        self._native.fill_kv(self.keys, self.values, slots, value)
+        for keys, values in self._arrays:
+            self._native.fill_kv(keys, values, slots, value)
+
+
+def _head_sizes(config: ModelConfig, dim: int, dtype: str) -> tuple[int, int]:
+    """Elements of a key and of a value whose head has ``dim`` dimensions."""
+    if dim > MAX_HEAD_DIM:
+        raise UnsupportedModelError(
+            f"keys of {dim} dimensions are more than the {MAX_HEAD_DIM} of the native kernels; use "
+            "--backend reference"
+        )
+    value = head_elements(-(-dim // BLOCK_SIZE) * BLOCK_SIZE, dtype)
+    return head_elements(dim, dtype), 0 if config.kv_arrays == 1 else value
 
 
 class NativeForward:
@@ -127,7 +154,9 @@ class NativeForward:
         self._native = native_module()
         self._reach = decoder.reach
         self._decoder = self._native.Decoder(_description(decoder))
-        count = decoder.config.num_kv_layers  # of a draft, fewer than those whose KV there is
+        if decoder.stream is not None:
+            self._decoder.set_stream(decoder.stream)
+        count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
         self._decoder.set_cache(memory.keys[:count], memory.values[:count])
         self.grows_trees = decoder.config.recurrent is None
         if decoder.config.recurrent is not None:
@@ -183,11 +212,12 @@ def _description(decoder: Decoder) -> dict[str, Any]:
     """What ``csrc/bind_forward.cpp`` reads."""
     c = decoder.config
     numbers = (
-        *("hidden_size", "intermediate_size", "vocab_size", "num_logits", "num_heads"),
-        *("num_kv_heads", "head_dim", "attention_softcap", "sliding_window", "norm_eps"),
+        *("hidden_size", "vocab_size", "num_logits", "num_heads", "attention_softcap"),
+        *("sliding_window", "norm_eps"),
         *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_softcap"),
         *("activation", "layer_norm", "gated_mlp", "parallel_residual", "qk_norm_last"),
-        "attention_gate",
+        *("window_chunks", "attention_gate", "gate_multiplier", "mlp_out_scale"),
+        "attention_out_scale",
     )
     return {
         **{name: getattr(c, name) for name in numbers},
@@ -198,6 +228,8 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         "norm": _flat(decoder.norm),
         "places": decoder.places,
         "entry": None if decoder.entry is None else _entry(decoder.entry, c.norm_before_residual),
+        "altup": _altup(c.altup, decoder.altup),
+        "layer_inputs": _layer_inputs(c.layer_inputs, decoder.layer_inputs),
         "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
     }
 
@@ -213,7 +245,19 @@ def _entry(entry: Entry, norm_before_residual: bool) -> dict[str, Any]:
 
 def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
     rope, none = decoder.rotary(index), np.empty((decoder.max_len, 0), np.float32)
+    heads = decoder.config.heads_of(index)
     return {
+        "head_dim": heads.dim,
+        "kv_heads": heads.kv_heads,
+        "has_values": heads.has_values,
+        "attends": decoder.config.has_attention(index),
+        "owns_kv": decoder.config.owns_kv(index),
+        "intermediate_size": decoder.config.mlp_width(index),
+        "v_norm": layer.v_norm,
+        "gate": layer.gate and layer.gate._asdict(),
+        "scale": layer.scale,
+        "altup": layer.altup and layer.altup._asdict(),
+        "sparse_deviations": decoder.config.sparse_deviations(index),
         "qkv": layer.qkv,
         "o": layer.o,
         "gate_up": layer.gate_up,
@@ -236,6 +280,21 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
     }
 
 
+def _altup(altup: AltUp | None, weights: AltUpEnds | None) -> dict[str, Any] | None:
+    if altup is None or weights is None:
+        return None
+    return {"streams": altup.streams, "active": altup.active, **weights._asdict()}
+
+
+def _layer_inputs(
+    inputs: LayerInputs | None, weights: LayerInputWeights | None
+) -> dict[str, Any] | None:
+    if inputs is None or weights is None:
+        return None
+    names = ("width", "layers", "vocab_size", "multiplier")
+    return {**{name: getattr(inputs, name) for name in names}, **weights._asdict()}
+
+
 def _flat(norm: Floats | None) -> Floats | None:
     """Weights and, of a layer norm, biases after them."""
     return None if norm is None else norm.reshape(-1)
@@ -247,7 +306,7 @@ def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
     if norms is None:
         return {"q_norm": None, "k_norm": None, "norms_whole": False}
     heads = config.num_heads
-    q, k = (norms[:heads], norms[heads:]) if whole else (norms[0], norms[-1])
+    q, k = (norms[:heads], norms[heads:]) if whole else (norms[0], norms[-1])  # or queries alone
     flat = np.ascontiguousarray
     return {"q_norm": flat(q).reshape(-1), "k_norm": flat(k).reshape(-1), "norms_whole": whole}
 
@@ -266,11 +325,6 @@ def _latent(latent: Latent | None, weights: LatentWeights | None) -> dict[str, A
 def _recurrent(shape: Recurrent | None, weights: RecurrentWeights | None) -> dict[str, Any] | None:
     if shape is None or weights is None:
         return None
-    if shape.beside:
-        raise UnsupportedModelError(
-            "the native kernels run no layers that have both attention and a recurrence; use "
-            "--backend reference"
-        )
     names = (
         "kind",
         "heads",
@@ -280,6 +334,7 @@ def _recurrent(shape: Recurrent | None, weights: RecurrentWeights | None) -> dic
         "kernel",
         "beta_scale",
         "least_step",
+        "out_scale",
     )
     # The delta rule norms each head by itself.
     each_head = shape.heads if shape.kind == DELTA else 1
@@ -300,7 +355,8 @@ def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any]
         return None
     names = (
         *("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate"),
-        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum"),
+        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum", "jitter"),
+        "weighs_inputs",
     )
     return {
         **{name: getattr(experts, name) for name in names},
@@ -308,4 +364,6 @@ def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any]
         "experts": [each._asdict() for each in mixture.experts],
         "shared": mixture.shared and mixture.shared._asdict(),
         "choice_bias": mixture.choice_bias,
+        "scales": mixture.scales,
+        "norms": mixture.norms and mixture.norms._asdict(),
     }

@@ -299,13 +299,14 @@ class ReferenceOps:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         config: ModelConfig,
         batch: AttentionBatch,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        self.write_kv(layer, k, v, batch)
+        if k is not None and v is not None:
+            self.write_kv(layer, k, v, batch)
         keys, values = batch.cache[layer][0], batch.cache[layer][-1]
         sliding = config.is_sliding(layer)
         out = q.new_zeros(q.shape)
@@ -325,7 +326,7 @@ class ReferenceOps:
         sinks: Tensor | None,
     ) -> None:
         lanes = group.slots.shape[1]
-        kv_heads, head_dim = keys.shape[1], config.head_dim
+        kv_heads, head_dim = keys.shape[1], q.shape[2]
         mask = group.sliding_mask if sliding else group.mask
         assert mask is not None
         step = max(1, GATHER_ELEMENTS // (lanes * kv_heads * head_dim))

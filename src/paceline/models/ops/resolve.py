@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.checks import require_torch
 from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError
+from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import check_isa, why_not_native
@@ -61,6 +62,23 @@ def has_fast_int8(device: str, backend: str = "auto") -> bool:
     torch = reference_module("the reference ops are to compute").torch
     probe = getattr(torch.cpu, "_is_vnni_supported", None)  # VNNI or AMX, not emulated
     return bool(probe and probe())
+
+
+def backend_of(config: ModelConfig, backend: str) -> str:
+    """The backend that can run a model, of those that were asked for.
+
+    Raises:
+        ConfigError: none can.
+    """
+    if config.recurrent is None or backend == "reference":
+        return backend
+    if backend == "native":
+        raise ConfigError(
+            "the native kernels run no recurrent layers: leave --backend away, or set it to "
+            "reference"
+        )
+    log.info("the model has recurrent layers, which the reference ops alone compute")
+    return "reference"
 
 
 def resolve_dtype(dtype: str, device: str, checkpoint: Checkpoint, backend: str = "auto") -> str:

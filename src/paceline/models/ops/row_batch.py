@@ -13,7 +13,6 @@ import torch
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, slots_of
 from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup
-from paceline.models.ops.tensor_kv import TensorKV
 from paceline.span import Span
 
 Ints = npt.NDArray[np.int64]
@@ -120,7 +119,7 @@ def _group(rows: _Rows, members: list[int], lanes: int, config: ModelConfig) -> 
         mask[at, 0, 0, :end] = 0.0
         if sliding is not None:
             stop = end if config.sliding_sees_ahead else position + 1
-            sliding[at, 0, 0, max(0, position + 1 - window) : stop] = 0.0
+            sliding[at, 0, 0, config.first_in_window(position) : stop] = 0.0
     if rows.displaced:
         for at, row in enumerate(members):
             for position, slot in rows.displaced.get(row, ()):
@@ -143,7 +142,7 @@ def _groups(rows: _Rows, config: ModelConfig) -> list[AttentionGroup]:
 def build_batch(
     spans: Sequence[Span],
     block_tables: Sequence[Sequence[int]],
-    memory: TensorKV,
+    memory: Sequence[torch.Tensor],
     row_multiple: int,
     config: ModelConfig,
 ) -> Batch:
@@ -152,7 +151,7 @@ def build_batch(
     Args:
         spans: at least one, each with at least one node to compute.
         block_tables: the blocks of each span's sequence.
-        memory: keys and values.
+        memory: keys and values, as :class:`AttentionBatch` has them.
         row_multiple: the backend's padding.
         config: of the model, which says what rows see.
     """
@@ -165,7 +164,7 @@ def build_batch(
         np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
     )
     groups = _groups(rows, config)
-    device = memory.tensor.device
+    device = memory[0].device
     if columns.device != device:
         columns = columns.to(device)
         groups = [group.to(device) for group in groups]
@@ -173,7 +172,7 @@ def build_batch(
         input_ids=columns[0],
         positions=columns[1],
         num_rows=count,
-        attention=AttentionBatch(memory.layers, columns[2, :count], groups),
+        attention=AttentionBatch(memory, columns[2, :count], groups),
         sample_rows=rows.samples,
         sample_offsets=rows.offsets,
     )

@@ -35,7 +35,7 @@ class RowForward:
         self, decoder: Decoder, memory: TensorKV, states: TensorStates | None, row_multiple: int
     ) -> None:
         self._config, self._rows = decoder.config, Rows(decoder)
-        self._memory, self._states, self._row_multiple = memory, states, row_multiple
+        self._memory, self._states, self._row_multiple = memory.layers, states, row_multiple
         self.experts_read = 0
 
     def pack(
@@ -101,7 +101,7 @@ class RowForward:
     def _padded(self, inputs: Floats, batch: Batch) -> Tensor:
         rows = np.zeros((len(batch.input_ids), inputs.shape[1]), np.float32)
         rows[: len(inputs)] = inputs
-        return torch.from_numpy(rows).to(self._memory.tensor.device)
+        return torch.from_numpy(rows).to(self._memory[0].device)
 
 
 def _to_host(x: Tensor) -> Floats:

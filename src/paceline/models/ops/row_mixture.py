@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from paceline.models.config import Experts
+from paceline.models.config import Experts, ModelConfig
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.row_ops import RowOps, Tensor
 
@@ -40,10 +40,15 @@ def choose(
     """
     if experts.by_score:
         scores = sigmoid(logits) if experts.sigmoid else torch.softmax(logits, dim=1)
-        ids = _best(scores if bias is None else scores + bias, experts)
+        # Scores may be equal where logits are not.
+        wanted = logits if bias is None and experts.groups == 1 else scores
+        ids = _best(wanted if bias is None else wanted + bias, experts)
         weights = scores.gather(1, ids)
         if experts.renormalise:
             weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(experts.least_sum)
+    elif experts.jitter:
+        ids = _best(logits, experts)
+        weights = _one_by_one(logits, ids, experts.jitter)
     else:
         ids = _best(logits, experts)
         # The softmax of the chosen logits is that of all, renormalised.
@@ -51,6 +56,18 @@ def choose(
         weights = torch.softmax(read, dim=1)
         weights = weights if experts.renormalise else weights.gather(1, ids)
     return ids, weights if experts.scale == 1.0 else weights * experts.scale
+
+
+def _one_by_one(logits: Tensor, ids: Tensor, jitter: float) -> Tensor:
+    """The weights of each row's experts by SparseMixer, ``[rows, per_token]``."""
+    left, weights = logits, []
+    for chosen in ids.split(1, dim=1):
+        best = logits.gather(1, chosen)
+        far = (best - logits) / logits.abs().maximum(best) > 2 * jitter
+        scores = torch.softmax(left.masked_fill(far, -torch.inf), dim=1)
+        weights.append(scores.gather(1, chosen))
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.cat(weights, dim=1)
 
 
 def _best(values: Tensor, experts: Experts) -> Tensor:
@@ -73,29 +90,54 @@ def _ordered(values: Tensor) -> Tensor:
 
 
 def mixed(
-    mixture: Mixture, x: Tensor, experts: Experts, activation: str, ops: RowOps
+    mixture: Mixture, x: Tensor, stream: Tensor, config: ModelConfig, ops: RowOps
 ) -> tuple[Tensor, Routing]:
-    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
-    logits = ops.row_linear(x, mixture.router)
+    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing.
+
+    Args:
+        stream: the rows before that norm.
+    """
+    experts = config.experts
+    assert experts is not None
+
+    def normed(rows: Tensor, norm: str, otherwise: Tensor) -> Tensor:
+        weight = getattr(mixture.norms, norm, None)
+        return otherwise if weight is None else ops.rms_norm(rows, weight, config.norm_eps)
+
+    logits = ops.row_linear(normed(stream, "router", x), mixture.router)
     ids, weights = choose(logits[:, : experts.number], experts, mixture.choice_bias, ops.sigmoid)
+    if mixture.scales is not None:
+        weights = weights * mixture.scales[ids]
+    read = normed(stream, "experts", x)
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        result = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        rows_read = read[rows]
+        if experts.weighs_inputs:
+            rows_read = rows_read * weights[rows, ranks, None]
+        result = _fed_forward(mixture.experts[expert], rows_read, config, ops)
         found[rows, ranks] = result.to(found.dtype)
+    if experts.weighs_inputs:
+        weights = torch.ones_like(weights)
     y = weights[:, :1] * found[:, 0]
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
+    y = normed(y, "routed", y)
     if mixture.shared is None:
         return y, Routing(ids, logits[:, : experts.number])
-    shared = _fed_forward(mixture.shared, x, activation, ops)
+    shared = _fed_forward(mixture.shared, x, config, ops)
+    shared = normed(shared, "shared", shared)
     if experts.shared_gate:
         shared = ops.sigmoid(logits[:, experts.number :]) * shared
     return y + shared, Routing(ids, logits[:, : experts.number])
 
 
-def _fed_forward(layer: FeedForward, x: Tensor, activation: str, ops: RowOps) -> Tensor:
+def _fed_forward(layer: FeedForward, x: Tensor, config: ModelConfig, ops: RowOps) -> Tensor:
     rows = len(x)
     x = F.pad(x, (0, 0, 0, -rows % ops.row_multiple))
-    inner = ops.gated_activation(ops.row_linear(x, layer.gate_up), activation)
+    inner = ops.row_linear(x, layer.gate_up)
+    if config.gated_mlp:
+        inner = ops.gated_activation(inner, config.activation)
+    else:
+        inner = ops.activation(inner, config.activation, None)
     return ops.row_linear(inner, layer.down)[:rows]

@@ -51,7 +51,7 @@ class AttentionBatch:
     """Where the rows of one forward write their keys and values and what they look at.
 
     Attributes:
-        cache: of each layer ``[2, slots, kv_heads, head]``, keys at index 0 and values at 1, or
+        cache: per layer ``[2, slots, kv_heads, head]``, keys at index 0 and values at 1; or
             ``[1, ...]``, keys that are the values; not read of a layer without attention.
         write_slots: slot that each real row writes, ``[rows]``; padding rows come after them.
         groups: every real row is in exactly one of these.
@@ -118,8 +118,8 @@ class RowOps(WeightOps, Protocol):
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         config: ModelConfig,
         batch: Any,
         sinks: Tensor | None = None,
@@ -127,6 +127,7 @@ class RowOps(WeightOps, Protocol):
         """Write ``k`` and ``v``, then attend.
 
         Args:
+            k, v: None where the layer reads the keys and values of another one.
             sinks: ``[heads]``, a score of each head that has no value and takes part in every
                 softmax; None where the model has none.
 

@@ -35,7 +35,10 @@ def recurrent(
     Args:
         layer: how many recurrent layers come before this one.
     """
-    parts = ops.row_linear(read, weights.first)[: batch.num_rows].split(shape.in_widths, dim=1)
+    first = ops.row_linear(read, weights.first)[: batch.num_rows]
+    if weights.in_scale is not None:
+        first = first * weights.in_scale
+    parts = first.split(shape.in_widths, dim=1)
     for span in batch.spans:
         if span.write != span.read:
             batch.memory.conv[layer, span.write] = batch.memory.conv[layer, span.read]
@@ -48,7 +51,8 @@ def recurrent(
     else:
         before, after, x = parts
         out = after * _convolved(layer, weights, before * x, batch)
-    return ops.row_linear(F.pad(out, (0, 0, 0, len(read) - len(out))), weights.last)
+    found = ops.row_linear(F.pad(out, (0, 0, 0, len(read) - len(out))), weights.last)
+    return found if shape.out_scale == 1.0 else found * shape.out_scale
 
 
 def _convolved(layer: int, weights: RecurrentWeights, x: Tensor, batch: RecurrentBatch) -> Tensor:

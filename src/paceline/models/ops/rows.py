@@ -9,6 +9,15 @@ import torch
 
 from paceline.models.decoder import Decoder
 from paceline.models.latent import LatentWeights
+from paceline.models.layer_inputs import LayerGate
+from paceline.models.ops.row_altup import (
+    corrected,
+    gathered,
+    low_rank,
+    predicted,
+    sparse,
+    spread,
+)
 from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
 from paceline.models.ops.row_recurrent import recurrent
@@ -20,13 +29,14 @@ class Heads(NamedTuple):
     """What attention reads of rows.
 
     Attributes:
-        q, k, v: queries, keys and values ``[rows, heads, head_dim]``.
+        q, k, v: queries, keys and values ``[rows, heads, head_dim]``; ``k`` and ``v`` are None
+            where the layer reads those of another.
         gate: what weighs the result through a sigmoid, ``[rows, heads * head_dim]``; None: nothing.
     """
 
     q: Tensor
-    k: Tensor
-    v: Tensor
+    k: Tensor | None
+    v: Tensor | None
     gate: Tensor | None = None
 
 
@@ -95,19 +105,34 @@ class Rows:
         Returns:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
-        c = self.config
+        c, ops = self.config, self.ops
         self.routed.clear()
         x, joined = self._enter(input_ids, inputs)
         if self._decoder.places is not None:
             x = x + self._decoder.places[positions]
         angles = self._angles(positions)
+        told = self._layer_inputs(input_ids, x)
+        streams = spread(self._decoder, x)
         for index, layer in enumerate(self._decoder.layers):
             take(index, x)
+            if streams is not None:
+                streams, x = predicted(layer, streams, c, ops)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             entered = x
-            mixed = self._mixed(index, layer, read, angles[index], batch)
-            x = x + self._scaled(self._normed(mixed, layer.post_attention_norm))
-            x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
+            if c.has_mixer(index):
+                branch = self._mixed(index, layer, read, angles[index], batch)
+                x = x + self._scaled(self._normed(branch, layer.post_attention_norm))
+            if streams is not None:
+                x = (x + low_rank(layer, read, c, ops)) * 0.5**0.5
+            if c.has_mlp(index):
+                x = self._fed_forward(index, layer, x, entered if c.parallel_residual else x)
+            own = None if told is None else told[:, index]
+            if streams is not None:
+                streams, x = self._corrected(layer, streams, x, own)
+            else:
+                x = self._told(layer, x, own)
+        if streams is not None:
+            x = gathered(self._decoder, streams)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
         take(len(self._decoder.layers) + 1, x)
@@ -117,7 +142,9 @@ class Rows:
         """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
         angles = self._angles(positions)
         for index, layer in enumerate(self._decoder.layers):
-            heads = self._heads(layer, inputs, angles[index])
+            heads = self._heads(index, layer, inputs, angles[index])
+            assert heads.k is not None
+            assert heads.v is not None
             self.ops.write_kv(index, heads.k, heads.v, batch)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
@@ -143,6 +170,50 @@ class Rows:
             return ops.row_linear(joined, entry.join), None
         return normed if c.norm_before_residual else inputs, joined
 
+    def _layer_inputs(self, input_ids: Tensor, x: Tensor) -> Tensor | None:
+        """The inputs that layers have besides ``x``, ``[rows, layers, width]``; None: none."""
+        c, ops, weights = self.config, self.ops, self._decoder.layer_inputs
+        if c.layer_inputs is None or weights is None:
+            return None
+        known = torch.where(input_ids < c.layer_inputs.vocab_size, input_ids, 0)
+        token = ops.embedding(known, weights.embedding) * c.layer_inputs.multiplier
+        read = ops.row_linear(x, weights.projection) * c.hidden_size**-0.5
+        shape = (len(x), -1, c.layer_inputs.width)
+        normed = ops.rms_norm(read.view(shape), weights.norm, c.norm_eps)
+        found: Tensor = (normed + token.view(shape)) * 0.5**0.5
+        return found
+
+    def _told(self, layer: Layer, x: Tensor, told: Tensor | None) -> Tensor:
+        """The residual stream that leaves a layer, with the layer's input ``[rows, width]``."""
+        if layer.gate is not None and told is not None:
+            x = x + self._gated(layer.gate, x, told)
+        return x if layer.scale == 1.0 else x * layer.scale
+
+    def _gated(self, weights: LayerGate, x: Tensor, told: Tensor) -> Tensor:
+        """What a layer's input adds to the residual stream ``x``."""
+        ops = self.ops
+        gate = ops.activation(ops.row_linear(x, weights.gate), self.config.activation, None)
+        return self._normed(ops.row_linear(gate * told, weights.projection), weights.norm)
+
+    def _corrected(
+        self, layer: Layer, streams: Tensor, x: Tensor, told: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """All streams, and the active one, after a layer that made ``x`` of it.
+
+        Its input is added to all streams but the first.
+        """
+        c = self.config
+        assert c.altup is not None
+        assert layer.altup is not None
+        assert layer.gate is not None
+        assert told is not None
+        streams = corrected(layer, streams, x, c, self.ops)
+        first = streams[:, c.altup.active]
+        scaled = first if layer.altup.scale is None else first * layer.altup.scale
+        more = self._gated(layer.gate, scaled, told)
+        streams = torch.cat((streams[:, :1], streams[:, 1:] + more.unsqueeze(1)), dim=1)
+        return streams, streams[:, c.altup.active]
+
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:
             return x
@@ -150,16 +221,19 @@ class Rows:
             return self.ops.layer_norm(x, norm[0], norm[1], self.config.norm_eps)
         return self.ops.rms_norm(x, norm, self.config.norm_eps)
 
-    def _heads(self, layer: Layer, read: Tensor, angles: Angles | None) -> Heads:
+    def _heads(self, index: int, layer: Layer, read: Tensor, angles: Angles | None) -> Heads:
         """What a layer's attention reads of rows."""
         c, ops = self.config, self.ops
         if layer.latent is not None:
             return self._latent_heads(layer.latent, layer.qkv, read, angles)
+        dim, kv_heads, has_values = c.heads_of(index)
         qkv = ops.row_linear(read, layer.qkv)
-        heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, values and gates
-        turned = c.num_heads + c.num_kv_heads
-        qk, v = heads[:, :turned], heads[:, turned : turned + c.num_kv_heads]
-        gate = heads[:, turned + c.num_kv_heads :].flatten(1) if c.attention_gate else None
+        heads = qkv.view(len(read), -1, dim)  # queries, then keys, values and gates
+        own = kv_heads if c.owns_kv(index) else 0
+        turned = c.num_heads + own
+        ends = turned + (own if has_values else 0)
+        qk, v = heads[:, :turned], heads[:, turned if has_values else c.num_heads : ends]
+        gate = heads[:, ends:].flatten(1) if c.attention_gate else None
         if layer.qk_norm is not None and not c.qk_norm_last:
             qk = self._normed_heads(qk, layer.qk_norm)
         if angles is not None:
@@ -169,6 +243,9 @@ class Rows:
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         if angles is not None and angles.q_scale is not None:
             q = q * angles.q_scale
+        if not own:
+            return Heads(q, None, None, gate)
+        v = v if layer.v_norm is None else ops.rms_norm(v, layer.v_norm, c.norm_eps)
         return Heads(q, k, v, gate)
 
     def _latent_heads(
@@ -207,11 +284,15 @@ class Rows:
         self, index: int, layer: Layer, read: Tensor, angles: Angles | None, batch: Any
     ) -> Tensor:
         """What a layer's recurrence or attention makes of rows behind its norm."""
-        shape = self.config.recurrent_of(index)
+        c, shape = self.config, self.config.recurrent_of(index)
         if shape is None or layer.recurrent is None:
-            return self._attended(index, layer, self._heads(layer, read, angles), batch)
+            return self._attended(index, layer, self._heads(index, layer, read, angles), batch)
         before = sum(shape.layers[:index])
-        return recurrent(before, layer.recurrent, read, shape, batch.recurrent, self.ops)
+        found = recurrent(before, layer.recurrent, read, shape, batch.recurrent, self.ops)
+        if not shape.beside:
+            return found
+        attended = self._attended(index, layer, self._heads(index, layer, read, angles), batch)
+        return found + attended * c.attention_out_scale
 
     def _attended(self, index: int, layer: Layer, heads: Heads, batch: Any) -> Tensor:
         c, ops = self.config, self.ops
@@ -223,21 +304,25 @@ class Rows:
             attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
         return ops.row_linear(attended, layer.o)
 
-    def _fed_forward(self, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
+    def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
         c, ops = self.config, self.ops
         read = self._normed(stream, layer.mlp_norm)
         if layer.mixture is not None:
-            assert c.experts is not None
-            mlp, routing = mixed(layer.mixture, read, c.experts, c.activation, ops)
+            mlp, routing = mixed(layer.mixture, read, stream, c, ops)
             self.routed.append(routing)
         else:
-            mlp = ops.row_linear(read, layer.gate_up)
+            mlp = sparse(ops.row_linear(read, layer.gate_up), c.sparse_deviations(index))
+            if c.gate_multiplier != 1.0:
+                gate, up = mlp.chunk(2, dim=1)
+                mlp = torch.cat((gate * c.gate_multiplier, up), dim=1)
             if c.gated_mlp:
                 mlp = ops.gated_activation(mlp, c.activation)
             else:
                 mlp = ops.activation(mlp, c.activation, layer.learnt)
             mlp = ops.row_linear(mlp, layer.down)
+            if c.mlp_out_scale != 1.0:
+                mlp = mlp * c.mlp_out_scale
         return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
 
     def _scaled(self, branch: Tensor) -> Tensor:

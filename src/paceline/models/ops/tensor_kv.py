@@ -1,4 +1,4 @@
-"""Keys and values in one tensor, for the backends in torch. Knows no sequences, no arithmetic.
+"""Keys and values in a tensor per layer, for the backends in torch. Knows no sequences.
 
 What a KV cache holds of a number is said here (:func:`encode`, :func:`decode`); the native kernels
 do the same.
@@ -56,10 +56,10 @@ def decode(elements: Tensor, head_dim: int) -> Tensor:
 
 
 class TensorKV:
-    """``tensor`` is ``[kv_layers, 2, slots, kv_heads, head]``, keys at index 0, values at 1.
+    """``layers`` has, per layer, ``[2, slots, kv_heads, head]``, keys at index 0, values at 1.
 
-    It is ``[kv_layers, 1, ...]`` where the keys are the values. ``layers`` has each layer's part of
-    it, which is empty where a layer has no attention.
+    It is ``[1, ...]`` where the keys are the values; a layer that reads those of another has them,
+    and one without attention has an empty tensor.
     """
 
     def __init__(
@@ -70,23 +70,29 @@ class TensorKV:
         device: torch.device | str = "cpu",
     ) -> None:
         self.num_blocks = num_blocks
-        self._head_dim = config.head_dim
-        head = head_elements(config.head_dim, dtype)
         slots = num_blocks * BLOCK_SIZE
-        shape = (config.num_kv_layers, config.kv_arrays, slots, config.num_kv_heads, head)
-        self.tensor = torch.empty(shape, dtype=DTYPES[dtype], device=device)
-        self.tensor[:, :, :BLOCK_SIZE] = 0  # absent lanes read its first slot
-        self.layers = [
-            self.tensor[config.kv_layer(i)] if config.has_attention(i) else self.tensor[:0]
-            for i in range(config.num_layers)
-        ]
+        self._own: list[tuple[int, Tensor]] = []  # size of a head, and its layer's tensor
+        self.layers: list[Tensor] = []
+        for layer in range(config.num_layers):
+            if config.owns_kv(layer):
+                dim, kv_heads, _ = config.heads_of(layer)
+                shape = (config.kv_arrays, slots, kv_heads, head_elements(dim, dtype))
+                held = torch.empty(shape, dtype=DTYPES[dtype], device=device)
+                held[:, :BLOCK_SIZE] = 0  # absent lanes read its first slot
+                self._own.append((dim, held))
+                self.layers.append(held)
+            elif config.has_attention(layer):
+                self.layers.append(self.layers[config.kv_layer(layer)])
+            else:
+                self.layers.append(torch.empty(0, device=device))
 
     def move(self, source: Slots, target: Slots) -> None:
-        device = self.tensor.device
-        to, at = torch.from_numpy(target).to(device), torch.from_numpy(source).to(device)
-        self.tensor[:, :, to] = self.tensor[:, :, at]
+        to, at = torch.from_numpy(target), torch.from_numpy(source)
+        for _, held in self._own:
+            held[:, to.to(held.device)] = held[:, at.to(held.device)]
 
     def fill(self, slots: Slots, value: float) -> None:
-        head = encode(torch.full((self._head_dim,), value), self.tensor.dtype)
-        device = self.tensor.device
-        self.tensor[:, :, torch.from_numpy(slots).to(device)] = head.to(device)
+        at = torch.from_numpy(slots)
+        for dim, held in self._own:
+            head = encode(torch.full((dim,), value), held.dtype)
+            held[:, at.to(held.device)] = head.to(held.device)

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.proposers.base import TargetInfo
 from paceline.runtime.kv_cache import KVCache, blocks_for, bytes_per_block
+
+
+def check_drafts(shape: ModelConfig) -> None:
+    """Raise :class:`ConfigError` where a model cannot draft: states of recurrent layers do not go
+    back to where the target's text has left the draft."""
+    if shape.recurrent is not None:
+        raise ConfigError(
+            f"{shape.architecture} has recurrent layers and cannot draft; as a target it can be "
+            "drafted for by prompt_lookup, suffix, ngram_model, heads, or a draft model whose "
+            "layers are all attention"
+        )
 
 
 def draft_kv(
@@ -15,8 +27,9 @@ def draft_kv(
     """As many blocks as all requests at their longest could use, or as the bytes allow.
 
     Raises:
-        ConfigError: there is no memory for it.
+        ConfigError: there is no memory for it, or the model cannot draft.
     """
+    check_drafts(shape)
     per_request = blocks_for(max_len + config.tree_nodes)
     num_blocks = min(
         target.kv_bytes // bytes_per_block(shape, ops.default_kv_dtype),

@@ -23,6 +23,7 @@ from paceline.models.fewer_bits import read_layers
 from paceline.models.ops.resolve import fewer_bits
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.base.growth import DraftState, Growth, ranking_params
+from paceline.proposers.base.memory import check_drafts
 from paceline.proposers.draft_model.loading import num_draft_layers
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request import Request, VerifyResult
@@ -112,6 +113,7 @@ def cheaper_decoder(config: SpeculativeConfig, whole: Decoder, checkpoint: Check
     Raises:
         ConfigError, ModelLoadError: as :func:`build`.
     """
+    check_drafts(whole.config)
     most = whole.config.num_layers
     count = num_draft_layers(config, most)
     ops = fewer_bits(config.dtype, whole.ops)

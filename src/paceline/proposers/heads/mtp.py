@@ -19,6 +19,7 @@ from paceline.models.entry import JOIN
 from paceline.models.head_kinds import MTP, head_kind
 from paceline.models.hf_config import config_from_hf
 from paceline.models.json_file import read_json
+from paceline.models.latent import LatentTensors
 from paceline.models.mtp_names import mtp_part
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
@@ -46,17 +47,19 @@ def load_mtp(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
             "nextn, nor eh_proj behind its last layer. Conversions often leave it out: name a form "
             'of the model that has it by "model", or choose another method'
         )
-    if part.foreign is not None:
+    unlike = part.foreign
+    unlike = unlike or (None if model.config.experts else part.expert)
+    unlike = unlike or (None if model.config.latent else part.latent)
+    if unlike is not None:
         raise UnsupportedModelError(
-            f"the MTP layer of {model.name} is a mixture of experts or has another attention (it "
-            f"has {part.foreign}); supported are dense ones, like the layers of the models that "
-            "run here"
+            f"the MTP layer of {model.name} is a mixture of experts or has an attention (it has "
+            f"{unlike}) that the model itself has not, or of a kind that does not run here"
         )
     assert isinstance(model.tensors, StoredTensors)
-    tensors = _renamed(model.tensors, part.names)
+    shape = _shape(model.config, is_mixture=part.expert is not None)
+    tensors = _renamed(model.tensors, part.names, shape)
     if part.hidden_first:
         tensors = RenamedTensors(tensors, {name: name for name in tensors}, f"{JOIN}.weight")
-    shape = _shape(model.config)
     head = Checkpoint(shape, tensors, None, model.name, is_quantised=model.is_quantised)
     return HeadCheckpoint(MTP, head, None, norm_output=True)
 
@@ -79,20 +82,24 @@ def _opened(source: str) -> Checkpoint:
     return Checkpoint(shape, tensors, None, name, is_quantised=quantisation is not None)
 
 
-def _renamed(tensors: StoredTensors, names: Mapping[str, str]) -> StoredTensors:
+def _renamed(tensors: StoredTensors, names: Mapping[str, str], shape: ModelConfig) -> StoredTensors:
     """The tensors under the names that a decoder reads.
 
     Of a quantised checkpoint the parts of weights are renamed, and put together afterwards: those
     of MTP layers were not, since the target does without them.
     """
-    if not isinstance(tensors, QuantisedTensors):
+    if not isinstance(tensors, QuantisedTensors | LatentTensors):
         return RenamedTensors(tensors, names)
     part = mtp_part(tensors.stored)
     assert part is not None
+    if isinstance(tensors, LatentTensors):
+        return LatentTensors(_renamed(tensors.stored, part.names, shape), shape)
     return QuantisedTensors(RenamedTensors(tensors.stored, part.names), tensors.schemes)
 
 
-def _shape(model: ModelConfig) -> ModelConfig:
+def _shape(model: ModelConfig, is_mixture: bool) -> ModelConfig:
     """One layer of the model, which sees the whole text where some of the model's do."""
     shape = replace(model, num_layers=1, entry="mtp", sliding_layers=(), tie_embeddings=False)
+    kind = replace(model.experts, sparse_layers=()) if model.experts and is_mixture else None
+    shape = replace(shape, experts=kind, recurrent=None)
     return replace(shape, sliding_window=0, local_rope=None) if model.sliding_layers else shape

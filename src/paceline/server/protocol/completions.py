@@ -89,7 +89,11 @@ class CompletionRequest(GenerationFields):
     max_tokens: Annotated[int, Field(ge=0, le=_LARGEST_ID)] | None = None
     echo: bool | None = None
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_none_if_minus_one)
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+        BeforeValidator(
+            _none_if_minus_one,
+            json_schema_input_type=Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS)] | None,
+        ),
     ] = None
     add_special_tokens: bool = True
     response_format: ResponseFormat | None = None

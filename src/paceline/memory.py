@@ -18,11 +18,21 @@ def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
         if number.isdecimal():
             facts[name] = int(number) * 1024
     total, available = facts.get("MemTotal"), facts.get("MemAvailable")
-    limit, used = (read(root / "sys/fs/cgroup" / f"memory.{name}") for name in ("max", "current"))
+    limit, used = _group(root / "sys/fs/cgroup")
     if limit.isdecimal() and used.isdecimal() and total is not None:
         total = min(total, int(limit))
         available = min(available or total, max(0, int(limit) - int(used)))
     return total, available
+
+
+def _group(folder: Path) -> tuple[str, str]:
+    """The limit of the control group and what it uses, in either version; empty where unknown."""
+    limit, used = (read(folder / f"memory.{name}") for name in ("max", "current"))
+    if limit:
+        return limit, used
+    names = ("limit_in_bytes", "usage_in_bytes")
+    limit, used = (read(folder / "memory" / f"memory.{name}") for name in names)
+    return limit, used
 
 
 def read(path: Path) -> str:

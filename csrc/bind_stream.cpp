@@ -1,0 +1,51 @@
+// Layers that are read from disk, for Python: see paceline/models/streaming.py.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "layer_stream.h"
+
+namespace nb = nanobind;
+
+namespace paceline {
+
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+void bind_stream(nb::module_& module) {
+    nb::exception<ReadError>(module, "ReadError", PyExc_OSError);
+    nb::class_<LayerStream>(module, "LayerStream")
+        .def("__init__",
+             [](LayerStream* self, const std::vector<std::string>& files,
+                const std::vector<std::vector<std::tuple<int, int64_t, int64_t>>>& layers, int slots,
+                int readers) {
+                 std::vector<std::vector<Extent>> extents;
+                 for (const auto& layer : layers) {
+                     extents.emplace_back();
+                     for (const auto& [file, offset, bytes] : layer) {
+                         if (file < 0 || file >= static_cast<int>(files.size()) || offset < 0 ||
+                             bytes < 1) {
+                             throw nb::value_error("an extent is not of a file");
+                         }
+                         extents.back().push_back({file, offset, bytes});
+                     }
+                 }
+                 if (slots < 1 || readers < 1) {
+                     throw nb::value_error("slots and readers are at least 1");
+                 }
+                 new (self) LayerStream(files, std::move(extents), slots, readers);
+             },
+             nb::arg("files"), nb::arg("layers"), nb::arg("slots"), nb::arg("readers"))
+        // The bytes of an extent, which are there between `begin` and `end` of the layer.
+        .def("array", [](nb::object self, size_t layer, size_t extent, size_t bytes) {
+            uint8_t* place = nb::cast<LayerStream&>(self).place(layer, extent);
+            return Bytes(place, {bytes}, self);
+        })
+        .def("begin", &LayerStream::begin, nb::call_guard<nb::gil_scoped_release>())
+        .def("end", &LayerStream::end)
+        .def_prop_ro("bytes_read", &LayerStream::bytes_read)
+        .def_prop_ro("seconds_waited", &LayerStream::seconds_waited);
+}
+
+}  // namespace paceline

@@ -1,0 +1,107 @@
+// Weights of layers that do not stay in memory: read from files ahead of the forward that needs them.
+//
+// Layers go round: after the last one comes the first. Each has its place in the address space for
+// good, so that whatever points to its weights goes on to; a few slots of memory stand behind all of
+// these places by turns, layer i in slot i % slots. Threads of its own read a layer as soon as the
+// layer that had the slot before is done with. Knows no weights and no arithmetic.
+//
+// Files are read past the page cache where their system allows it; otherwise what was read is
+// dropped from it. Linux alone has what this needs.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace paceline {
+
+// A layer could not be read; the message names the file.
+struct ReadError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Bytes of a file.
+struct Extent {
+    int file;
+    int64_t offset, bytes;
+};
+
+class LayerStream {
+  public:
+    // `layers`: of each layer its extents; none where it stays in memory. Throws ReadError where a
+    // file cannot be opened, std::runtime_error where there is no memory for the slots.
+    LayerStream(const std::vector<std::string>& files, std::vector<std::vector<Extent>> layers,
+                int slots, int readers);
+    ~LayerStream();
+    LayerStream(const LayerStream&) = delete;
+    LayerStream& operator=(const LayerStream&) = delete;
+
+    // Where an extent of a layer lies while the layer is there; its bytes begin as in the file,
+    // relative to pages.
+    uint8_t* place(size_t layer, size_t extent) const { return places_[layer][extent]; }
+
+    // Waits until a layer is there. It stays until `end`. Layers come in their order, or else what
+    // was read ahead is dropped. Throws ReadError; the same layer may be asked for again.
+    void begin(size_t layer);
+    void end(size_t layer);
+
+    int64_t bytes_read() const;
+    double seconds_waited() const;
+
+  private:
+    struct File {
+        std::string path;
+        int descriptor;
+        bool is_direct;
+        int64_t size, modified;  // bytes; nanoseconds
+    };
+    struct Chunk {
+        int file;
+        int64_t offset, bytes;  // whole pages, but for the end of a file
+        uint8_t* to;
+    };
+    enum class State { free, reading, ready };
+    struct Slot {
+        State state = State::free;
+        size_t turn = 0;  // of the layer that is in it or comes into it
+        size_t left = 0;  // chunks
+        std::string error;
+    };
+
+    void give_back();
+    void open_file(const std::string& path);
+    void map_layers(int slots);
+    void read_on();
+    // The next chunk to read, once its slot is free. Waits; false when all is over.
+    bool take(std::unique_lock<std::mutex>& lock, size_t* turn, Chunk* chunk);
+    // Empty, or what went wrong.
+    std::string read(const Chunk& chunk);
+    void start_at(std::unique_lock<std::mutex>& lock, size_t turn);
+
+    std::vector<File> files_;
+    std::vector<std::vector<Extent>> layers_;
+    std::vector<std::vector<uint8_t*>> places_;  // [layers][extents]
+    std::vector<size_t> turns_;                  // [layers]: place among those that are streamed
+    std::vector<std::vector<Chunk>> chunks_;     // [turns]
+    struct Mapping {
+        void* start;
+        size_t bytes;
+    };
+    std::vector<Mapping> mappings_;
+    int memory_ = -1;
+
+    mutable std::mutex mutex_;
+    std::condition_variable room_, arrival_;
+    std::vector<Slot> slots_;
+    size_t next_turn_ = 0, next_chunk_ = 0;
+    bool is_over_ = false;
+    int64_t bytes_read_ = 0;
+    double seconds_waited_ = 0.0;
+    std::vector<std::thread> readers_;
+};
+
+}  // namespace paceline

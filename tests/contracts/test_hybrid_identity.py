@@ -1,0 +1,175 @@
+"""Plain equals speculative on models with recurrent layers. Free slots and logs hold NaN."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.engine.engine import Engine
+from paceline.runtime import kv_cache
+from paceline.runtime.model_runner import ModelRunner
+from tests.contracts.test_identity import (
+    GREEDY,
+    GROUPS,
+    MIXES,
+    PROPOSERS,
+    SAMPLING,
+    answers,
+    checkers,
+    in_turns,
+    prompts,
+    staggered,
+)
+from tests.toy import HYBRIDS, Job, assert_no_leak, run_jobs, toy_engine
+
+KINDS = [*HYBRIDS]
+DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "several", "random")
+kinds = pytest.mark.parametrize("kind", KINDS)
+NARROW = {"max_num_batched_tokens": 8, "max_step_ms": 1e6}
+STATE_MIXES: dict[str, dict[str, Any]] = {
+    **MIXES,
+    "few_slots": {"num_slots": 10, **NARROW},  # 8 requests, of which one can read its prompt
+    "fewer_slots_than_requests": {"num_slots": 4, **NARROW},
+}
+
+
+def engine_of(kind: str, proposer: str = "", **config: Any) -> Engine:
+    made = [factory() for factory in PROPOSERS[proposer]] if proposer else []
+    return toy_engine(made, shape=HYBRIDS[kind], **config)
+
+
+def plain(kind: str, jobs: list[Job], **config: Any) -> list[list[Any]]:
+    """Each job by itself, without speculation and without a prefix cache."""
+    alone = (
+        run_jobs(
+            engine_of(kind, enable_prefix_caching=False, **config),
+            [Job(job.prompt, job.params)],
+            checkers=checkers,
+        )[0]
+        for job in jobs
+    )
+    return answers(list(alone))
+
+
+def check(engine: Engine, jobs: list[Job], truth: list[list[Any]], script: Any = None) -> None:
+    assert answers(run_jobs(engine, jobs, script, checkers=checkers)) == truth
+    assert_no_leak(engine)
+
+
+@pytest.mark.parametrize(("sampling", "kind", "proposer"), in_turns(SAMPLING, KINDS, DRAFTS))
+def test_one_request(sampling: str, kind: str, proposer: str) -> None:
+    jobs = [Job(prompts()[0], SAMPLING[sampling])]
+    check(engine_of(kind, proposer), jobs, plain(kind, jobs))
+
+
+@pytest.mark.parametrize(("mix", "kind", "proposer"), in_turns(STATE_MIXES, KINDS, DRAFTS))
+def test_batch_mixes(mix: str, kind: str, proposer: str) -> None:
+    """Twice: the second time there may be states in the prefix cache."""
+    jobs = staggered(DRAFTS.index(proposer) % len(GROUPS))
+    engine, truth = engine_of(kind, proposer, **STATE_MIXES[mix]), plain(kind, jobs)
+    check(engine, jobs, truth)
+    check(engine, jobs, truth)
+
+
+@kinds
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
+def test_every_dtype(kind: str, dtype: str) -> None:
+    jobs = staggered()
+    check(engine_of(kind, "random", dtype=dtype), jobs, plain(kind, jobs, dtype=dtype))
+
+
+@kinds
+def test_every_start_and_context_limit(kind: str) -> None:
+    base = prompts()[0] * 2
+    jobs = [Job(base[:n], replace(GREEDY, max_tokens=6)) for n in range(1, 36)]
+    check(engine_of(kind, "lookup_tree", max_num_seqs=5), jobs, plain(kind, jobs))
+
+
+@kinds
+def test_aborted_requests_leave_their_neighbours_alone(kind: str) -> None:
+    jobs = staggered()
+
+    def abort(engine: Engine, ids: list[list[int]]) -> None:
+        engine.abort(ids[0][0])
+
+    truth = plain(kind, jobs)
+    results = answers(run_jobs(engine := engine_of(kind, "random"), jobs, {4: abort}))
+    assert results[1:] == truth[1:]
+    assert results[0][0][0] == truth[0][0][0][: len(results[0][0][0])]
+    assert_no_leak(engine)
+
+
+@kinds
+@pytest.mark.parametrize("after", [False, True])
+def test_forwards_that_fail_are_repeated(
+    kind: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third forward fails, before it does anything or when it has done everything."""
+    jobs, count = staggered(1), itertools.count(1)
+    truth, forward = plain(kind, jobs), ModelRunner.forward
+
+    def fails(self: ModelRunner, *args: Any, **options: Any) -> Any:
+        fault = next(count) % 3 == 0
+        if fault and not after:
+            raise RuntimeError("no memory")
+        result = forward(self, *args, **options)
+        if fault:
+            self.kv.poison_free()
+            raise RuntimeError("no memory")
+        return result
+
+    engine = engine_of(kind, "lookup_tree")
+    single = engine._alone
+
+    def retried(step: Any, item: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelRunner, "forward", forward)
+            return single(step, item)
+
+    monkeypatch.setattr(engine, "_alone", retried)
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "forward", fails)
+        check(engine, jobs, truth)
+    assert next(count) > 10
+
+
+@kinds
+def test_the_next_turn_begins_where_the_last_one_ended(kind: str) -> None:
+    """The end of an answer is no multiple of a block; only what is after it is computed."""
+    engine, params = engine_of(kind, "lookup_tree"), replace(GREEDY, max_tokens=9, ignore_eos=True)
+    text, computed = prompts()[0], 0
+    for turn in range(3):
+        job = Job(text, params)
+        before = engine.stats()
+        check(engine, [job], plain(kind, [job]))
+        found = engine.stats().num_cached_tokens - before.num_cached_tokens
+        assert found == (computed if turn else 0)
+        (result,) = run_jobs(engine, [job])[0]  # the same again: but for its last token
+        assert result.request is not None
+        assert result.request.num_cached_tokens == len(text) - 1
+        computed = len(result.request.token_ids) - 1  # the last one was emitted, not read
+        text = [*result.request.token_ids, 5, 6, 7, 8 + turn]
+    engine.kv.flush_prefixes()
+    assert_no_leak(engine)
+    assert engine.kv.pool.num_used == 0
+
+
+@kinds
+@pytest.mark.parametrize("slots", [40, 4])
+def test_states_of_long_prompts_are_kept_on_the_way(
+    kind: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts that part in the middle: the second begins at a state before they do, if there was
+    room to keep it."""
+    monkeypatch.setattr(kv_cache, "CHECKPOINT_DISTANCE", 30)
+    engine = engine_of(kind, num_slots=slots, max_num_batched_tokens=16, max_num_seqs=2)
+    common = [1 + i % 40 for i in range(75)]
+    jobs = [Job([*common, *tail], replace(GREEDY, max_tokens=2)) for tail in ([3, 5] * 9, [7] * 9)]
+    truth = plain(kind, jobs)
+    for job, wanted in zip(jobs, truth, strict=True):
+        check(engine, [job], [wanted])
+    if slots == 40:
+        assert engine.stats().num_cached_tokens == 64

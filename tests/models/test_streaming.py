@@ -1,0 +1,194 @@
+"""Layers that are read from disk: the limit is kept, the bits stay, and what fails is told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.config import EngineConfig
+from paceline.errors import ConfigError, RequestFailedError
+from paceline.models import streaming
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.ops.packing import Packer
+from paceline.models.packed_folder import write_packed
+from paceline.models.streaming import SLOTS, StreamedTensors, place_layers
+from paceline.span import DraftTree
+from paceline.workbench.doctor import model_facts
+from paceline.workbench.profile_machine import Roofs
+from tests.arrays import same
+from tests.models.reference import Driver, save_model
+
+TOKENS = torch.randint(3, 300, (30,), generator=torch.Generator().manual_seed(3)).tolist()
+TREE = DraftTree([5, 6, 7, 8], [-1, 0, 0, 2], [0.5] * 4, "x")
+native = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+
+
+@pytest.mark.parametrize("limit", range(40, 150, 7))
+def test_layers_are_placed_within_the_limit(limit: int) -> None:
+    sizes = [10, 11, 9, 10, 10, 8, 10, 10, 10, 12]
+    placed = place_layers(sizes, 3, limit)
+    assert placed.resident_bytes <= limit
+    assert placed.streamed_bytes == sum(sizes[i] for i in placed.streamed)
+    assert sorted(set(placed.streamed)) == list(placed.streamed)
+    assert bool(placed.streamed) == (limit < 103)
+    if len(placed.streamed) > SLOTS:
+        # With a round less there would be too much.
+        fewer = place_layers(sizes, 3, placed.resident_bytes).streamed
+        assert len(fewer) == len(placed.streamed)
+        assert len(placed.streamed) % SLOTS == 0 or len(placed.streamed) == len(sizes)
+
+
+def test_a_limit_below_what_has_to_stay_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--weight-memory is 0 MB; this model needs 39 or more"):
+        place_layers([12_000_000] * 8, 3_000_000, 100)
+
+
+@pytest.fixture
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Path:
+    """A tiny model of more layers than there are slots, all of whose linears can be streamed."""
+    monkeypatch.setattr(streaming, "LEAST_BYTES", 1)
+    save_model(getattr(request, "param", "llama"), tmp_path / "plain", num_hidden_layers=8)
+    write_packed(load_checkpoint(tmp_path / "plain"), tmp_path / "packed", Packer("int8"))
+    return tmp_path / "packed"
+
+
+def drivers(folder: Path) -> tuple[Driver, Driver, Any]:
+    """With all weights in memory, and with as few as can be; what streams."""
+    whole = load_checkpoint(folder, with_tokenizer=False)
+    layers = whole.config.num_layers
+    for limit in range(0, 1 << 22, 1 << 12):
+        try:
+            tensors = StreamedTensors(whole.tensors, layers, limit)
+        except ConfigError:
+            continue
+        few = replace(whole, tensors=tensors)
+        assert len(tensors.placement.streamed) > SLOTS
+        return Driver(whole, ops=CpuOps("int8")), Driver(few, ops=CpuOps("int8")), tensors.stream
+    raise AssertionError("no limit is large enough")
+
+
+@native
+@linux
+@pytest.mark.parametrize("packed", ["llama", "qwen3", "qwen3-moe"], indirect=True)
+def test_prefill_decoding_and_trees_have_the_same_bits(packed: Path) -> None:
+    resident, streamed, stream = drivers(packed)
+    for _ in range(3):
+        assert same(streamed.chunk(TOKENS[:9]), resident.chunk(TOKENS[:9]))
+        assert same(streamed.chunk(TOKENS[9:10]), resident.chunk(TOKENS[9:10]))
+        expected = resident.run(TREE, 4, [0, 1, 3])
+        assert same(streamed.run(TREE, 4, [0, 1, 3]), expected)
+    assert stream.bytes_read > 0
+
+
+@native
+@linux
+def test_layers_come_in_any_order(packed: Path) -> None:
+    """What is asked for out of its turn is read anew; memory of the others is not touched."""
+    _, driver, stream = drivers(packed)
+    first = driver.chunk(TOKENS[:4])
+    for layer in (5, 2, 2, 7, 0, 0, 6, 1):
+        stream.begin(layer)
+        if layer % 2:
+            stream.end(layer)
+    again = drivers(packed)[1]
+    assert same(again.chunk(TOKENS[:4]), first)
+    driver.kv.free(0)
+    driver.kv.open(0)
+    assert same(driver.chunk(TOKENS[:4]), first)
+
+
+@native
+@linux
+def test_a_file_that_changes_ends_the_requests_and_not_the_engine(packed: Path) -> None:
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    least = drivers(packed)[2] and min_limit(checkpoint)
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    with LLM(checkpoint, weight_memory=least, speculative_config=[], max_model_len=64) as llm:
+        first = llm.generate(TOKENS[:5], params).token_ids
+        (file,) = packed.glob("*.safetensors")
+        stamp = file.stat()
+        os.truncate(file, stamp.st_size // 2)
+        for _ in range(2):
+            with pytest.raises(RequestFailedError, match="was changed while it was in use"):
+                llm.generate(TOKENS[:5], params)
+        assert llm.stats().num_running == 0
+    assert len(first) == 4
+
+
+def min_limit(checkpoint: Any) -> int:
+    limit = 1 << 12
+    while True:
+        try:
+            StreamedTensors(checkpoint.tensors, checkpoint.config.num_layers, limit)
+        except ConfigError:
+            limit += 1 << 12
+        else:
+            return limit
+
+
+@native
+@linux
+def test_a_file_that_is_deleted_is_still_read(packed: Path) -> None:
+    resident, streamed, _ = drivers(packed)
+    for file in packed.glob("*.safetensors"):
+        file.unlink()
+    assert same(streamed.chunk(TOKENS), resident.chunk(TOKENS))
+
+
+@native
+def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
+    save_model("llama", tmp_path / "plain")
+    with pytest.raises(ConfigError, match="paceline convert"):
+        LLM(load_checkpoint(tmp_path / "plain", with_tokenizer=False), weight_memory=1 << 20)
+
+
+@native
+@linux
+def test_what_was_read_at_once_is_not_read_again(packed: Path) -> None:
+    with pytest.raises(ConfigError, match="--load-format"):
+        LLM(str(packed), weight_memory=1 << 20, load_format="memory")
+
+
+@native
+@linux
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    native_ = native_module()
+    with pytest.raises(native_.ReadError, match="no-such-file"):
+        native_.LayerStream([str(tmp_path / "no-such-file")], [[(0, 0, 8)]], 1, 1)
+
+
+@native
+@linux
+def test_what_is_read_is_counted(packed: Path) -> None:
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    with LLM(
+        checkpoint, weight_memory=min_limit(checkpoint), speculative_config=[], max_model_len=64
+    ) as llm:
+        llm.generate(TOKENS[:5], params)
+        stats = llm.stats()
+    assert stats.num_weight_bytes_read > 0
+    assert stats.weight_wait_seconds >= 0.0
+
+
+@native
+@linux
+def test_doctor_says_what_would_be_read(packed: Path) -> None:
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    config = EngineConfig(weight_memory=min_limit(checkpoint), max_model_len=64)
+    roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=10.0)
+    found = model_facts(str(packed), "tiny", config, roofs)
+    assert found.problem is None
+    assert found.can_stream
+    assert SLOTS < found.streamed_layers <= found.layers == 8
+    assert found.disk_gb_per_s is not None
+    assert 0 < found.streamed_bytes < checkpoint.num_bytes
