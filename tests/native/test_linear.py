@@ -272,7 +272,7 @@ def test_sizes_are_checked() -> None:
         lambda: native.Linear([("Q8_0", data, 1 << 40)], None, 1 << 40),
         lambda: native.Linear([("Q4_0", data, 16)], None, 64),
         lambda: native.Linear([], None, 64),
-        lambda: native.Linear([("Q8_0", data, 16)] * 4, None, 64),
+        lambda: native.Linear([("Q8_0", data, 16)] * 5, None, 64),
         lambda: native.Linear([("Q8_0", data, 16)], bias, 64).linear(np.zeros((2, 63), np.float32)),
         lambda: native.Linear([("Q8_0", data, 16)], bias, 64).rows(np.array([16], np.int32)),
         lambda: native.quantise("Q8_0", np.full((2, 8), np.nan, np.float32)),

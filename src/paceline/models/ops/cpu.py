@@ -34,7 +34,7 @@ from paceline.models.weights import Layer
 from paceline.span import Span
 
 MAX_HEAD_DIM = 576  # kernels.h
-MAX_KERNEL = 8  # recurrent.h
+MAX_KERNEL = 8  # recurrent.h: rows that a recurrent layer's convolution sees
 ELEMENTS = {
     "float32": np.float32,
     "float16": np.float16,
@@ -74,12 +74,6 @@ class CpuOps(Packer):
     def state_memory(
         self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
     ) -> NativeStates:
-        recurrent = config.recurrent
-        if recurrent and recurrent.kernel > MAX_KERNEL:
-            raise UnsupportedModelError(
-                f"convolutions over {recurrent.kernel} rows are longer than the {MAX_KERNEL} of "
-                "the native kernels; use --backend reference"
-            )
         return NativeStates(config, num_slots, num_lanes, num_nodes)
 
     def forward(
@@ -117,8 +111,8 @@ class NativeKV:
             values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
             self._arrays.append((keys, values))
             found |= dict(zip(layers, zip(keys, values, strict=True), strict=True))
-        layers = range(config.num_layers)
-        read = [found.get(config.kv_layer(layer), (None, None)) for layer in layers]
+        readers = map(config.kv_layer, range(config.num_layers))
+        read = [found.get(layer, (None, None)) for layer in readers]
         self.keys, self.values = [k for k, _ in read], [v for _, v in read]
 
     def move(self, source: Slots, target: Slots) -> None:
