@@ -1,7 +1,8 @@
 """Logits of a text that is known already, through the engine's own forward in slices of one shape.
 
 Every forward has :data:`SLICE_ROWS` rows, whatever the text's length, so that a row's logits never
-depend on how much is scored at once. Knows no sampling and no figures.
+depend on how much is scored at once. A model with recurrent layers gets no rows but those of the
+text: no row would be read back out of a state. Knows no sampling and no figures.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def _slice_logits(
     """Rows ``start`` to ``end`` as one forward; no logits where no row's are wanted."""
     tokens = list(token_ids[start:end])
     count = len(tokens)
-    tokens += [tokens[-1]] * (end - start - count)  # seen by no row before them
-    if not engine.kv.reserve(SEQUENCE, len(tokens)):
+    if engine.kv.states is None:
+        tokens += [tokens[-1]] * (end - start - count)  # seen by no row before them
+    if not engine.kv.reserve(SEQUENCE, len(tokens), certain=count):
         raise ConfigError(
             f"the KV cache has no room for a text of {len(token_ids)} tokens; raise "
             "--kv-cache-memory"
