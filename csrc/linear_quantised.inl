@@ -179,7 +179,7 @@ template <typename Codes> void linear_as(const QuantisedCall& call, int tile_beg
                 const Meeting m = {chunk, call.tile_bytes(), first, count, fetches};
                 int row = begin;
 #if defined(__AMX_INT8__)
-                if (Codes::BITS == 8 && end - begin >= AMX_ROWS) {
+                if (Codes::BITS == 8 && end - begin >= LEAST_AMX_ROWS) {
                     const AmxRegisters registers(Codes::COUNT);
                     for (; end - row >= AMX_ROWS; row += AMX_ROWS) {
                         const Ahead ahead = ahead_of(reading, (end - begin) / AMX_ROWS,
