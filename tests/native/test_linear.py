@@ -12,7 +12,7 @@ from paceline.models.blocks import FORMATS, Decoded, decode, quantise_q8_0, row_
 from tests.models.block_rows import random_rows
 
 pytestmark = pytest.mark.usefixtures("isa")
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 25, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 25, 37, 64)
 SHAPES = ((1, 1), (16, 64), (17, 65), (40, 130), (100, 300), (33, 1024), (20, 1400))
 
 
