@@ -579,6 +579,7 @@ void bind_forward(nb::module_& module) {
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
         .def_prop_ro("experts_read", &Decoder::experts_read)
+        .def_prop_ro("chosen_experts", &Decoder::chosen_experts)
         .def("write_kv", &write_kv, nb::arg("batch"), nb::arg("inputs"))
         .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("inputs").none(),
              nb::arg("taps"), nb::arg("features").noconvert());

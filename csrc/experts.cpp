@@ -200,7 +200,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
         mixture.choose(router_row(row), &assignment_.ids[at], &assignment_.weights[at]);
     });
     assignment_.sort(rows, mixture);
-    count_experts(layer);
+    count_experts(layer, count);
     experts(mixture, count);
     if (mixture.shared) {
         pool().each(rows, [&](int row, int thread) {
@@ -249,8 +249,11 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
     });
 }
 
-void Decoder::count_experts(const DecoderLayer& layer) {
-    std::vector<bool>& is_read = is_read_[&layer - layers_.data()];
+void Decoder::count_experts(const DecoderLayer& layer, int entries) {
+    const size_t index = &layer - layers_.data();
+    const std::vector<int>& ids = assignment_.ids;
+    chosen_[index].insert(chosen_[index].end(), ids.begin(), ids.begin() + entries);
+    std::vector<bool>& is_read = is_read_[index];
     is_read.resize(layer.mixture->experts.size());
     for (const Assignment::Group& group : assignment_.groups) {
         experts_read_ += !is_read[group.expert];

@@ -135,6 +135,7 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     is_read_.assign(layers_.size(), {});
+    chosen_.assign(layers_.size(), {});
     experts_read_ = 0;
     for (const Slice& slice : slices(batch)) {
         prepare(batch, slice);

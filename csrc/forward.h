@@ -132,6 +132,8 @@ class Decoder {
     const DecoderShape& shape() const { return shape_; }
     // Pairs of a layer and an expert that the latest forward read.
     int experts_read() const { return experts_read_; }
+    // [layers][rows, per_token], of the latest forward; empty where a layer is no mixture.
+    const std::vector<std::vector<int>>& chosen_experts() const { return chosen_; }
     bool has_entry() const { return entry_.has_value(); }
     // Whether spans are blocks, of which some layer sees all.
     bool reads_blocks() const {
@@ -225,7 +227,7 @@ class Decoder {
     // The results of all entries of the assignment, to `expert_out_`.
     void experts(const Mixture& mixture, int entries);
     // Counts those of the assignment that no slice before has read in this layer.
-    void count_experts(const DecoderLayer& layer);
+    void count_experts(const DecoderLayer& layer, int entries);
     // One linear of every expert that some row takes, its tiles shared out among all threads.
     void grouped(const Mixture& mixture, Linear FeedForward::*which,
                  const std::vector<Inputs>& inputs, float* y, int ld);
@@ -296,6 +298,7 @@ class Decoder {
     Buffer<float> streams_, laurel_, ranks_;  // [rows, streams, hidden], beside attention
     Assignment assignment_;
     std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
+    std::vector<std::vector<int>> chosen_;
     int experts_read_ = 0;
     // Views of one memory, used in turn.
     Inputs in_joined_{}, in_hidden_{};

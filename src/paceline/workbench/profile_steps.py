@@ -262,12 +262,17 @@ class StepBench:
             for request_id in requests[: step.requests]
         ]
 
-    def _inputs(self, rows: int) -> Floats | None:
-        """Hidden states, whatever they are, for the rows of a head that takes them in."""
+    def _inputs(self, rows: int, alike: bool = False) -> Floats | None:
+        """Hidden states, whatever they are, for the rows of a head that takes them in.
+
+        Rows differ unless they are to be ``alike``: a mixture's would choose the same experts.
+        """
         decoder = self._runner.decoder
         if decoder.entry is None:
             return None
-        return np.ones((rows, decoder.config.hidden_size), np.float32)
+        shape = 1 if alike else rows, decoder.config.hidden_size
+        drawn = np.random.default_rng(rows).standard_normal(shape, np.float32)
+        return np.repeat(drawn, rows // len(drawn), axis=0)
 
     def _span_tokens(self, request_id: int, step: Step) -> list[int]:
         if step.alike:
@@ -313,7 +318,7 @@ class StepBench:
     def _seconds(self, step: Step, spans: Sequence[Span]) -> float:
         """Pack and forward once. Both grow with the rows; what was reserved is rolled back."""
         runner = self._runner
-        inputs = self._inputs(sum(len(span.token_ids) for span in spans))
+        inputs = self._inputs(sum(len(span.token_ids) for span in spans), step.alike)
         try:
             for span in spans:
                 self._reserve(span.request_id, step.width, certain=step.width - self._drafted(step))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
+from paceline.runtime.model_runner import ForwardResult
 from paceline.runtime.sampler import Logits
 from paceline.span import Span
 
@@ -44,9 +45,10 @@ def forced_logits(
     try:
         # The last token predicts nothing that is asked for.
         for start in range(0, len(token_ids) - 1, SLICE_ROWS):
-            logits = _slice_logits(
-                engine, token_ids, start, min(start + SLICE_ROWS, context), first
-            )
+            end = min(start + SLICE_ROWS, context)
+            # No logits where no row's are wanted.
+            wanted = range(end - start) if min(end, len(token_ids)) >= first else ()
+            logits = forced_slice(engine, token_ids, start, end, wanted).logits
             begin, end = max(first, start + 1), min(start + SLICE_ROWS, len(token_ids) - 1) + 1
             if begin < end:
                 yield begin, logits[begin - start - 1 : end - start - 1]
@@ -54,10 +56,17 @@ def forced_logits(
         engine.kv.free(SEQUENCE)
 
 
-def _slice_logits(
-    engine: Engine, token_ids: Sequence[int], start: int, end: int, first: int
-) -> Logits:
-    """Rows ``start`` to ``end`` as one forward; no logits where no row's are wanted."""
+def forced_slice(
+    engine: Engine, token_ids: Sequence[int], start: int, end: int, sampled: Sequence[int]
+) -> ForwardResult:
+    """Rows ``start`` to ``end`` as one forward, with the logits of those that are ``sampled``.
+
+    Args:
+        end: may lie beyond the text, whose last token is repeated then.
+
+    Raises:
+        ConfigError: the KV cache has no room for the text.
+    """
     tokens = list(token_ids[start:end])
     count = len(tokens)
     if engine.kv.states is None:
@@ -67,8 +76,7 @@ def _slice_logits(
             f"the KV cache has no room for a text of {len(token_ids)} tokens; raise "
             "--kv-cache-memory"
         )
-    rows = range(len(tokens)) if start + count >= first else ()
-    span = Span(SEQUENCE, start, tokens, range(-1, len(tokens) - 1), rows)
+    span = Span(SEQUENCE, start, tokens, range(-1, len(tokens) - 1), sampled)
     result = engine.runner.forward(engine.runner.pack([span]))
     engine.kv.commit(SEQUENCE, range(count))
-    return result.logits
+    return result

@@ -147,6 +147,7 @@ class NativeForward:
     ) -> None:
         self._native = native_module()
         self._reach = decoder.reach
+        self._per_token = decoder.config.experts.per_token if decoder.config.experts else 0
         self._decoder = self._native.Decoder(_description(decoder))
         if decoder.stream is not None:
             self._decoder.set_stream(decoder.stream)
@@ -162,6 +163,11 @@ class NativeForward:
     def experts_read(self) -> int:
         count: int = self._decoder.experts_read
         return count
+
+    @property
+    def chosen_experts(self) -> list[Array]:
+        layers = [np.array(ids, np.int32) for ids in self._decoder.chosen_experts if ids]
+        return [ids.reshape(-1, self._per_token) for ids in layers]
 
     def pack(
         self,
