@@ -62,7 +62,7 @@ def forced_slice(
     """Rows ``start`` to ``end`` as one forward, with the logits of those that are ``sampled``.
 
     Args:
-        end: may lie beyond the text, whose last token is repeated then.
+        end: may lie beyond the text, whose last token is repeated then, but for recurrent layers.
 
     Raises:
         ConfigError: the KV cache has no room for the text.
@@ -76,6 +76,7 @@ def forced_slice(
             f"the KV cache has no room for a text of {len(token_ids)} tokens; raise "
             "--kv-cache-memory"
         )
+    sampled = [row for row in sampled if row < len(tokens)]
     span = Span(SEQUENCE, start, tokens, range(-1, len(tokens) - 1), sampled)
     result = engine.runner.forward(engine.runner.pack([span]))
     engine.kv.commit(SEQUENCE, range(count))
