@@ -160,6 +160,8 @@ def test_values_between_tags_have_the_types_of_the_schema(
         ("mistral", '[TOOL_CALLS]f{"s": "a"}', {"s": "a"}),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]1[ARGS]{"s": "a"}', {"s": "a"}),
         ("deepseek_v3", deepseek('<|tool call begin|>f<|tool sep|>{"s": "a"}'), {"s": "a"}),
+        ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {"s": "a"}}]<|/tool_call|>',
+         {"s": "a"}),
         ("cohere_command3", '<|START_ACTION|>[\n    {"tool_name": "f", "parameters": {}}\n]', {}),
         ("cohere_command3", '<|START_ACTION|>{"parameters": {}, "tool_name": "f"}', {}),
         ("granite", '<|tool_call|> {"name": "f", "arguments": {"s": "a"}}', {"s": "a"}),

@@ -11,7 +11,7 @@ from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
 from paceline.structured_outputs import StructuredOutputs
-from tests.server.chats import chat_tokenizer
+from tests.server.chats import PHI4_CHAT, chat_tokenizer
 from tests.server.grammars import close, marked_tokenizer, matches, matches_in_tokens
 from tests.server.tool_samples import BARE, SAMPLES, SCHEMAS
 
@@ -132,11 +132,20 @@ def test_schemas_in_formats_of_their_own(
         assert reader.num_calls == 1
 
 
-def test_the_older_way_of_mistral_is_forced_where_the_template_shows_it() -> None:
-    form = tool_format("mistral", chat_tokenizer("{{ tools }}[TOOL_CALLS]{{ calls }}"))
+@pytest.mark.parametrize(
+    ("name", "template", "marks"),
+    [
+        ("mistral", "{{ tools }}[TOOL_CALLS]{{ calls }}", ("[TOOL_CALLS]", "")),
+        ("phi4_mini_json", PHI4_CHAT, ("<|tool_call|>", "<|/tool_call|>")),
+    ],
+)
+def test_the_way_that_the_template_shows_is_forced(
+    name: str, template: str, marks: tuple[str, str]
+) -> None:
+    form = tool_format(name, chat_tokenizer(template))
     assert form is not None
     tools = [OfferedTool(name, schema) for name, schema in SCHEMAS.items()]
     forced = constraint(ToolUse(form, tools, must_call=True), None, None)
     assert forced is not None
-    assert matches(forced, f"[TOOL_CALLS]{SAMPLES['xlam']}")
-    assert not matches(forced, SAMPLES["mistral"])
+    assert matches(forced, SAMPLES["xlam"].join(marks))
+    assert not matches(forced, SAMPLES[name])
