@@ -41,8 +41,9 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.base import KV_BYTES, head_elements
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
-from paceline.runtime.kv_cache import KVCache, blocks_for
+from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sequence_kv import blocks_for
 from paceline.span import Span
 from paceline.workbench.quality import log_softmax
 

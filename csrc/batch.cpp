@@ -54,6 +54,15 @@ NodeSpan span_of_python(nb::handle span, nb::handle table) {
             integers(table)};
 }
 
+// A StateSpan of paceline/models/ops/base.py.
+StateSpan state_of_python(nb::handle state) {
+    return {nb::cast<int>(SPAN_ATTRIBUTE(state, "read")),
+            nb::cast<int>(SPAN_ATTRIBUTE(state, "write")),
+            nb::cast<int>(SPAN_ATTRIBUTE(state, "lane")),
+            integers(SPAN_ATTRIBUTE(state, "path")),
+            nb::cast<int>(SPAN_ATTRIBUTE(state, "certain"))};
+}
+
 std::vector<NodeSpan> spans_of_python(nb::sequence spans, nb::sequence block_tables) {
     const size_t count = nb::len(spans);
     check(count == nb::len(block_tables), "as many block tables as spans are needed");
@@ -67,9 +76,13 @@ std::vector<NodeSpan> spans_of_python(nb::sequence spans, nb::sequence block_tab
 
 }  // namespace
 
-Batch::Batch(nb::sequence spans, nb::sequence block_tables, int vocab, int max_len, int num_blocks,
-             bool are_blocks)
-    : Batch(spans_of_python(spans, block_tables), vocab, max_len, num_blocks, are_blocks) {}
+Batch::Batch(nb::sequence spans, nb::sequence block_tables, nb::sequence of_spans, int vocab,
+             int max_len, int num_blocks, bool are_blocks)
+    : Batch(spans_of_python(spans, block_tables), vocab, max_len, num_blocks, are_blocks) {
+    for (nb::handle each : of_spans) {
+        states.push_back(state_of_python(each));
+    }
+}
 
 Batch::Batch(std::vector<NodeSpan> all, int vocab, int max_len, int num_blocks, bool are_blocks)
     : vocab_(vocab), max_len_(max_len), num_blocks_(num_blocks), are_blocks_(are_blocks) {
@@ -101,6 +114,7 @@ void Batch::add(NodeSpan span) {
         check(0 <= block && block < num_blocks_, "a block table leaves the cache");
     }
     const int first_row = num_rows();
+    first_rows.push_back(first_row);
     spans.push_back({blocks.data(), start});
     bool chain = true;
     for (int node = 0; node < count; ++node) {
@@ -115,6 +129,7 @@ void Batch::add(NodeSpan span) {
         tokens.push_back(ids[node]);
         write_slots.push_back(blocks[slot / TILE] * TILE + slot % TILE);
         span_of.push_back(static_cast<int>(spans.size()) - 1);
+        this->parents.push_back(parents[node]);
         rows.push_back({slot, nullptr, are_blocks_ ? start + count - 1 : slot});  // of a chain
     }
     check(chain || !are_blocks_, "a block is no tree");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "recurrent_step.h"
 
 namespace paceline {
 
@@ -25,9 +26,10 @@ struct NodeSpan {
 
 struct Batch {
     // Raises ValueError where a span does not fit its block table, the vocabulary or the context.
-    // With `are_blocks` each span is a block, whose rows see each other all.
-    Batch(nanobind::sequence spans, nanobind::sequence block_tables, int vocab, int max_len,
-          int num_blocks, bool are_blocks);
+    // With `are_blocks` each span is a block, whose rows see each other all. `states`: one for each
+    // span, or none where no layer is recurrent.
+    Batch(nanobind::sequence spans, nanobind::sequence block_tables, nanobind::sequence states,
+          int vocab, int max_len, int num_blocks, bool are_blocks);
     Batch(std::vector<NodeSpan> spans, int vocab, int max_len, int num_blocks, bool are_blocks);
 
     int num_rows() const { return static_cast<int>(tokens.size()); }
@@ -35,6 +37,9 @@ struct Batch {
     std::vector<int32_t> tokens, write_slots;  // [rows]; a slot is block * 16 + lane
     std::vector<AttentionRow> rows;            // [rows]
     std::vector<int32_t> span_of;              // [rows]
+    std::vector<int32_t> parents;              // [rows], nodes of the span
+    std::vector<int32_t> first_rows;           // of each span
+    std::vector<StateSpan> states;             // of each span, or none
     std::vector<AttentionSpan> spans;
     std::vector<int32_t> sample_rows, sample_offsets;  // as in the Python Batch
     int last_position = 0;                             // of any row

@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
+#include <memory>
 #include <string>
 
 #include "forward.h"
@@ -21,6 +23,8 @@ using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cp
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Features = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using States = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Due = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
 void check(bool holds, const std::string& message) {
@@ -109,6 +113,10 @@ DecoderShape shape_of(const Reader& r) {
     check(find_activation(activation.c_str(), &s.activation), "activation: one that kernels.h names");
     s.layer_norm = r.number<bool>("layer_norm");
     s.gated = r.number<bool>("gated_mlp");
+    s.attention_gate = r.number<bool>("attention_gate");
+    s.attention_out_scale = r.number<float>("attention_out_scale");
+    s.gate_multiplier = r.number<float>("gate_multiplier");
+    s.mlp_out_scale = r.number<float>("mlp_out_scale");
     s.parallel = r.number<bool>("parallel_residual");
     s.heads_normed_last = r.number<bool>("qk_norm_last");
     return s;
@@ -219,6 +227,52 @@ LatentAttention latent_of(const Reader& r, const AttentionShape& a) {
     return latent;
 }
 
+RecurrentKind kind_of(const std::string& name) {
+    check(name == "delta" || name == "mamba2" || name == "short_conv",
+          "kind: delta, mamba2 or short_conv");
+    return name == "delta"    ? RecurrentKind::delta
+           : name == "mamba2" ? RecurrentKind::mamba2
+                              : RecurrentKind::short_conv;
+}
+
+// The fields of paceline/models/recurrent.py, shape and weights.
+RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
+    RecurrentLayer layer{};
+    layer.kind = kind_of(r.number<std::string>("kind"));
+    const bool short_conv = layer.kind == RecurrentKind::short_conv;
+    RecurrentShape& shape = layer.shape;
+    shape.heads = r.positive("heads");
+    shape.groups = r.positive("groups");
+    shape.key_dim = short_conv ? 0 : r.positive("key_dim");
+    shape.value_dim = r.positive("value_dim");
+    shape.corrects = layer.kind == RecurrentKind::delta;
+    check(shape.heads % shape.groups == 0, "groups: heads are not a multiple of them");
+    Convolution& conv = layer.conv;
+    conv.channels = shape.inner() + 2 * shape.keys();
+    conv.kernel = r.positive("kernel");
+    check(conv.kernel <= MAX_KERNEL, "kernel: more rows than are supported");
+    conv.weight = r.vector("conv", conv.channels * conv.kernel);
+    conv.bias = r.vector("conv_bias", conv.channels);
+    conv.silu = !short_conv;
+    layer.numbers = {r.vector("decay", shape.heads), r.vector("step_bias", shape.heads),
+                     r.number<float>("beta_scale"), r.number<float>("least_step"), INFINITY};
+    layer.skip = r.vector("skip", shape.heads);
+    layer.in_scale = r.vector("in_scale", layer.parts().width);
+    layer.out_scale = r.number<float>("out_scale");
+    check(conv.weight && (short_conv || (layer.numbers.decay && layer.numbers.step_bias)),
+          "recurrent: a weight is missing");
+    check(find_norm(r.number<std::string>("norm_kind").c_str(), &layer.gating),
+          "norm_kind: one that recurrent.h names");
+    layer.norm_groups = r.positive("norm_groups");
+    check(shape.inner() % layer.norm_groups == 0, "norm_groups: parts of different sizes");
+    layer.norm = r.vector("norm", shape.inner());
+    check(layer.norm || layer.gating == GatedNorm::none, "recurrent: its norm is missing");
+    layer.norm_eps = r.number<float>("norm_eps");
+    layer.first = r.linear("first", layer.parts().width, s.hidden);
+    layer.last = r.linear("last", s.hidden, shape.inner());
+    return layer;
+}
+
 // How layer `index` takes its input of `width` numbers.
 LayerGate gate_of(const Reader& r, const DecoderShape& s, int width) {
     return {r.linear("gate", width, s.hidden), r.linear("projection", s.hidden, width),
@@ -275,19 +329,32 @@ DecoderLayer layer_of(const Reader& d, const Reader& r, const DecoderShape& s, i
     layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
     layer.sinks = r.vector("sinks", a.heads);
-    if (r.get("latent").is_none()) {
+    check(r.get("recurrent").is_none() || read == s.hidden,
+          "a layer that reads joined rows has attention");
+    if (!r.get("recurrent").is_none()) {
+        layer.recurrent = recurrent_of(Reader(nb::cast<nb::dict>(r.get("recurrent"))), s);
+        check(r.get("latent").is_none(), "a recurrence has no latent attention beside it");
+    }
+    if (!r.number<bool>("attends")) {
+        check(r.get("qkv").is_none() && r.get("o").is_none(), "a layer without attention has none");
+    } else if (r.get("latent").is_none()) {
         const int kv_parts = !layer.owns_kv ? 0 : layer.values_are_keys ? 1 : 2;
-        layer.qkv = r.linear("qkv", q_width + kv_parts * kv_width, read);
+        check(!s.attention_gate || kv_parts == 2, "attention_gate: of layers with keys and values");
+        layer.qkv = r.linear("qkv", (s.attention_gate ? 2 : 1) * q_width + kv_parts * kv_width, read);
         layer.o = r.linear("o", s.hidden, q_width);
     } else {
         layer.latent = latent_of(Reader(nb::cast<nb::dict>(r.get("latent"))), a);
         layer.qkv = r.linear("qkv", layer.latent->first_width(), read);
         layer.o = r.linear("o", s.hidden, layer.latent->results());
     }
-    if (r.get("mixture").is_none()) {
+    if (r.get("mixture").is_none() && r.get("down").is_none()) {
+        check(!layer.post_attention_norm && !layer.post_mlp_norm && !s.parallel,
+              "a layer without a feed-forward has no norms after its branches");
+    } else if (r.get("mixture").is_none()) {
         layer.mlp = feed_forward_of(r, s, r.positive("intermediate_size"));
     } else {
-        check(s.gated && !s.parallel, "mixtures are gated, and come after the attention");
+        check(!s.parallel && s.gate_multiplier == 1.0f && s.mlp_out_scale == 1.0f,
+              "mixtures come after the attention, without the factors of dense layers");
         layer.mixture = mixture_of(Reader(nb::cast<nb::dict>(r.get("mixture"))), s);
     }
     layer.rotary = r.rotary(s.max_len, a.head_dim);
@@ -325,16 +392,20 @@ void make_decoder(Decoder* self, nb::dict spec) {
     check(!altup || (inputs && !shape.layer_norm), "altup: there are no inputs of layers");
     check(!inputs || !entry, "layer_inputs: rows of a decoder that has an entry have none");
     std::vector<DecoderLayer> layers;
+    size_t num_recurrent = 0;
     for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
         const bool reads_joined = layers.empty() && entry && !entry->is_fused();
         const int read = (reads_joined ? 2 : 1) * shape.hidden, told = inputs ? inputs->width : 0;
         const Reader own(nb::cast<nb::dict>(each));
         layers.push_back(layer_of(r, own, shape, read, told));
+        if (layers.back().recurrent) {
+            layers.back().recurrent->index = num_recurrent++;
+        }
         if (altup) {
             const Reader streams(nb::cast<nb::dict>(own.get("altup")));
             layers.back().altup = altup_layer_of(streams, shape, *altup);
             check(layers.back().post_attention_norm && layers.back().post_mlp_norm &&
-                      !layers.back().mixture,
+                      layers.back().has_mlp() && !layers.back().mixture,
                   "altup: layers are dense, with norms after both branches");
         }
     }
@@ -368,21 +439,55 @@ KvLayer cache_of(const DecoderLayer& layer, const KvArray& k, const KvArray& v) 
     return {k.data(), latent ? nullptr : v.data(), type};
 }
 
-// The arrays [blocks, kv_heads, ...] that each layer reads.
+// The arrays [blocks, kv_heads, ...] that each layer reads; None where it has no attention.
 void set_cache(Decoder& decoder, nb::list keys, nb::list values) {
     std::vector<KvLayer> caches;
     const std::vector<DecoderLayer>& layers = decoder.all_layers();
     check(keys.size() == layers.size() && values.size() == layers.size(),
           "the cache has another number of layers than the decoder");
     size_t blocks = 0;
+    KvType type{};
     for (size_t i = 0; i < layers.size(); ++i) {
+        if (!layers[i].has_attention()) {
+            caches.push_back({});
+            continue;
+        }
         const auto k = nb::cast<KvArray>(keys[i], false), v = nb::cast<KvArray>(values[i], false);
         caches.push_back(cache_of(layers[i], k, v));
-        check(i == 0 || (k.shape(0) == blocks && caches[i].type == caches[0].type),
+        check(blocks == 0 || (k.shape(0) == blocks && caches[i].type == type),
               "the layers' caches differ in their blocks or their type");
         blocks = k.shape(0);
+        type = caches[i].type;
     }
     decoder.set_cache(std::move(caches), static_cast<int>(blocks), nb::make_tuple(keys, values));
+}
+
+// conv [layers, slots, kernel - 1, channels], state [layers, slots, heads, state of a head], logs
+// [layers, lanes, nodes, numbers of a row] and due [layers, lanes].
+void set_states(Decoder& decoder, States conv, States state, States log_conv, States log_key,
+                States log_added, States log_decay, Due due) {
+    const RecurrentLayer* layer = decoder.recurrent();
+    check(layer, "the decoder has no recurrent layer");
+    const RecurrentShape& s = layer->shape;
+    const size_t layers = decoder.num_recurrent(), slots = conv.shape(1);
+    const size_t lanes = due.shape(1), nodes = log_conv.shape(2), heads = static_cast<size_t>(s.heads);
+    const auto is = [](const States& x, size_t a, size_t b, size_t c, size_t d) {
+        return x.shape(0) == a && x.shape(1) == b && x.shape(2) == c && x.shape(3) == d;
+    };
+    const auto wide = [](int x) { return static_cast<size_t>(x); };
+    check(is(conv, layers, slots, wide(layer->conv.kernel) - 1, wide(layer->conv.channels)) &&
+              is(state, layers, slots, heads, s.state_floats() / heads) &&
+              is(log_conv, layers, lanes, nodes, wide(layer->conv.channels)) &&
+              is(log_key, layers, lanes, nodes, wide(s.keys())) &&
+              is(log_added, layers, lanes, nodes, wide(s.inner())) &&
+              is(log_decay, layers, lanes, nodes, heads) && due.shape(0) == layers,
+          "the states have another shape than the decoder needs");
+    const LayerStates first{conv.data(), state.data(), log_conv.data(), log_key.data(),
+                            log_added.data(), log_decay.data(), due.data(),
+                            static_cast<int>(slots), static_cast<int>(lanes),
+                            static_cast<int>(nodes)};
+    decoder.set_states(first, nb::make_tuple(conv, state, log_conv, log_key, log_added, log_decay,
+                                             due));
 }
 
 Streams streams_of(const Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
@@ -419,6 +524,7 @@ Logits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
 void write_kv(Decoder& decoder, const Batch& batch, Rows inputs) {
     check(!decoder.has_entry(), "rows of a decoder that has an entry are more than their inputs");
     check(!decoder.is_latent(), "latents are not written without their queries");
+    check(!decoder.recurrent(), "recurrent layers have no keys and values");
     check(inputs.shape(0) == static_cast<size_t>(batch.num_rows()) &&
               inputs.shape(1) == static_cast<size_t>(decoder.shape().hidden),
           "the inputs have another shape than rows, hidden_size");
@@ -457,15 +563,23 @@ void bind_forward(nb::module_& module) {
             decoder.set_stream(nb::cast<LayerStream*>(stream), stream);
         })
         .def("set_cache", &set_cache, nb::arg("keys"), nb::arg("values"))
-        .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables) {
+        .def("set_states", &set_states, nb::arg("conv").noconvert(), nb::arg("state").noconvert(),
+             nb::arg("log_conv").noconvert(), nb::arg("log_key").noconvert(),
+             nb::arg("log_added").noconvert(), nb::arg("log_decay").noconvert(),
+             nb::arg("due").noconvert())
+        .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables,
+                        nb::sequence states) {
             check(decoder.num_blocks() > 0, "the decoder has no cache yet");
             const DecoderShape& s = decoder.shape();
-            return new Batch(spans, block_tables, s.vocab, s.max_len, decoder.num_blocks(),
-                             decoder.reads_blocks());
+            auto batch = std::make_unique<Batch>(spans, block_tables, states, s.vocab, s.max_len,
+                                                 decoder.num_blocks(), decoder.reads_blocks());
+            decoder.check_states(*batch);
+            return batch.release();
         }, nb::rv_policy::take_ownership)
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
         .def_prop_ro("experts_read", &Decoder::experts_read)
+        .def_prop_ro("chosen_experts", &Decoder::chosen_experts)
         .def("write_kv", &write_kv, nb::arg("batch"), nb::arg("inputs"))
         .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("inputs").none(),
              nb::arg("taps"), nb::arg("features").noconvert());

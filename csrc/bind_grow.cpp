@@ -69,6 +69,7 @@ nb::tuple grow_trees(Decoder& decoder, const Batch& batch, std::optional<Rows> i
     check(!inputs || (inputs->shape(0) == static_cast<size_t>(batch.num_rows()) &&
                       inputs->shape(1) == static_cast<size_t>(decoder.shape().hidden)),
           "the inputs have another shape than rows, hidden_size");
+    check(!decoder.recurrent(), "no tree grows on recurrent layers in one call");
     check(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
           "a tap must be 0 up to one more than the number of layers");
     check(1 <= branching && branching <= ranked && ranked <= columns && columns <= vocab_size,

@@ -195,7 +195,7 @@ void init_linear(LinearObject* place, nb::sequence parts, Bias bias, int64_t k) 
     auto self = std::make_unique<LinearObject>();
     const size_t count = nb::len(parts);
     if (count < 1 || count > Linear::MOST_PARTS) {
-        refuse("a linear has 1 to 3 parts, not " + std::to_string(count));
+        refuse("a linear has 1 to 4 parts, not " + std::to_string(count));
     }
     int64_t outputs = 0;
     for (nb::handle each : parts) {
@@ -336,7 +336,7 @@ void bind_linear(nb::module_& module) {
     nb::class_<LinearObject>(module, "Linear", "A packed linear.")
         .def("__init__", init_linear, nb::arg("parts"), nb::arg("bias").noconvert().none(),
              nb::arg("k"),
-             "Of 1 to 3 parts (format, data uint8, outputs, order): the order, int32 [k], says "
+             "Of 1 to 4 parts (format, data uint8, outputs, order): the order, int32 [k], says "
              "which input each column is of; without one, or with None, they follow one another.")
         .def_prop_ro("n", [](const LinearObject& self) { return self.linear.n(); })
         .def_prop_ro("k", [](const LinearObject& self) { return self.linear.k(); })

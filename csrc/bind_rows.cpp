@@ -282,6 +282,8 @@ void bind_rows(nb::module_& module) {
     module.def("exp", [](const Rows& rows) { return vector(rows, &Kernels::vector_exp); }, x);
     module.def("tanh", [](const Rows& rows) { return vector(rows, &Kernels::vector_tanh); }, x);
     module.def("erf", [](const Rows& rows) { return vector(rows, &Kernels::vector_erf); }, x);
+    module.def("softplus", [](const Rows& rows) { return vector(rows, &Kernels::vector_softplus); },
+               x);
     module.def("quantize", &quantize, nb::arg("x"));
     module.def("rotary_kv", &rotary_kv, nb::arg("qkv"), nb::arg("cos"), nb::arg("sin"),
                nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"),

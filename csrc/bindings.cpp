@@ -14,6 +14,7 @@ void bind_rows(nb::module_&);
 void bind_attention(nb::module_&);
 void bind_drafts(nb::module_&);
 void bind_ngram(nb::module_&);
+void bind_recurrent(nb::module_&);
 void bind_sampler(nb::module_&);
 void bind_suffix(nb::module_&);
 namespace paceline {
@@ -55,6 +56,7 @@ NB_MODULE(_native, module) {
     bind_attention(module);
     bind_drafts(module);
     bind_ngram(module);
+    bind_recurrent(module);
     bind_sampler(module);
     bind_suffix(module);
     bind_stream(module);

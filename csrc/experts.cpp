@@ -200,7 +200,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
         mixture.choose(router_row(row), &assignment_.ids[at], &assignment_.weights[at]);
     });
     assignment_.sort(rows, mixture);
-    count_experts(layer);
+    count_experts(layer, count);
     experts(mixture, count);
     if (mixture.shared) {
         pool().each(rows, [&](int row, int thread) {
@@ -249,8 +249,11 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
     });
 }
 
-void Decoder::count_experts(const DecoderLayer& layer) {
-    std::vector<bool>& is_read = is_read_[&layer - layers_.data()];
+void Decoder::count_experts(const DecoderLayer& layer, int entries) {
+    const size_t index = &layer - layers_.data();
+    const std::vector<int>& ids = assignment_.ids;
+    chosen_[index].insert(chosen_[index].end(), ids.begin(), ids.begin() + entries);
+    std::vector<bool>& is_read = is_read_[index];
     is_read.resize(layer.mixture->experts.size());
     for (const Assignment::Group& group : assignment_.groups) {
         experts_read_ += !is_read[group.expert];
@@ -295,8 +298,12 @@ void Decoder::experts(const Mixture& mixture, int count) {
     grouped(mixture, &FeedForward::gate_up, inputs, expert_gate_up_.get(), ld_expert);
     inputs = groups_of(mixture.width());
     pool().each(count, [&](int entry, int thread) {
-        kernels().gated(expert_gate_up_.get() + size_t(entry) * ld_expert, mixture.width(),
-                        shape_.activation, scratch(thread));
+        const float* up = expert_gate_up_.get() + size_t(entry) * ld_expert;
+        if (shape_.gated) {
+            kernels().gated(up, mixture.width(), shape_.activation, scratch(thread));
+        } else {
+            kernels().activate(up, mixture.width(), shape_.activation, nullptr, scratch(thread));
+        }
         take(expert_of(entry).down, scratch(thread), inputs, entry, thread);
     });
     grouped(mixture, &FeedForward::down, inputs, expert_out_.get(), ld_hidden_);

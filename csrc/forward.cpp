@@ -38,7 +38,10 @@ int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLaye
         }
     }
     for (const DecoderLayer& layer : layers) {
-        most = std::max({most, layer.qkv.num_orders, layer.o.num_orders});
+        most = std::max({most, layer.first().num_orders, layer.o.num_orders});
+        if (layer.recurrent) {
+            most = std::max(most, layer.recurrent->last.num_orders);
+        }
         if (layer.latent) {
             most = std::max(most, layer.latent->q_b.num_orders);
         }
@@ -95,11 +98,16 @@ Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<Dec
       })),
       widest_mlp_(widest_mlp(layers_)),
       ld_hidden_(round_up(shape.hidden, TILE)),
-      ld_qkv_(round_up(qkv_width_, TILE)),
+      ld_qkv_(round_up(qkv_width_ + (shape.attention_gate ? q_width_ : 0), TILE)),
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
       ld_mlp_(round_up(widest_mlp_, TILE)),
-      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)) {}
+      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)) {
+    for (const DecoderLayer& layer : layers_) {
+        num_recurrent_ += layer.recurrent ? 1 : 0;
+        recurrent_ = !recurrent_ && layer.recurrent ? &*layer.recurrent : recurrent_;
+    }
+}
 
 void Decoder::set_cache(std::vector<KvLayer> caches, int num_blocks, nb::object keep_alive) {
     caches_ = std::move(caches);
@@ -121,10 +129,13 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     const int samples = static_cast<int>(batch.sample_rows.size());
     const int q_rank = is_latent() ? round_up(layers_.front().latent->q_rank, TILE) : 0;
     const int told = layer_inputs_ ? round_up(layer_inputs_->total(), TILE) : 0;
-    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank, told});
+    const int inner = recurrent_ ? round_up(recurrent_->shape.inner(), TILE) : 0;
+    scratch_stride_ =
+        2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank, told, inner});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     is_read_.assign(layers_.size(), {});
+    chosen_.assign(layers_.size(), {});
     experts_read_ = 0;
     for (const Slice& slice : slices(batch)) {
         prepare(batch, slice);
@@ -154,8 +165,13 @@ std::vector<Decoder::Slice> Decoder::slices(const Batch& batch) const {
 
 int Decoder::slice_end(const Batch& batch, int first) {
     int end = std::min(first + SLICE_ROWS, batch.num_rows());
-    const auto cuts = [&](int row) {  // whether a block goes on there
-        return row < batch.num_rows() && batch.rows[row - 1].last > batch.rows[row - 1].position;
+    const auto cuts = [&](int row) {  // whether a block or a tree goes on there
+        if (row == batch.num_rows()) {
+            return false;
+        }
+        const int span = batch.span_of[row], node = row - batch.first_rows[span];
+        const bool in_tree = !batch.states.empty() && node > batch.states[span].certain;
+        return in_tree || batch.rows[row - 1].last > batch.rows[row - 1].position;
     };
     while (end > first && cuts(end)) {
         --end;
@@ -163,7 +179,7 @@ int Decoder::slice_end(const Batch& batch, int first) {
     if (end > first) {
         return end;
     }
-    do {  // a block that is larger than a slice
+    do {  // one that is larger than a slice
         ++end;
     } while (cuts(end));
     return end;
@@ -183,11 +199,16 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     const auto& latent = layers_.front().latent;
     const int between = latent ? std::max(latent->q_rank, latent->results()) : 0;
     const int told = layer_inputs_ ? layer_inputs_->width : 0;
-    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_, between, told});
+    const int inner = recurrent_ ? recurrent_->shape.inner() : 0;
+    const int widest =
+        std::max({joined, shape_.hidden, q_width_, widest_mlp_, between, told, inner});
     inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
     planned_ = nullptr;
+    if (recurrent_) {
+        plan_recurrences(batch, slice);
+    }
 }
 
 void Decoder::plan_attention(const Batch& batch, const Slice& slice, const AttentionShape& a) {
@@ -309,7 +330,7 @@ void Decoder::join(int row, const float* input, int thread) {
     normed(x, entry_->token_norm, joined);
     normed(input, entry_->input_norm, second);
     std::fill(second + shape_.hidden, joined + 2 * ld_hidden_, 0.0f);
-    const Linear& to = entry_->is_fused() ? entry_->join : layers_.front().qkv;
+    const Linear& to = entry_->is_fused() ? entry_->join : layers_.front().first();
     to.take(joined, in_joined_, row, spare(thread));
     if (!entry_->is_fused()) {
         std::copy_n(entry_->norm_before_residual ? second : input, shape_.hidden, x);
@@ -321,7 +342,7 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
     const DecoderLayer& first = layers_.front();
     const auto begin_layer = [&](int row, int thread) {
         hand_out(streams, 0, slice.first + row, x_row(row));
-        norm_for(first.qkv, row, first.input_norm, thread);
+        norm_for(first.first(), row, first.input_norm, thread);
     };
     pool().each(rows, [&](int row, int thread) {
         const int at = slice.first + row;
@@ -372,8 +393,10 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
         if (altup_) {
             predict_streams(layers_[index], rows);
         }
-        attention(batch, slice, layers_[index], caches_[index], *in);
-        feed_forward(layers_[index], rows);
+        mix(batch, slice, index, *in);
+        if (layers_[index].has_mlp()) {
+            feed_forward(layers_[index], rows);
+        }
         if (layers_[index].gate) {
             take_layer_input(layers_[index], index, rows);
         }
@@ -388,7 +411,7 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
         pool().each(rows, [&](int row, int thread) {
             end_layer(layers_[index], row);
             hand_out(streams, index + 1, slice.first + row, x_row(row));
-            norm_for(next.qkv, row, next.input_norm, thread);
+            norm_for(next.first(), row, next.input_norm, thread);
         });
     }
     if (altup_) {
@@ -419,6 +442,29 @@ void Decoder::leave(const Batch& batch, const Slice& slice, const Streams& strea
     });
 }
 
+void Decoder::mix(const Batch& batch, const Slice& slice, size_t index, const Inputs& in) {
+    const DecoderLayer& layer = layers_[index];
+    const int rows = slice.end - slice.first;
+    const bool attends = layer.has_attention();
+    if (layer.recurrent) {
+        read_recurrent(*layer.recurrent, rows, in);
+    }
+    if (layer.recurrent && attends) {  // of rows that the recurrence has not been added to
+        pool().each(rows, [&](int row, int thread) {
+            norm_for(layer.qkv, row, layer.input_norm, thread);
+        });
+    }
+    if (attends && !layer.latent) {
+        linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
+    }
+    if (layer.recurrent) {
+        recurrence(layer, rows);
+    }
+    if (attends) {
+        attention(batch, slice, layer, caches_[index], in);
+    }
+}
+
 void Decoder::attention(const Batch& batch, const Slice& slice,
                         const DecoderLayer& layer, const KvLayer& kv, const Inputs& in) {
     const AttentionShape& shape = layer.attention;
@@ -426,8 +472,6 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
     plan_attention(batch, slice, shape);
     if (layer.latent) {
         latent_heads(*layer.latent, layer.qkv, slice.end - slice.first, in);
-    } else {
-        linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
     }
     turn_heads(batch, slice.first, slice.end, layer, kv);
     const Inputs in_attended = inputs_.view(slice.end - slice.first, q_width, most_orders_);
@@ -457,6 +501,11 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                                 last_chunk(seen.last_seen(shape)),
                                 layer.sinks ? layer.sinks + h : nullptr, y + h * shape.head_dim);
             }
+            if (shape_.attention_gate) {
+                const float* gate = qkv_.get() + static_cast<size_t>(row) * ld_qkv_ +
+                                    q_width + 2 * layer.kv_width();
+                kernels().recurrent->gate(y, gate, q_width, y);
+            }
             std::fill(y + q_width, y + round_up(q_width, TILE), 0.0f);
             if (!layer.latent) {
                 layer.o.take(y, in_attended, row, spare(thread));
@@ -466,10 +515,16 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
     const Inputs heads_in = layer.latent
                                 ? latent_results(*layer.latent, layer.o, slice.end - slice.first)
                                 : in_attended;
+    mix_in(layer, layer.o, heads_in, layer.recurrent ? shape_.attention_out_scale : 1.0f,
+           layer.recurrent.has_value());
+}
+
+void Decoder::mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
+                     bool is_second) {
     const bool branch = branches(layer);
-    linear(layer.o, heads_in,
-           {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
-            branch ? 1.0f : shape_.residual_multiplier});
+    float* to = branch ? branch_.get() : x_.get();
+    linear(last, in, {to, branch && !is_second ? nullptr : to, ld_hidden_,
+                      scale * (branch ? 1.0f : shape_.residual_multiplier)});
 }
 
 void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
@@ -559,7 +614,7 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
     const bool branch = layer.post_mlp_norm != nullptr;
     feed(layer.mlp, layer.learnt, layer.sparse_deviations, rows,
          {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
-          branch ? 1.0f : shape_.residual_multiplier});
+          shape_.mlp_out_scale * (branch ? 1.0f : shape_.residual_multiplier)});
 }
 
 void Decoder::feed(const FeedForward& mlp, const float* learnt, float sparse_deviations, int rows,
@@ -570,6 +625,9 @@ void Decoder::feed(const FeedForward& mlp, const float* learnt, float sparse_dev
         float* up = gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_;
         if (sparse_deviations > -INFINITY) {
             cut_gates(up, mlp.width(), sparse_deviations);
+        }
+        for (int i = 0; shape_.gate_multiplier != 1.0f && i < mlp.width(); ++i) {
+            up[i] *= shape_.gate_multiplier;
         }
         if (shape_.gated) {
             kernels().gated(up, mlp.width(), shape_.activation, scratch(thread));

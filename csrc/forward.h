@@ -16,6 +16,7 @@
 #include "layer_inputs.h"
 #include "layer_stream.h"
 #include "linear.h"
+#include "recurrent_layer.h"
 #include "thread_pool.h"
 
 namespace paceline {
@@ -27,7 +28,10 @@ struct DecoderShape {
     float norm_eps, embedding_multiplier, residual_multiplier, logits_divisor, logits_softcap;
     Activation activation;
     bool layer_norm;  // norms are layer_norm, their vectors [2, hidden]: weights, then biases
-    bool gated;       // dense feed-forwards have a gate
+    bool gated;       // feed-forwards have a gate
+    float gate_multiplier, mlp_out_scale;  // of dense ones: of what their activation reads, and adds
+    float attention_out_scale;             // of attention beside a recurrence
+    bool attention_gate;  // the last of what a layer's first linear gives weighs its heads
     bool parallel;    // a feed-forward reads what its layer's attention reads
     bool heads_normed_last;  // queries and keys, after the rotation
 
@@ -53,10 +57,11 @@ struct DecoderLayer {
     int kv_layer;
     bool owns_kv, values_are_keys;
     bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
-    Linear qkv, o;
+    Linear qkv, o;                   // without parts where there is no attention
     FeedForward mlp;                 // without parts where there is a mixture
     std::optional<Mixture> mixture;  // instead of it
     std::optional<LatentAttention> latent;  // between qkv and o
+    std::optional<RecurrentLayer> recurrent;  // instead of attention
     RotaryTable rotary;
     std::optional<LayerGate> gate;  // of its input beside the residual stream
     float scale;                    // of the residual stream that leaves it
@@ -65,6 +70,10 @@ struct DecoderLayer {
     // lowered by as much; -inf: they stay.
     float sparse_deviations;
 
+    bool has_attention() const { return o.num_parts > 0; }
+    bool has_mlp() const { return mixture || mlp.down.num_parts > 0; }
+    // What reads the rows behind its first norm; without parts where it is a feed-forward alone.
+    const Linear& first() const { return recurrent ? recurrent->first : qkv; }
     int q_width() const { return attention.heads * attention.head_dim; }
     int kv_width() const { return attention.kv_heads * attention.head_dim; }
     // The norm of the last branch that is added to the residual stream; null: it has been added.
@@ -108,6 +117,11 @@ class Decoder {
     // What brings those layers whose weights do not stay in memory.
     void set_stream(LayerStream* stream, nanobind::object keep_alive);
 
+    // What recurrent layers keep, one layer after another from the first one on.
+    void set_states(const LayerStates& first, nanobind::object keep_alive);
+    // Raises std::invalid_argument where spans' states are not those of recurrent layers.
+    void check_states(const Batch& batch) const;
+
     // Logits of the sampled rows, [samples, num_logits].
     void forward(const Batch& batch, const Streams& streams, float* logits);
     // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
@@ -118,6 +132,8 @@ class Decoder {
     const DecoderShape& shape() const { return shape_; }
     // Pairs of a layer and an expert that the latest forward read.
     int experts_read() const { return experts_read_; }
+    // [layers][rows, per_token], of the latest forward; empty where a layer is no mixture.
+    const std::vector<std::vector<int>>& chosen_experts() const { return chosen_; }
     bool has_entry() const { return entry_.has_value(); }
     // Whether spans are blocks, of which some layer sees all.
     bool reads_blocks() const {
@@ -128,6 +144,9 @@ class Decoder {
     bool is_latent() const { return layers_.front().latent.has_value(); }
     size_t num_layers() const { return layers_.size(); }
     const std::vector<DecoderLayer>& all_layers() const { return layers_; }
+    // The first recurrent layer; null where there is none. All are of one shape.
+    const RecurrentLayer* recurrent() const { return recurrent_; }
+    size_t num_recurrent() const { return num_recurrent_; }
     int num_blocks() const { return num_blocks_; }
 
   private:
@@ -143,7 +162,7 @@ class Decoder {
 
     void run(const Batch& batch, const Streams& streams, float* logits, int32_t* tokens);
     std::vector<Slice> slices(const Batch& batch) const;
-    // Where a slice from `first` on ends: no block is cut.
+    // Where a slice from `first` on ends: no block is cut, and no tree that recurrent layers walk.
     static int slice_end(const Batch& batch, int first);
     void prepare(const Batch& batch, const Slice& slice);
     // Unless it is planned for layers of this shape already.
@@ -157,6 +176,17 @@ class Decoder {
     void leave(const Batch& batch, const Slice& slice, const Streams& streams);
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv, const Inputs& in);
+    // A layer's recurrence, attention, or both beside each other, which read the same rows.
+    void mix(const Batch& batch, const Slice& slice, size_t index, const Inputs& in);
+    // csrc/recurrent_layer.cpp: the walks of a slice, which all recurrent layers share; one layer's
+    // first linear, to `first_`; and what comes after it.
+    void plan_recurrences(const Batch& batch, const Slice& slice);
+    void read_recurrent(const RecurrentLayer& layer, int rows, const Inputs& in);
+    void recurrence(const DecoderLayer& layer, int rows);
+    // The last linear of a layer's attention or recurrence, times `scale`: into the stream or, of
+    // layers that have one, into the branch, to which a recurrence may have been written before.
+    void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
+                bool is_second = false);
     // csrc/layer_inputs.cpp: the inputs of all layers for the rows of x, to `told_`.
     void layer_inputs(const Batch& batch, const Slice& slice);
     // From the end of a layer's feed-forward to the branch of its input.
@@ -197,7 +227,7 @@ class Decoder {
     // The results of all entries of the assignment, to `expert_out_`.
     void experts(const Mixture& mixture, int entries);
     // Counts those of the assignment that no slice before has read in this layer.
-    void count_experts(const DecoderLayer& layer);
+    void count_experts(const DecoderLayer& layer, int entries);
     // One linear of every expert that some row takes, its tiles shared out among all threads.
     void grouped(const Mixture& mixture, Linear FeedForward::*which,
                  const std::vector<Inputs>& inputs, float* y, int ld);
@@ -210,7 +240,7 @@ class Decoder {
     void norm_heads(const DecoderLayer& layer, int rows);
     // x[row] plus the branch's row, through its own norm where there is one.
     void add_branch(int row, const float* norm);
-    // A layer's attention is a branch that is added later, and not at once.
+    // A layer's attention or recurrence is a branch that is added later, and not at once.
     bool branches(const DecoderLayer& layer) const {
         return shape_.parallel || layer.post_attention_norm;
     }
@@ -240,12 +270,15 @@ class Decoder {
     const std::optional<AltUp> altup_;
     const Linear embedding_, head_;
     const float *const final_norm_, *const places_;
-    nanobind::object keep_alive_, keep_cache_;
+    nanobind::object keep_alive_, keep_cache_, keep_states_;
 
     LayerStream* stream_ = nullptr;
     nanobind::object keep_stream_;
     std::vector<KvLayer> caches_;
     int num_blocks_ = 0;
+    size_t num_recurrent_ = 0;
+    const RecurrentLayer* recurrent_ = nullptr;
+    LayerStates states_{};  // of the first recurrent layer
 
     const int q_width_, qkv_width_;  // of the widest layers
     const int widest_mlp_;  // of dense layers, experts and shared ones
@@ -258,10 +291,14 @@ class Decoder {
     Buffer<float> normed_, routed_, expert_gate_up_, expert_out_, shared_;  // of mixtures
     InputBuffer head_inputs_;
     Buffer<float> down_, queries_, results_;  // of latent attention
+    Buffer<float> first_, mixed_, recurred_;  // of recurrent layers
+    RecurrentStep step_;
+    std::vector<int32_t> span_parents_;
     Buffer<float> told_, gates_;  // [rows, inputs of all layers], and of one layer
     Buffer<float> streams_, laurel_, ranks_;  // [rows, streams, hidden], beside attention
     Assignment assignment_;
     std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
+    std::vector<std::vector<int>> chosen_;
     int experts_read_ = 0;
     // Views of one memory, used in turn.
     Inputs in_joined_{}, in_hidden_{};

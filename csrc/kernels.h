@@ -230,6 +230,7 @@ struct Kernels {
     void (*vector_exp)(const float* x, int n, float* y);
     void (*vector_tanh)(const float* x, int n, float* y);
     void (*vector_erf)(const float* x, int n, float* y);
+    void (*vector_softplus)(const float* x, int n, float* y);
     // One output's weights, times `multiplier`: y[k].
     void (*gather_blocks)(const BlockWeights&, int output, float multiplier, float* y);
     void (*gather_float)(const FloatWeights&, int output, float multiplier, float* y);
@@ -252,6 +253,9 @@ struct Kernels {
 
     // --- sampling: see sampler.h
     const struct SamplerKernels* sampler;
+
+    // --- recurrent layers: see recurrent.h
+    const struct RecurrentKernels* recurrent;
 };
 
 // The level in use, chosen once: PACELINE_CPU_ISA, or the best that this CPU has.

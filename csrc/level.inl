@@ -15,6 +15,7 @@
 #include "linear_float.inl"
 #include "attention.inl"
 #include "sampler.inl"
+#include "recurrent.inl"
 
 #if defined(PACELINE_EMULATED)  // see CMakeLists.txt
 #undef LEVEL_SUPPORTED
@@ -28,9 +29,9 @@ bool supported() { return LEVEL_SUPPORTED; }
 
 extern const Kernels LEVEL;
 const Kernels LEVEL = {
-    LEVEL_ISA,  supported,    linear_blocks, linear_float,  quantize,     rms_norm,
-    layer_norm, gated,        activate,      softcap,       vector_exp,   vector_tanh,
-    vector_erf, gather_blocks, gather_float, rotary_kv,     attend,       merge,
-    &sampler_kernels,
+    LEVEL_ISA,   supported,       linear_blocks,     linear_float,       quantize,  rms_norm,
+    layer_norm,  gated,           activate,          softcap,            vector_exp, vector_tanh,
+    vector_erf,  vector_softplus, gather_blocks,     gather_float,       rotary_kv, attend,
+    merge,       &sampler_kernels, &recurrent_kernels,
 };
 }  // namespace paceline

@@ -1,4 +1,4 @@
-// One linear layer, as the forward sees it: one matrix, or up to three with the same inputs whose
+// One linear layer, as the forward sees it: one matrix, or up to four with the same inputs whose
 // outputs follow each other and whose formats or orders of inputs differ. Owns no memory.
 #pragma once
 
@@ -57,7 +57,7 @@ struct LinearPart {
 };
 
 struct Linear {
-    static constexpr int MOST_PARTS = 3;  // queries, keys, values
+    static constexpr int MOST_PARTS = 4;  // queries, keys, values, gates
     LinearPart parts[MOST_PARTS] = {};
     int num_parts = 0;
     const int32_t* orders[MOST_PARTS] = {};  // those of the parts, each once

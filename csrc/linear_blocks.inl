@@ -8,14 +8,19 @@ namespace {
 
 constexpr int STREAM_AHEAD = 4096;  // bytes from what is read to what is fetched
 
-// What is fetched into the caches during a pass over a tile: `step` bytes on with each fetch.
+// What is fetched into the caches during a pass over a tile: `step` bytes on with each fetch, and
+// `leap` more from fetch `turn` on, where a tile ends that others follow.
 struct Ahead {
     const int8_t* at;
-    ptrdiff_t step;
+    ptrdiff_t step, turn, leap;
 
-    ALWAYS_INLINE void fetch(ptrdiff_t index, ptrdiff_t offset = 0) const {
-        __builtin_prefetch(at + index * step + offset);
+    ALWAYS_INLINE const int8_t* place(ptrdiff_t index) const {
+        return at + index * step + (index < turn ? 0 : leap);
     }
+    ALWAYS_INLINE void fetch(ptrdiff_t index, ptrdiff_t offset = 0) const {
+        __builtin_prefetch(place(index) + offset);
+    }
+    Ahead from(ptrdiff_t index) const { return {at + index * step, step, turn - index, leap}; }
 };
 
 inline int32_t load_quad(const int8_t* a) {
@@ -74,16 +79,19 @@ struct Reading {
     const void* now;
     const void* next;  // the tiles after these, or null
     ptrdiff_t bytes;   // of a tile
+    ptrdiff_t lead;    // of them, before what is read at the pace of the fetches
+    int tiles;
     int fetches;       // that a block makes in each tile
     bool is_first;     // nobody has fetched these
 };
 
 // How a call for tiles begin..end - 1 comes to read `tiles` of them from `tile` on.
 template <typename Call>
-inline Reading reading_of(const Call& call, int tile, int tiles, int begin, int end, int fetches) {
+inline Reading reading_of(const Call& call, int tile, int tiles, int begin, int end, int fetches,
+                          ptrdiff_t lead = 0) {
     const int next = tile + tiles;
-    return {call.tile(tile), next < end ? call.tile(next) : nullptr, call.tile_bytes(), fetches,
-            tile == begin};
+    const void* after = next < end ? call.tile(next) : nullptr;
+    return {call.tile(tile), after, call.tile_bytes(), lead, tiles, fetches, tile == begin};
 }
 
 // What the i-th of so many blocks of rows fetches. One block alone lets the weights stream by. Of
@@ -93,13 +101,16 @@ inline Ahead ahead_of(const Reading& reading, int blocks, int i) {
     const int streaming = blocks == 1 || reading.is_first ? 1 : 0, shares = blocks - streaming;
     const ptrdiff_t step = (reading.bytes + reading.fetches - 1) / reading.fetches;
     if (i < streaming) {
-        return {static_cast<const int8_t*>(reading.now) + STREAM_AHEAD, step};
+        const ptrdiff_t ahead = STREAM_AHEAD + reading.lead;
+        const ptrdiff_t turn = (reading.bytes - ahead) / step;
+        return {static_cast<const int8_t*>(reading.now) + ahead, step, turn,
+                (reading.tiles - 1) * reading.bytes};
     }
     if (!reading.next) {
-        return {static_cast<const int8_t*>(reading.now), 0};
+        return {static_cast<const int8_t*>(reading.now), 0, 0, 0};
     }
     return {static_cast<const int8_t*>(reading.next) + reading.bytes / shares * (i - streaming),
-            (step + shares - 1) / shares};
+            (step + shares - 1) / shares, 0, 0};
 }
 
 // Calls block(first row, their number as a constant, what to fetch) for blocks of at most MOST rows.

@@ -95,7 +95,7 @@ template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
         const ptrdiff_t tile_bytes = w.tile_bytes(), stride = x.stride;
         const uint8_t* from = w.tile(tile) + ptrdiff_t(first) * INPUT;
         const float* rows = x.x + row * stride + first;
-        const Ahead on = {ahead.at + first / STEP * ahead.step, ahead.step};
+        const Ahead on = ahead.from(first / STEP);
         f32x16 total[RUNS][ROWS][TILES];
 #pragma GCC unroll 16
         for (int run = 0; run < RUNS; ++run) {

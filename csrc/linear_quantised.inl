@@ -1,5 +1,6 @@
 // The linear of quantised weights and quantised activations, for every block format. Tiles are
-// unpacked a chunk at a time and met by all rows. Each element is one fixed program: per group of 16
+// unpacked a chunk at a time and met by all rows; what few rows meet is unpacked in registers, code by
+// code, which saves a way through memory. Each element is one fixed program: per group of 16
 // or 32 inputs, in ascending order, a fused multiply-add of the exact integer sum with the product of
 // both scales, then, where the format has minima, one of the minimum with the inputs' scaled sum.
 namespace paceline {
@@ -23,13 +24,11 @@ struct Meeting {
     int fetches;       // per stretch and tile
 };
 
-template <int TILES, int GROUPS>
-ALWAYS_INLINE void fetch_group(const Meeting& m, int group, Ahead ahead) {
-    if (group % GROUPS == 0) {
-        for (int f = 0; f < m.fetches; ++f) {
-            for (int t = 0; t < TILES; ++t) {
-                ahead.fetch(group / GROUPS * m.fetches + f, t * m.tile_bytes);
-            }
+template <int TILES> ALWAYS_INLINE void fetch_for(const Meeting& m, int stretch, Ahead ahead) {
+    const int8_t* at = ahead.place(stretch * m.fetches);
+    for (int f = 0; f < m.fetches; ++f, at += ahead.step) {
+        for (int t = 0; t < TILES; ++t) {
+            __builtin_prefetch(at + t * m.tile_bytes);
         }
     }
 }
@@ -42,55 +41,59 @@ ALWAYS_INLINE f32x16 scaled(i32x16 total, const TileChunk& tile, int group, floa
     return MINIMUM ? fma(load(tile.minimum[group]), splat(sum), y) : y;
 }
 
-// A group of inputs as all rows have it: `group` is counted through a row, COUNT quads each.
-template <int COUNT> struct Group {
-    static constexpr int GROUPS = QUADS / COUNT;  // of a stretch
+// The PART-th group of a stretch's inputs, COUNT quads, as all rows have it.
+template <int COUNT, int PART> struct Group {
+    static constexpr bool WHOLE = COUNT == QUADS;
     const QuantStretch* rows;
-    int half;
 
-    Group(const QuantRows& x, int group, int row)
-        : rows(x.at(group / GROUPS, row)), half(group % GROUPS) {}
-
-    const int8_t* a() const { return rows->q + half * COUNT * QUAD; }
-    const int32_t* start() const { return GROUPS == 1 ? &rows->start : rows->half_start + half; }
+    const int8_t* a() const { return rows->q + PART * COUNT * QUAD; }
+    const int32_t* start() const { return WHOLE ? &rows->start : rows->half_start + PART; }
     float scale(int row) const { return rows[row].scale; }
-    float sum(int row) const { return GROUPS == 1 ? rows[row].sum : rows[row].half_sum[half]; }
+    float sum(int row) const { return WHOLE ? rows[row].sum : rows[row].half_sum[PART]; }
 };
 
-// Adds what ROWS rows from `row` on make of the stretches to y[row][tile].
-template <int ROWS, int TILES, bool MINIMUM, bool SIGNED, int COUNT>
-inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
-    constexpr int GROUPS = QUADS / COUNT;
-    for (int i = 0; i < m.count * GROUPS; ++i) {
-        const int group = m.first * GROUPS + i;
-        fetch_group<TILES, GROUPS>(m, group, ahead);
-        const Group<COUNT> inputs(x, group, row);
-        Quads quads;
-        for (int t = 0; t < TILES; ++t) {
-            quads.codes[t] = m.tiles[t].codes + i * COUNT * TILE_QUAD;
-        }
-        quads.a = inputs.a();
-        quads.start = inputs.start();
-        i32x16 total[ROWS * TILES];
-        exact<ROWS, TILES, SIGNED, COUNT>(quads, total);
+// Adds what ROWS rows make of the PART-th group of the i-th stretch, and of those that follow.
+template <int ROWS, int TILES, typename Codes, int PART = 0>
+ALWAYS_INLINE void meet_groups(const QuantStretch* rows, const Meeting& m, int i, f32x16* y) {
+    constexpr int GROUPS = QUADS / Codes::COUNT;
+    const Group<Codes::COUNT, PART> inputs{rows};
+    Quads quads;
+    for (int t = 0; t < TILES; ++t) {
+        quads.codes[t] = m.tiles[t].codes + i * Codes::STRETCH_SIZE;
+    }
+    quads.a = inputs.a();
+    quads.start = inputs.start();
+    i32x16 total[ROWS * TILES];
+    exact<ROWS, TILES, Codes, PART>(quads, total);
 #pragma GCC unroll 2
-        for (int t = 0; t < TILES; ++t) {
+    for (int t = 0; t < TILES; ++t) {
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) {
-                f32x16& sum_of = y[r * TILES + t];
-                sum_of = scaled<MINIMUM>(total[r * TILES + t], m.tiles[t], i, inputs.scale(r),
-                                         inputs.sum(r), sum_of);
-            }
+        for (int r = 0; r < ROWS; ++r) {
+            f32x16& sum_of = y[r * TILES + t];
+            sum_of = scaled<Codes::MINIMUM>(total[r * TILES + t], m.tiles[t], i * GROUPS + PART,
+                                            inputs.scale(r), inputs.sum(r), sum_of);
         }
+    }
+    if constexpr (PART + 1 < GROUPS) {
+        meet_groups<ROWS, TILES, Codes, PART + 1>(rows, m, i, y);
+    }
+}
+
+// Adds what ROWS rows from `row` on make of the stretches to y[row][tile].
+template <int ROWS, int TILES, typename Codes>
+inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
+    for (int i = 0; i < m.count; ++i) {
+        fetch_for<TILES>(m, m.first + i, ahead);
+        meet_groups<ROWS, TILES, Codes>(x.at(m.first + i, row), m, i, y);
     }
 }
 
 constexpr int SLAB_ROWS = 64;    // whose sums are kept between chunks
 constexpr int KEPT_SUMS = 12;    // that stay in registers during a chunk
-constexpr int FEW_ROWS = 3;      // whose tiles stream by one at a time
+constexpr int FEW_ROWS = 1;      // whose tiles stream by one at a time
 
 // As `meet`, with the sums in memory between chunks.
-template <int ROWS, int TILES, bool MINIMUM, bool SIGNED, int COUNT>
+template <int ROWS, int TILES, typename Codes>
 inline void meet_chunk(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
     if constexpr (ROWS * TILES <= KEPT_SUMS) {
         f32x16 kept[ROWS * TILES];
@@ -98,45 +101,54 @@ inline void meet_chunk(const QuantRows& x, int row, const Meeting& m, Ahead ahea
         for (int i = 0; i < ROWS * TILES; ++i) {
             kept[i] = y[i];
         }
-        meet<ROWS, TILES, MINIMUM, SIGNED, COUNT>(x, row, m, ahead, kept);
+        meet<ROWS, TILES, Codes>(x, row, m, ahead, kept);
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS * TILES; ++i) {
             y[i] = kept[i];
         }
     } else {
-        meet<ROWS, TILES, MINIMUM, SIGNED, COUNT>(x, row, m, ahead, y);
+        meet<ROWS, TILES, Codes>(x, row, m, ahead, y);
     }
 }
 
 #if defined(__AMX_INT8__)
-// As `meet`, of sixteen rows.
-template <int TILES, bool MINIMUM, bool SIGNED, int COUNT>
-inline void meet_amx(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
-    constexpr int GROUPS = QUADS / COUNT;
-    alignas(64) i32x16 total[2][TILES][AMX_ROWS];  // of two groups, so that they can overlap
-    for (int i = 0; i < m.count * GROUPS; ++i) {
-        const int group = m.first * GROUPS + i;
-        fetch_group<TILES, GROUPS>(m, group, ahead);
-        const Group<COUNT> inputs(x, group, row);
-        const uint8_t* codes[TILES];
+// As `meet_groups`, of sixteen rows and codes that are bytes.
+template <int TILES, typename Codes, int PART = 0>
+ALWAYS_INLINE void meet_groups_amx(const QuantStretch* rows, const Meeting& m, int i,
+                                   i32x16 (*total)[TILES][AMX_ROWS], f32x16* y) {
+    constexpr int GROUPS = QUADS / Codes::COUNT;
+    const int group = i * GROUPS + PART;
+    const Group<Codes::COUNT, PART> inputs{rows};
+    const uint8_t* codes[TILES];
+    for (int t = 0; t < TILES; ++t) {
+        codes[t] = m.tiles[t].codes + group * Codes::COUNT * TILE_QUAD;
+    }
+    amx_products<TILES>(codes, inputs.a(), total[group % 2]);
+    for (int r = 0; r < AMX_ROWS; ++r) {
+        const i32x16 start = splat_i32(Codes::SIGNED ? inputs.start()[r * ROW_INTS] : 0);
         for (int t = 0; t < TILES; ++t) {
-            codes[t] = m.tiles[t].codes + i * COUNT * TILE_QUAD;
+            f32x16& sum_of = y[r * TILES + t];
+            sum_of = scaled<Codes::MINIMUM>(total[group % 2][t][r] + start, m.tiles[t], group,
+                                            inputs.scale(r), inputs.sum(r), sum_of);
         }
-        amx_products<TILES>(codes, inputs.a(), total[i % 2]);
-        for (int r = 0; r < AMX_ROWS; ++r) {
-            const i32x16 start = splat_i32(SIGNED ? inputs.start()[r * ROW_INTS] : 0);
-            for (int t = 0; t < TILES; ++t) {
-                f32x16& sum_of = y[r * TILES + t];
-                sum_of = scaled<MINIMUM>(total[i % 2][t][r] + start, m.tiles[t], i,
-                                         inputs.scale(r), inputs.sum(r), sum_of);
-            }
-        }
+    }
+    if constexpr (PART + 1 < GROUPS) {
+        meet_groups_amx<TILES, Codes, PART + 1>(rows, m, i, total, y);
+    }
+}
+
+template <int TILES, typename Codes>
+inline void meet_amx(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
+    alignas(64) i32x16 total[2][TILES][AMX_ROWS];  // of two groups, so that they can overlap
+    for (int i = 0; i < m.count; ++i) {
+        fetch_for<TILES>(m, m.first + i, ahead);
+        meet_groups_amx<TILES, Codes>(x.at(m.first + i, row), m, i, total, y);
     }
 }
 #endif
 
-template <bool MINIMUM, bool SIGNED, int COUNT>
-void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
+// Of packed Codes, whose rows are at most MAX_ROWS, or of bytes, into which others are unpacked.
+template <typename Codes> void linear_as(const QuantisedCall& call, int tile_begin, int tile_end) {
     const QuantRows& x = call.x;
     const BlockSizes& sizes = call.sizes;
     const int stretch_bytes = static_cast<int>(sizes.tile / size_t(sizes.stretches));
@@ -145,8 +157,8 @@ void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
     alignas(64) f32x16 y[SLAB_ROWS * MAX_TILES];
     each_tile<MAX_TILES>(tile_begin, tile_end, x.rows > FEW_ROWS, [&](int tile, auto tiles) {
         constexpr int TILES = tiles();
-        const Reading reading =
-            reading_of(call, tile, TILES, tile_begin, tile_end, sizes.stretches * fetches);
+        const Reading reading = reading_of(call, tile, TILES, tile_begin, tile_end,
+                                           sizes.stretches * fetches, ptrdiff_t(sizes.scales));
         for (int begin = 0; begin < x.rows; begin += SLAB_ROWS) {
             const int end = x.rows - begin < SLAB_ROWS ? x.rows : begin + SLAB_ROWS;
             for (int i = 0; i < (end - begin) * TILES; ++i) {
@@ -155,7 +167,11 @@ void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
             for (int first = 0; first < sizes.stretches; first += CHUNK) {
                 const int rest = sizes.stretches - first, count = rest < CHUNK ? rest : CHUNK;
                 for (int t = 0; t < TILES; ++t) {
-                    unpack_chunk(call.w, sizes, tile + t, first, count, chunk[t]);
+                    chunk[t].codes = chunk_codes(call.w, sizes, tile + t, first);
+                    unpack_scales(call.w, sizes, tile + t, first, count, chunk[t]);
+                    if (Codes::BITS == 8) {
+                        unpack_codes(call.w.type, count, chunk[t]);
+                    }
                     if (x.rows > MAX_ROWS) {
                         bring_near(chunk[t], count);
                     }
@@ -163,19 +179,18 @@ void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
                 const Meeting m = {chunk, call.tile_bytes(), first, count, fetches};
                 int row = begin;
 #if defined(__AMX_INT8__)
-                if (end - begin >= AMX_ROWS) {
-                    const AmxRegisters registers(COUNT);
+                if (Codes::BITS == 8 && end - begin >= LEAST_AMX_ROWS) {
+                    const AmxRegisters registers(Codes::COUNT);
                     for (; end - row >= AMX_ROWS; row += AMX_ROWS) {
                         const Ahead ahead = ahead_of(reading, (end - begin) / AMX_ROWS,
                                                      (row - begin) / AMX_ROWS);
-                        meet_amx<TILES, MINIMUM, SIGNED, COUNT>(x, row, m, ahead,
-                                                                y + (row - begin) * TILES);
+                        meet_amx<TILES, Codes>(x, row, m, ahead, y + (row - begin) * TILES);
                     }
                 }
 #endif
                 each_block<MAX_ROWS>(row, end, reading, [&](int row, auto rows, Ahead ahead) {
-                    meet_chunk<rows(), TILES, MINIMUM, SIGNED, COUNT>(
-                        x, row, m, ahead, y + (row - begin) * TILES);
+                    meet_chunk<rows(), TILES, Codes>(x, row, m, ahead,
+                                                      y + (row - begin) * TILES);
                 });
             }
             for (int row = begin; row < end; ++row) {
@@ -190,18 +205,16 @@ void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
 
 void linear_blocks(const QuantRows& x, const BlockWeights& w, const LinearOut& out, int tile_begin,
                    int tile_end) {
-    const BlockShape& shape = shape_of(w.type);
-    const QuantisedCall call = {x, w, out, BlockSizes(shape, w.k)};
-    constexpr int HALF = QUADS / 2;
-    if (shape.minimum && shape.is_signed()) {
-        linear_of_kind<true, true, QUADS>(call, tile_begin, tile_end);
-    } else if (shape.minimum) {
-        shape.group == STRETCH ? linear_of_kind<true, false, QUADS>(call, tile_begin, tile_end)
-                               : linear_of_kind<true, false, HALF>(call, tile_begin, tile_end);
-    } else {
-        shape.group == STRETCH ? linear_of_kind<false, true, QUADS>(call, tile_begin, tile_end)
-                               : linear_of_kind<false, true, HALF>(call, tile_begin, tile_end);
-    }
+    const QuantisedCall call = {x, w, out, BlockSizes(shape_of(w.type), w.k)};
+    with_codes(w.type, [&](auto codes) {
+        using Codes = decltype(codes);
+        if constexpr (MEETS_PACKED) {
+            if (x.rows <= MAX_ROWS) {
+                return linear_as<Codes>(call, tile_begin, tile_end);
+            }
+        }
+        linear_as<typename Codes::AsBytes>(call, tile_begin, tile_end);
+    });
 }
 
 }  // namespace

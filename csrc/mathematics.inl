@@ -1,5 +1,6 @@
-// exp, tanh and erf of 16 lanes, each within 2 ulp of the exact value over all of float32, on every
-// level. Pure functions of the lane: no branch looks at another one. NaN gives NaN.
+// exp, tanh, erf and softplus of 16 lanes, within 2 ulp of the exact value over all of float32,
+// softplus within 3, on every level. Pure functions of the lane: no branch looks at another one. NaN
+// gives NaN.
 //
 // The coefficients are minimax fits of the relative error of the whole function, found with the
 // Remez exchange at 40 digits on a grid of 1500 points and then rounded to float32.
@@ -72,6 +73,20 @@ inline f32x16 erf(f32x16 x) {
     const f32x16 large = splat(1.0f) - exp(q);
     const f32x16 signed_large = select(less(x, zero()), zero() - large, large);
     return select(less(size, splat(0.8125f)), small, signed_large);
+}
+
+// ln(1 + e^x) = max(x, 0) + ln(1 + u) with u = e^-|x|; ln(1 + u) = 2 atanh(s) with s = u / (2 + u).
+inline f32x16 softplus(f32x16 x) {
+    const f32x16 u = exp(zero() - abs(x));
+    const f32x16 s = u / (splat(2.0f) + u), z = s * s;
+    // (atanh s - s) / s^3 in z = s^2 up to 1 / 9, relative error of atanh s 7.2e-10
+    f32x16 p = splat(0x1.f1aee0p-4f);
+    p = fma(p, z, splat(0x1.b6d6a4p-4f));
+    p = fma(p, z, splat(0x1.250976p-3f));
+    p = fma(p, z, splat(0x1.9996a8p-3f));
+    p = fma(p, z, splat(0x1.555558p-2f));
+    const f32x16 twice = s + s;
+    return max(zero(), x) + fma(twice * z, p, twice);
 }
 
 }  // namespace

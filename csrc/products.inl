@@ -1,15 +1,16 @@
 // Exact products of 8-bit activations with the codes of unpacked tiles: the only part of the
 // quantised linear that knows the instruction set.
 //
-// `exact<ROWS, TILES, SIGNED, COUNT>` makes the sums over COUNT quads of inputs of ROWS rows with
-// TILES tiles: total[row * TILES + tile]. SIGNED codes are bytes that stand for CODE_ZERO less, the
-// others for themselves and are at most 31. Integers make a sum independent of its order.
+// `exact<ROWS, TILES, Codes, PART>` makes the sums over the PART-th quads of a stretch's inputs that
+// share a scale, of ROWS rows with TILES tiles: total[row * TILES + tile]. Signed codes are bytes that stand for CODE_ZERO less,
+// the others for themselves and are at most 31. Integers make a sum independent of its order. Where
+// MEETS_PACKED, codes may be packed still.
 namespace paceline {
 namespace {
 
 struct Quads {
-    const uint8_t* codes[2];  // of each tile, [quads, 16, 4]
-    const int8_t* a;          // the first row's inputs
+    const uint8_t* codes[2];  // of each tile's stretch, [8 quads, 16, 4] or packed
+    const int8_t* a;          // the first row's inputs, of the PART-th group
     const int32_t* start;     // its -CODE_ZERO * sum of these inputs
 };
 // From each row's to the next one's.
@@ -19,6 +20,8 @@ constexpr int ROW_BYTES = sizeof(QuantStretch), ROW_INTS = ROW_BYTES / sizeof(in
 // The instruction wants one unsigned operand: the codes. What signed ones are too large by is where
 // a row's sum starts from.
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
+
+constexpr bool MEETS_PACKED = true;
 
 // Adds the products of the unsigned bytes of w and the signed ones of a. Assembly, since gcc copies
 // the accumulators of the intrinsics and runs out of registers.
@@ -52,31 +55,40 @@ ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
 }
 #endif
 
-template <int ROWS, int TILES, bool SIGNED, int COUNT>
-ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 16
-        for (int t = 0; t < TILES; ++t) {
-            total[r * TILES + t] = splat_i32(SIGNED ? p.start[r * ROW_INTS] : 0);
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < COUNT; ++i) {
+// Adds the products with quads J, J + STEP and so on; the codes of these may lie in the same bytes.
+template <int ROWS, int TILES, typename Codes, int PART, int STEP, int J>
+ALWAYS_INLINE void add_quads(const Quads& p, i32x16* total) {
+    if constexpr (J < Codes::COUNT) {
         i32x16 w[TILES];
 #pragma GCC unroll 16
         for (int t = 0; t < TILES; ++t) {
-            w[t] = load_bytes(p.codes[t] + i * TILE_QUAD);
+            w[t] = Codes::template quad<PART * Codes::COUNT + J>(p.codes[t]);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const i32x16 a = splat_i32(load_quad(p.a + r * ROW_BYTES + i * QUAD));
+            const i32x16 a = splat_i32(load_quad(p.a + r * ROW_BYTES + J * QUAD));
 #pragma GCC unroll 16
             for (int t = 0; t < TILES; ++t) {
                 add_products(total[r * TILES + t], w[t], a);
             }
         }
+        add_quads<ROWS, TILES, Codes, PART, STEP, J + STEP>(p, total);
     }
+}
+
+template <int ROWS, int TILES, typename Codes, int PART>
+ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            total[r * TILES + t] = splat_i32(Codes::SIGNED ? p.start[r * ROW_INTS] : 0);
+        }
+    }
+    add_quads<ROWS, TILES, Codes, PART, 4, 0>(p, total);
+    add_quads<ROWS, TILES, Codes, PART, 4, 1>(p, total);
+    add_quads<ROWS, TILES, Codes, PART, 4, 2>(p, total);
+    add_quads<ROWS, TILES, Codes, PART, 4, 3>(p, total);
 }
 
 // --- AVX2 ---------------------------------------------------------------------------------------
@@ -85,6 +97,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
 // Of the others four quads fit: 8 * 31 * 127.
 #elif defined(__AVX2__)
 
+constexpr bool MEETS_PACKED = false;
 constexpr int MAX_ROWS = 4;  // 8 rows of half a tile load twice the inputs and are slower
 constexpr int MAX_TILES = 1;
 
@@ -140,13 +153,14 @@ template <> struct PairSums<0> {
     void get(i32x16*) const {}
 };
 
-template <int ROWS, int TILES, bool SIGNED, int COUNT>
+template <int ROWS, int TILES, typename Codes, int PART>
 ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
     static_assert(TILES == 1, "registers for one tile");
-    if constexpr (SIGNED) {
+    const uint8_t* codes = p.codes[0] + PART * Codes::COUNT * TILE_QUAD;
+    if constexpr (Codes::SIGNED) {
         SignedSums<ROWS> sums;
-        for (int i = 0; i < COUNT; ++i) {
-            const i32x16 w = add_bytes(load_bytes(p.codes[0] + i * TILE_QUAD), bytes_of(CODE_ZERO));
+        for (int i = 0; i < Codes::COUNT; ++i) {
+            const i32x16 w = add_bytes(load_bytes(codes + i * TILE_QUAD), bytes_of(CODE_ZERO));
             const i32x16 size = {_mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)};
             sums.add(size, w, p.a + i * QUAD);
         }
@@ -155,11 +169,11 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
         for (int r = 0; r < ROWS; ++r) {
             total[r] = splat_i32(0);
         }
-        for (int begin = 0; begin < COUNT; begin += 4) {
+        for (int begin = 0; begin < Codes::COUNT; begin += 4) {
             PairSums<ROWS> sums;
 #pragma GCC unroll 4
             for (int i = begin; i < begin + 4; ++i) {
-                sums.add(load_bytes(p.codes[0] + i * TILE_QUAD), p.a + i * QUAD);
+                sums.add(load_bytes(codes + i * TILE_QUAD), p.a + i * QUAD);
             }
             sums.get(total);
         }
@@ -171,6 +185,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
 // for one, and then warns of the array's bounds.
 #else
 
+constexpr bool MEETS_PACKED = false;
 constexpr int MAX_TILES = 1;
 
 #if defined(__SSE2__) && !defined(PACELINE_PLAIN)
@@ -273,14 +288,15 @@ template <int ROWS> struct Sums {
 };
 #endif
 
-template <int ROWS, int TILES, bool SIGNED, int COUNT>
+template <int ROWS, int TILES, typename Codes, int PART>
 ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
     static_assert(TILES == 1, "registers for one tile");
+    const uint8_t* codes = p.codes[0] + PART * Codes::COUNT * TILE_QUAD;
     Sums<ROWS> sums;
     sums.clear();
-    for (int i = 0; i < COUNT; ++i) {
-        const i32x16 w = load_bytes(p.codes[0] + i * TILE_QUAD);
-        sums.add(SIGNED ? add_bytes(w, bytes_of(CODE_ZERO)) : w, p.a + i * QUAD);
+    for (int i = 0; i < Codes::COUNT; ++i) {
+        const i32x16 w = load_bytes(codes + i * TILE_QUAD);
+        sums.add(Codes::SIGNED ? add_bytes(w, bytes_of(CODE_ZERO)) : w, p.a + i * QUAD);
     }
     for (int r = 0; r < ROWS; ++r) {
         total[r] = sums.rows[r].get();

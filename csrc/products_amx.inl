@@ -4,8 +4,9 @@
 namespace paceline {
 namespace {
 
-constexpr int AMX_ROWS = 16;   // of a register
-constexpr int AMX_BYTES = 64;  // of a full register's row
+constexpr int AMX_ROWS = 16;                  // of a register
+constexpr int AMX_BYTES = 64;                 // of a full register's row
+constexpr int LEAST_AMX_ROWS = 2 * AMX_ROWS;  // fewer are faster without
 
 // Of a register's contents, as the processor reads it.
 struct AmxShapes {

@@ -232,6 +232,12 @@ void vector_erf(const float* x, int n, float* y) {
     }
 }
 
+void vector_softplus(const float* x, int n, float* y) {
+    for (int at = 0; at < n; at += LANES) {
+        store_part(y + at, softplus(load_part(x + at, n - at)), n - at);
+    }
+}
+
 // --- rotary embedding and the cache -------------------------------------------------------------
 
 // y = x cos + swapped(x) sin, where swapped exchanges the halves of the first `width` of `dim`

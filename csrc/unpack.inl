@@ -8,10 +8,10 @@ constexpr int QUADS = STRETCH / QUAD;          // of a stretch
 constexpr int TILE_QUAD = TILE * QUAD;         // bytes of one quad of inputs of a tile
 constexpr int STRETCH_BYTES = STRETCH * TILE;  // of a tile's codes, one byte each
 
-// One chunk of a tile. Codes are bytes, [stretches, 8 quads, 16 outputs, 4]: the integer itself, or
-// CODE_ZERO more than it where it has a sign.
+// One chunk of a tile. Unpacked codes are bytes, [stretches, 8 quads, 16 outputs, 4]: the integer
+// itself, or CODE_ZERO more than it where it has a sign.
 struct TileChunk {
-    const uint8_t* codes;  // where they are: in `bytes`, or in the weights if they are bytes already
+    const uint8_t* codes;  // where they are: in `bytes`, or in the weights
     alignas(64) uint8_t bytes[CHUNK * STRETCH_BYTES];
     alignas(64) float scale[2 * CHUNK][TILE];    // of each group of 16 or 32 inputs
     alignas(64) float minimum[2 * CHUNK][TILE];  // added to each weight of the group
@@ -35,7 +35,9 @@ template <int N> inline i32x16 shifted(i32x16 a) {  // to the left; to the right
 
 // The codes of quad J of a stretch.
 template <int BITS, int J> inline i32x16 codes_of_quad(const uint8_t* from) {
-    if constexpr (BITS == 4) {
+    if constexpr (BITS == 8) {
+        return load_bytes(from + J * TILE_QUAD);
+    } else if constexpr (BITS == 4) {
         return shifted<J < 4 ? 0 : -4>(load_bytes(from + J % 4 * 64)) & bytes_of(15);
     } else if constexpr (BITS == 2) {
         return shifted<-2 * (J % 4)>(load_bytes(from + J / 4 * 64)) & bytes_of(3);
@@ -46,76 +48,91 @@ template <int BITS, int J> inline i32x16 codes_of_quad(const uint8_t* from) {
         const i32x16 high = shifted<4 - J>(load_bytes(from + 256)) & bytes_of(16);
         return codes_of_quad<4, J>(from) | high;
     } else {
-        static_assert(BITS == 6, "codes of other sizes need no unpacking");
+        static_assert(BITS == 6, "no format has codes of other sizes");
         const i32x16 high = load_bytes(from + 256 + J / 4 * 64);
         return codes_of_quad<4, J>(from) | (shifted<4 - 2 * (J % 4)>(high) & bytes_of(48));
     }
 }
 
-template <int BITS, int J = 0, typename Map>
-inline void unpack_stretch(const uint8_t* from, uint8_t* to, const Map& map) {
-    if constexpr (J < QUADS) {
-        const i32x16 codes = map(codes_of_quad<BITS, J>(from));
-        store_i32(reinterpret_cast<int32_t*>(to + J * TILE_QUAD), codes);
-        unpack_stretch<BITS, J + 1>(from, to, map);
-    }
-}
-
-template <int BITS, typename Map>
-inline void unpack_codes(const uint8_t* from, int count, TileChunk& to, const Map& map) {
-    constexpr int BYTES = STRETCH_BYTES * BITS / 8;
-    for (int i = 0; i < count; ++i) {
-        unpack_stretch<BITS>(from + i * BYTES, to.bytes + i * STRETCH_BYTES, map);
-    }
-    to.codes = to.bytes;
-}
-
 struct AsTheyAre {
-    i32x16 operator()(i32x16 codes) const { return codes; }
+    static i32x16 of(i32x16 codes) { return codes; }
 };
-struct Shifted {  // codes of integers from -zero on
-    int zero;
-    i32x16 operator()(i32x16 codes) const { return add_bytes(codes, bytes_of(CODE_ZERO - zero)); }
+template <int ZERO> struct Shifted {  // codes of integers from -ZERO on
+    static i32x16 of(i32x16 codes) { return add_bytes(codes, bytes_of(CODE_ZERO - ZERO)); }
 };
-struct LookedUp {
-    const uint8_t* table;
-    i32x16 operator()(i32x16 codes) const { return look_up(table, codes); }
+template <const uint8_t (&TABLE)[16]> struct LookedUp {
+    static i32x16 of(i32x16 codes) { return look_up(TABLE, codes); }
 };
 
-inline void unpack_codes_of(BlockType type, const uint8_t* from, int count, TileChunk& to) {
+// What a format's codes are, and how they become bytes.
+template <int BITS_, typename Map, bool MINIMUM_, int GROUP, bool SIGNED_ = !MINIMUM_>
+struct Codes {
+    static constexpr int BITS = BITS_, COUNT = GROUP / QUAD;  // quads that share a scale
+    static constexpr int STRETCH_SIZE = STRETCH_BYTES * BITS / 8;
+    static constexpr bool MINIMUM = MINIMUM_, SIGNED = SIGNED_;
+    using AsBytes = Codes<8, AsTheyAre, MINIMUM, GROUP, SIGNED>;
+
+    template <int J> static ALWAYS_INLINE i32x16 quad(const uint8_t* from) {
+        return Map::of(codes_of_quad<BITS, J>(from));
+    }
+    template <int J = 0> static void unpack_stretch(const uint8_t* from, uint8_t* to) {
+        if constexpr (J < QUADS) {
+            store_i32(reinterpret_cast<int32_t*>(to + J * TILE_QUAD), quad<J>(from));
+            unpack_stretch<J + 1>(from, to);
+        }
+    }
+};
+
+// Calls f with the Codes of a format.
+template <typename F> inline void with_codes(BlockType type, const F& f) {
+    constexpr int HALF = STRETCH / 2;
     switch (type) {
         case BlockType::q8_0:
-        case BlockType::z8:
-        case BlockType::z8_128:
         case BlockType::c8:
         case BlockType::c8_128:
-            to.codes = from;
-            return;
+            return f(Codes<8, AsTheyAre, false, STRETCH>());
+        case BlockType::z8:
+        case BlockType::z8_128:
+            return f(Codes<8, AsTheyAre, true, STRETCH, true>());
         case BlockType::q4_0:
-            return unpack_codes<4>(from, count, to, Shifted{8});
+            return f(Codes<4, Shifted<8>, false, STRETCH>());
         case BlockType::q5_0:
-            return unpack_codes<5>(from, count, to, Shifted{16});
+            return f(Codes<5, Shifted<16>, false, STRETCH>());
         case BlockType::q3_k:
-            return unpack_codes<3>(from, count, to, Shifted{4});
+            return f(Codes<3, Shifted<4>, false, HALF>());
         case BlockType::q6_k:
-            return unpack_codes<6>(from, count, to, Shifted{32});
+            return f(Codes<6, Shifted<32>, false, HALF>());
         case BlockType::iq4_nl:
         case BlockType::iq4_xs:
-            return unpack_codes<4>(from, count, to, LookedUp{IQ4_TABLE});
+            return f(Codes<4, LookedUp<IQ4_TABLE>, false, STRETCH>());
         case BlockType::mxfp4:
+            return f(Codes<4, LookedUp<FP4_TABLE>, false, STRETCH>());
         case BlockType::f4_16:
-            return unpack_codes<4>(from, count, to, LookedUp{FP4_TABLE});
+            return f(Codes<4, LookedUp<FP4_TABLE>, false, HALF>());
         case BlockType::q2_k:
-            return unpack_codes<2>(from, count, to, AsTheyAre{});
+            return f(Codes<2, AsTheyAre, true, HALF>());
         case BlockType::q4_1:
         case BlockType::q4_k:
         case BlockType::z4:
         case BlockType::z4_128:
-            return unpack_codes<4>(from, count, to, AsTheyAre{});
+            return f(Codes<4, AsTheyAre, true, STRETCH>());
         case BlockType::q5_1:
         case BlockType::q5_k:
-            return unpack_codes<5>(from, count, to, AsTheyAre{});
+            return f(Codes<5, AsTheyAre, true, STRETCH>());
     }
+}
+
+// Of a chunk that has its codes in the weights.
+inline void unpack_codes(BlockType type, int count, TileChunk& chunk) {
+    with_codes(type, [&](auto codes) {
+        if (codes.BITS < 8) {
+            for (int i = 0; i < count; ++i) {
+                codes.unpack_stretch(chunk.codes + i * codes.STRETCH_SIZE,
+                                     chunk.bytes + i * STRETCH_BYTES);
+            }
+            chunk.codes = chunk.bytes;
+        }
+    });
 }
 
 inline f32x16 load_halves(const uint8_t* p) {
@@ -128,23 +145,23 @@ inline f32x16 load_floats(const uint8_t* p) {
     std::memcpy(floats, p, sizeof floats);
     return load(floats);
 }
-// Half of 2^(e - 127), which for the smallest two is a subnormal number.
+// Half of 2^(e - 127): for e < 2 a subnormal number, where the other formula makes -infinity or 0.
 inline f32x16 load_halved_powers(const uint8_t* p) {
-    int32_t bits[TILE];
-    for (int i = 0; i < TILE; ++i) {
-        bits[i] = p[i] < 2 ? 0x00200000 << p[i] : static_cast<int32_t>(uint32_t(p[i] - 1) << 23);
-    }
-    return as_float(load_i32(bits));
+    const i32x16 e = load_u8(p), one = splat_i32(1);
+    const i32x16 subnormal = splat_i32(0x00200000) + shift_left<21>(e & one);
+    return max(as_float(shift_left<23>(e - one)), as_float(subnormal));
 }
 
-// The scales of the units that hold stretches first..first + count - 1, which begin a unit.
-inline void unpack_scales(BlockType type, const uint8_t* scales, int first, int count, TileChunk& to) {
-    const BlockShape& shape = shape_of(type);
+// The scales of stretches first..first + count - 1, at most CHUNK; `first` is a multiple of it.
+inline void unpack_scales(const BlockWeights& w, const BlockSizes& sizes, int tile, int first,
+                          int count, TileChunk& to) {
+    const BlockShape& shape = shape_of(w.type);
+    const uint8_t* scales = w.data + size_t(tile) * sizes.tile;
     const int in_unit = shape.unit / STRETCH, groups = STRETCH / shape.group;
     for (int i = 0; i < count; i += in_unit) {
         const uint8_t* at = scales + size_t((first + i) / in_unit) * shape.scale_bytes;
         const int end = i + in_unit < count ? i + in_unit : count;
-        switch (type) {
+        switch (w.type) {
             case BlockType::q8_0:
             case BlockType::q4_0:
             case BlockType::q5_0:
@@ -166,7 +183,7 @@ inline void unpack_scales(BlockType type, const uint8_t* scales, int first, int 
                 at += 4 * TILE;
                 for (int group = i * groups; group < end * groups; ++group, at += TILE) {
                     const i32x16 both = load_u8(at);  // q2_k: a nibble each
-                    const bool nibbles = type == BlockType::q2_k;
+                    const bool nibbles = w.type == BlockType::q2_k;
                     const i32x16 scale = nibbles ? both & splat_i32(15) : both;
                     const i32x16 minimum =
                         nibbles ? shift_right<4>(both) : load_u8(at + TILE);
@@ -213,13 +230,10 @@ inline void unpack_scales(BlockType type, const uint8_t* scales, int first, int 
     }
 }
 
-// Stretches first..first + count - 1 of a tile, at most CHUNK, `first` a multiple of that.
-inline void unpack_chunk(const BlockWeights& w, const BlockSizes& sizes, int tile, int first,
-                         int count, TileChunk& to) {
-    const uint8_t* at = w.data + size_t(tile) * sizes.tile;
-    unpack_scales(w.type, at, first, count, to);
-    const uint8_t* codes = at + sizes.scales + size_t(first) * shape_of(w.type).code_bytes();
-    unpack_codes_of(w.type, codes, count, to);
+// Where the weights have the codes of stretch `first` of a tile.
+inline const uint8_t* chunk_codes(const BlockWeights& w, const BlockSizes& sizes, int tile, int first) {
+    return w.data + size_t(tile) * sizes.tile + sizes.scales +
+           size_t(first) * shape_of(w.type).code_bytes();
 }
 
 // Bytes that lie in the weights, for rows that meet them several times: nearer, and in one run.
@@ -239,7 +253,9 @@ void gather_blocks(const BlockWeights& w, int output, float multiplier, float* y
     TileChunk chunk;
     for (int first = 0; first < sizes.stretches; first += CHUNK) {
         const int count = sizes.stretches - first < CHUNK ? sizes.stretches - first : CHUNK;
-        unpack_chunk(w, sizes, output / TILE, first, count, chunk);
+        chunk.codes = chunk_codes(w, sizes, output / TILE, first);
+        unpack_scales(w, sizes, output / TILE, first, count, chunk);
+        unpack_codes(w.type, count, chunk);
         for (int at = 0; at < count * STRETCH && first * STRETCH + at < w.k; at += LANES) {
             int32_t codes[LANES];
             for (int i = 0; i < LANES; ++i) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import zipfile
@@ -48,6 +49,22 @@ def test_round_trip(folder: Path) -> None:
         for name in ("token_ids", "logprobs", "top_ids", "top_logprobs", "output_token_ids"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert read_meta(folder).items() >= META.items()
+
+
+def test_experts_are_kept_where_they_are_known(tmp_path: Path) -> None:
+    """Shards of older versions have none."""
+    read = np.arange(15, dtype=np.int32).reshape(3, 5)
+    writer = TraceWriter(tmp_path / "traces", META)
+    writer.write_shard([dataclasses.replace(TRACES[1], experts_read=read)])
+    writer.write_shard(TRACES[2:])
+    known, older = read_traces(writer.folder)
+    np.testing.assert_array_equal(known.experts_read, read)
+    assert older.experts_read is None
+    damaged = dict(np.load(writer.folder / "shard-00000.npz"))
+    damaged["experts_read"] = read[:2]
+    np.savez(writer.folder / "shard-00000.npz", **damaged)
+    with pytest.raises(TraceError, match="not one row of experts per output token"):
+        list(read_traces(writer.folder))
 
 
 def test_a_writer_continues_after_what_is_whole(folder: Path) -> None:

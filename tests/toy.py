@@ -56,7 +56,14 @@ HYBRIDS = {
         Recurrent(SHORT_CONV, (True, False, True, True), kernel=3, value_dim=TOY.hidden_size),
     )
 }
-"""The toy with recurrent layers, by their kinds."""
+HYBRIDS["beside"] = replace(
+    TOY,
+    recurrent=Recurrent(
+        MAMBA2, (True, True), kernel=3, norm="after_gate", beside=True, out_scale=0.7, **_SIZES
+    ),
+    attention_out_scale=0.6,
+)
+"""The toy with recurrent layers, by their kinds, or with attention beside each of them."""
 
 
 def toy_tensors(seed: int = 0, config: ModelConfig = TOY, noise: float = 0.0) -> dict[str, Any]:
@@ -105,9 +112,10 @@ def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
 
 
 def _recurrent(p: str, tensors: dict[str, Any], c: ModelConfig, generator: Any) -> dict[str, Any]:
-    """A recurrence in place of a layer's attention."""
+    """A recurrence in place of a layer's attention, or beside it."""
     assert c.recurrent is not None
-    for name in [name for name in tensors if name.startswith(p + "self_attn.")]:
+    replaced = [name for name in tensors if name.startswith(p + "self_attn.")]
+    for name in [] if c.recurrent.beside else replaced:
         del tensors[name]
     r, hidden = c.recurrent, c.hidden_size
     names = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"]

@@ -37,7 +37,7 @@ from paceline.outputs import Collector, Job
 from paceline.request import Constraint, StepOutput, StopChecker
 from paceline.runtime.bad_words import in_token_ids
 from paceline.runtime.grammar import GrammarCompiler
-from paceline.runtime.kv_cache import bytes_per_block
+from paceline.runtime.kv_room import bytes_per_block
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.profile_store import stored_table
 

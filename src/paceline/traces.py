@@ -10,6 +10,9 @@ A folder with ``meta.json`` and shards ``shard-00000.npz``, each of which holds
     logprobs      float32 [rows]      of the emitted token
     top_ids       int32 [rows, k]     the likeliest tokens, best first
     top_logprobs  float32 [rows, k]
+    experts_read  int32 [rows, u]     of a mixture, distinct pairs of a layer and an expert that
+                                      2, 4, 8, 16 and 32 tokens read together, the row's own and
+                                      those after it; older traces have none
 
 Row i of a trace is the distribution that predicted its output token i. Files are untrusted: sizes
 are checked against the file before anything is read. Knows no model and no prompts file.
@@ -36,6 +39,8 @@ FORMAT_VERSION = 1
 META = "meta.json"
 ADDED_KEYS = frozenset({"model_fingerprint"})
 """Which older traces do not have; those are continued without them."""
+UNION_ROWS = (2, 4, 8, 16, 32)
+"""Tokens that each column of ``experts_read`` is of; a single one reads the same everywhere."""
 _ARRAYS = {
     "token_ids": ("<i4", 1),
     "offsets": ("<i4", 1),
@@ -46,6 +51,7 @@ _ARRAYS = {
     "top_ids": ("<i4", 2),
     "top_logprobs": ("<f4", 2),
 }
+_EXPERTS = {"experts_read": ("<i4", 2)}
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -60,6 +66,7 @@ class Trace:
         token_ids: prompt and output.
         logprobs: of each output token, ``[n]``.
         top_ids, top_logprobs: ``[n, k]``, best first.
+        experts_read: ``[n, len(UNION_ROWS)]``; None where it is not known, and of dense models.
     """
 
     prompt_index: int
@@ -68,6 +75,7 @@ class Trace:
     logprobs: NDArray[np.float32]
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
+    experts_read: NDArray[np.int32] | None = None
 
     @property
     def output_token_ids(self) -> NDArray[np.int32]:
@@ -127,7 +135,10 @@ class TraceWriter:
             "top_ids": np.concatenate([t.top_ids for t in traces]),
             "top_logprobs": np.concatenate([t.top_logprobs for t in traces]),
         }
-        typed = {name: arrays[name].astype(_ARRAYS[name][0]) for name in _ARRAYS}
+        kinds, experts = _ARRAYS, [t.experts_read for t in traces if t.experts_read is not None]
+        if len(experts) == len(traces):
+            kinds, arrays["experts_read"] = _ARRAYS | _EXPERTS, np.concatenate(experts)
+        typed = {name: arrays[name].astype(kinds[name][0]) for name in kinds}
         problem = _shard_problem(typed)
         assert problem is None, problem
         path = self._path(self.num_shards)
@@ -184,13 +195,15 @@ def read_traces(folder: str | Path) -> Iterator[Trace]:
 def _read_shard(path: Path) -> list[Trace]:
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays = {name: _read_array(archive, name, path) for name in _ARRAYS}
+            extra = _EXPERTS if "experts_read.npy" in archive.namelist() else {}
+            arrays = {name: _read_array(archive, name, path) for name in (*_ARRAYS, *extra)}
     except (OSError, ValueError, KeyError, EOFError, SyntaxError, zipfile.BadZipFile) as error:
         raise TraceError(f"{path} is damaged: {error}") from error
     problem = _shard_problem(arrays)
     if problem:
         raise TraceError(f"{path} is damaged: {problem}")
     ends, rows = arrays["offsets"].tolist(), arrays["row_offsets"].tolist()
+    experts = arrays.get("experts_read")
     return [
         Trace(
             prompt_index=int(arrays["prompt_index"][i]),
@@ -199,6 +212,7 @@ def _read_shard(path: Path) -> list[Trace]:
             logprobs=arrays["logprobs"][rows[i] : rows[i + 1]],
             top_ids=arrays["top_ids"][rows[i] : rows[i + 1]],
             top_logprobs=arrays["top_logprobs"][rows[i] : rows[i + 1]],
+            experts_read=None if experts is None else experts[rows[i] : rows[i + 1]],
         )
         for i in range(len(ends) - 1)
     ]
@@ -215,7 +229,7 @@ def _read_array(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]
             raise ValueError(f"{name} has an unknown header")
         shape, by_columns, dtype = _HEADERS[version](file)
         data = file.read()
-    kind, dimensions = _ARRAYS[name]
+    kind, dimensions = (_ARRAYS | _EXPERTS)[name]
     if by_columns or len(shape) != dimensions or dtype != np.dtype(kind):
         raise ValueError(f"{name} is {dtype} of shape {shape}; {kind}, {dimensions}-d is expected")
     count = 1
@@ -245,6 +259,9 @@ def _shard_problem(arrays: Mapping[str, NDArray[Any]]) -> str | None:
         return "top_ids and top_logprobs differ in shape"
     if len(arrays["top_ids"]) != len(rows):
         return "it has not one row of likeliest tokens per output token"
+    experts = arrays.get("experts_read")
+    if experts is not None and experts.shape != (len(rows), len(UNION_ROWS)):
+        return "it has not one row of experts per output token"
     if (tokens < 0).any() or (arrays["top_ids"] < 0).any():
         return "a token id is negative"
     return None

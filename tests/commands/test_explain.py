@@ -136,7 +136,9 @@ def explanation(records: list[StepRecord], token_ids: list[int]) -> Explanation:
 
 def view(records: list[StepRecord], token_ids: list[int], coloured: bool = False) -> StepView:
     run = explanation(records, token_ids)
-    return StepView(run, "prompt\n", [f"<{i}>" for i in token_ids], lambda i: f"t{i}\x1b", coloured)
+    return StepView(
+        run, "prompt\n", [f"<{i}>" for i in token_ids], lambda i: f"t{i}\x1b", coloured, 1e5
+    )
 
 
 NODES = [
@@ -173,7 +175,7 @@ def test_a_step_of_a_mixture_says_how_many_experts_it_read() -> None:
     read = record(0, 2, [1, 3], NODES)
     read = replace(read, shape=read.shape._replace(experts=37))
     *_, last = view([read], [0, 1, 3]).lines([])
-    assert "2.00 ms measured (37 experts read), step 3.00" in last
+    assert "2.00 ms measured (37 experts read, 3.7 MB), step 3.00" in last
 
 
 def test_steps_without_candidates_are_one_line() -> None:

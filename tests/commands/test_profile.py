@@ -18,6 +18,7 @@ from tests.commands.conftest import Result
 from tests.models.reference import save_model
 from tests.models.vocabularies import byte_level_json, save_tokenizer
 from tests.proposers.heads import embedded_head
+from tests.proposers.test_mtp_mixtures import saved
 
 Cli = Callable[..., Result]
 QUICK = ("--dtype", "float32", "--widths", "2,4", "--contexts", "16,40", "--budget", "0.01")
@@ -82,6 +83,19 @@ def test_a_mixture(cli: Cli, tmp_path: Path) -> None:
     assert found is not None
     assert (found.table.experts, found.table.points) == (table.experts, table.points)
     assert "experts: 3 of 8 per row in each of 2 layers" in result.out
+
+
+def test_the_mtp_layer_of_a_mixture(cli: Cli, tmp_path: Path) -> None:
+    saved("deepseek-v3", tmp_path / "moe")
+    save_tokenizer(tmp_path / "moe", byte_level_json(), eos_token="<|end|>")
+    result = cli("profile", str(tmp_path / "moe"), *QUICK, "--max-num-seqs", "1", "--json")
+    assert result.code == 0, result.err
+    target, head = (from_document(each).table for each in result.document["profiles"])
+    assert (target.name, head.name) == ("moe", "moe: mtp")
+    assert head.experts is not None
+    assert (head.experts.layers, head.experts.number, head.experts.per_token) == (1, 8, 3)
+    assert {point.experts for point in head.points if point.width == 1} == {3}
+    assert all(3 < point.experts <= 8 for point in head.points if point.width == 4)
 
 
 def test_the_first_layers_as_a_draft(cli: Cli) -> None:

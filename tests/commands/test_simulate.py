@@ -16,6 +16,8 @@ from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import DraftingHostTime, HostTime
 from paceline.traces import read_traces
 from tests.commands.conftest import Result
+from tests.models.reference import save_model
+from tests.models.vocabularies import byte_level_json, save_tokenizer
 from tests.workbench.test_simulate import simulator as toy_simulator
 
 Cli = Callable[..., Result]
@@ -246,3 +248,26 @@ def test_a_draft_whose_host_time_nobody_measured_is_named() -> None:
     ):
         notes = "\n".join(cost_notes(subject))
         assert ("draft: what the host takes for its drafts was not measured" in notes) == is_named
+
+
+def test_a_mixture_has_a_row_without_prices(cli: Cli, tmp_path: Path) -> None:
+    """Its traces say what steps read; where they do not, or the costs do not, that is said."""
+    model, folder, prompts = (str(tmp_path / name) for name in ("moe", "traces", "prompts.jsonl"))
+    save_model("olmoe", Path(model))
+    save_tokenizer(Path(model), byte_level_json(), eos_token="<|end|>")
+    Path(prompts).write_text('{"prompt": "abab"}\n{"prompt": "abcd"}')
+    result = cli("trace", model, "--prompts", prompts, "-o", folder, "--max-tokens", "8")
+    assert result.code == 0, result.err
+    assert all(trace.experts_read is not None for trace in read_traces(folder))
+    arguments = ("--model", model, "--speculative-config", json.dumps({"method": "suffix"}))
+    result = cli("simulate", folder, *arguments, "--json")
+    assert result.code == 0, result.err
+    assert "experts/step" in result.out
+    rows = result.document["rows"]
+    assert {"planner auto", "planner auto without expert prices"} <= {*rows}
+    assert rows["plain"]["num_experts_read"] == 2 * 7 * 2 * 3  # decoding steps, layers, per row
+    Path(tmp_path / "curves.json").write_text(json.dumps(CURVES))
+    assert cli("profile", "--import", str(tmp_path / "curves.json")).code == 0
+    result = cli("simulate", folder, *arguments, "--cost", "machine")
+    assert "the costs of machine do not say what an expert of this model takes" in result.err
+    assert "without expert prices" not in result.out

@@ -1,4 +1,6 @@
-"""Plain equals speculative on models with recurrent layers. Free slots and logs hold NaN."""
+"""Plain equals speculative on models with recurrent layers, on the reference ops and on the native
+kernels. Free slots and logs hold NaN.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from paceline.config import PACKED_DTYPES
 from paceline.engine.engine import Engine
+from paceline.models.ops.native import why_not_native
 from paceline.runtime import kv_cache
 from paceline.runtime.model_runner import ModelRunner
 from tests.contracts.test_identity import (
@@ -25,7 +29,13 @@ from tests.contracts.test_identity import (
 )
 from tests.toy import HYBRIDS, Job, assert_no_leak, run_jobs, toy_engine
 
-KINDS = [*HYBRIDS]
+BACKENDS = {"reference": "float32"}
+if why_not_native() is None:
+    BACKENDS["native"] = "native-int8"
+KINDS = [f"{kind} {backend}" for backend in BACKENDS for kind in HYBRIDS]
+DTYPES = ["int8", "bfloat16"]
+if why_not_native() is None:
+    DTYPES += [f"native-{dtype}" for dtype in PACKED_DTYPES if dtype != "file"]
 DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "several", "random")
 kinds = pytest.mark.parametrize("kind", KINDS)
 NARROW = {"max_num_batched_tokens": 8, "max_step_ms": 1e6}
@@ -38,7 +48,9 @@ STATE_MIXES: dict[str, dict[str, Any]] = {
 
 def engine_of(kind: str, proposer: str = "", **config: Any) -> Engine:
     made = [factory() for factory in PROPOSERS[proposer]] if proposer else []
-    return toy_engine(made, shape=HYBRIDS[kind], **config)
+    shape, _, backend = kind.partition(" ")
+    config.setdefault("dtype", BACKENDS[backend])
+    return toy_engine(made, shape=HYBRIDS[shape], **config)
 
 
 def plain(kind: str, jobs: list[Job], **config: Any) -> list[list[Any]]:
@@ -74,10 +86,10 @@ def test_batch_mixes(mix: str, kind: str, proposer: str) -> None:
     check(engine, jobs, truth)
 
 
-@kinds
-@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
-def test_every_dtype(kind: str, dtype: str) -> None:
-    jobs = staggered()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", HYBRIDS)
+def test_every_dtype(shape: str, dtype: str) -> None:
+    jobs, kind = staggered(), f"{shape} reference"
     check(engine_of(kind, "random", dtype=dtype), jobs, plain(kind, jobs, dtype=dtype))
 
 

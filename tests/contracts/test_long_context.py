@@ -13,8 +13,9 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.runtime.kv_cache import KVCache, blocks_for
+from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sequence_kv import blocks_for
 from paceline.sampling_params import SamplingParams
 from tests.arrays import arrays
 from tests.contracts.test_identity import RandomTrees

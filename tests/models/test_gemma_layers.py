@@ -24,7 +24,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.packed_folder import write_packed
 from paceline.models.per_layer import Heads
-from paceline.runtime.kv_cache import bytes_per_block
+from paceline.runtime.kv_room import bytes_per_block
 from paceline.span import DraftTree, Span
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert

@@ -16,7 +16,7 @@ from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.threads import set_num_threads
-from paceline.runtime.kv_cache import bytes_per_block
+from paceline.runtime.kv_room import bytes_per_block
 from paceline.span import DraftTree
 from tests.arrays import same
 from tests.levels import SOME

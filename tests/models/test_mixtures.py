@@ -135,6 +135,9 @@ def test_experts_are_counted_as_the_routers_choose(
         result = found.runner.forward(found.runner.pack([span]), greedy=True)
         found.kv.commit(0, range(end - begin))
         assert result.experts_read == sum(map(len, chosen))
+        by_layer = found.runner.chosen_experts
+        assert [len({*ids.ravel().tolist()}) for ids in by_layer] == list(map(len, chosen))
+        assert {ids.shape[0] for ids in by_layer} == {end - begin}
         begin = end
 
 

@@ -22,7 +22,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.span import DraftTree
 from tests.arrays import same
 from tests.levels import SOME
-from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
+from tests.models.reference import FAMILIES, HYBRIDS, MIXTURES, VOCAB, Driver, save_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -42,7 +42,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     native_module().set_isa(before)
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *MIXTURES])
+@pytest.fixture(scope="module", params=[*FAMILIES, *MIXTURES, *HYBRIDS])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("model")
     save_model(request.param, folder)

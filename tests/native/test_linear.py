@@ -12,7 +12,7 @@ from paceline.models.blocks import FORMATS, Decoded, decode, quantise_q8_0, row_
 from tests.models.block_rows import random_rows
 
 pytestmark = pytest.mark.usefixtures("isa")
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 25, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 25, 37, 64)
 SHAPES = ((1, 1), (16, 64), (17, 65), (40, 130), (100, 300), (33, 1024), (20, 1400))
 
 
@@ -272,7 +272,7 @@ def test_sizes_are_checked() -> None:
         lambda: native.Linear([("Q8_0", data, 1 << 40)], None, 1 << 40),
         lambda: native.Linear([("Q4_0", data, 16)], None, 64),
         lambda: native.Linear([], None, 64),
-        lambda: native.Linear([("Q8_0", data, 16)] * 4, None, 64),
+        lambda: native.Linear([("Q8_0", data, 16)] * 5, None, 64),
         lambda: native.Linear([("Q8_0", data, 16)], bias, 64).linear(np.zeros((2, 63), np.float32)),
         lambda: native.Linear([("Q8_0", data, 16)], bias, 64).rows(np.array([16], np.int32)),
         lambda: native.quantise("Q8_0", np.full((2, 8), np.nan, np.float32)),

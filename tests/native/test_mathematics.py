@@ -1,4 +1,4 @@
-"""exp, tanh and erf against float64, in units in the last place, over all of float32."""
+"""exp, tanh, erf and softplus against float64, in units in the last place, over all of float32."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 
 import paceline._native as native
 
+WORST = {"softplus": 3.0}  # others: 2.0
 pytestmark = pytest.mark.usefixtures("isa")
 FUNCTIONS = {
     "exp": np.exp,
     "tanh": np.tanh,
+    "softplus": lambda x: np.logaddexp(x, 0.0),
     "erf": lambda x: torch.erf(torch.from_numpy(x)).numpy(),
 }
 
@@ -40,13 +42,13 @@ def ulps(y: np.ndarray, exact: np.ndarray) -> np.ndarray:
         pytest.param(np.arange(0xBC800000, 0xC3000000, 149, dtype=np.uint64), id="negative"),
     ],
 )
-def test_within_two_ulps(name: str, bits: np.ndarray) -> None:
+def test_within_a_few_ulps(name: str, bits: np.ndarray) -> None:
     x = from_bits(bits)[None]
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         exact = FUNCTIONS[name](x.astype(np.float64))
     error = ulps(getattr(native, name)(x), exact)
     worst = error.argmax()
-    assert error.flat[worst] <= 2.0, f"{name}({x.flat[worst]!r})"
+    assert error.flat[worst] <= WORST.get(name, 2.0), f"{name}({x.flat[worst]!r})"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -57,7 +59,7 @@ def test_every_float_around_the_seams(name: str) -> None:
     x = np.concatenate([near, -near])[None]
     with np.errstate(over="ignore", under="ignore"):
         exact = FUNCTIONS[name](x.astype(np.float64))
-    assert ulps(getattr(native, name)(x), exact).max() <= 2.0
+    assert ulps(getattr(native, name)(x), exact).max() <= WORST.get(name, 2.0)
 
 
 def test_values_without_an_ulp() -> None:

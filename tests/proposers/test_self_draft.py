@@ -13,8 +13,8 @@ import torch
 from paceline.models.ops.cpu import NativeKV
 from paceline.proposers.draft_model.self_draft import SelfDraftProposer
 from paceline.request import Request, VerifyResult
-from paceline.runtime.kv_cache import blocks_for
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sequence_kv import blocks_for
 from paceline.span import DraftTree
 from tests.contracts.test_identity import GREEDY, MIXES, WARM, answers, prompts, staggered
 from tests.proposers.drive import Target, make_request, propose

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.models.config import Experts
 from paceline.models.ops.reference import ReferenceOps
-from paceline.runtime.kv_cache import bytes_per_block
+from paceline.runtime.kv_room import bytes_per_block
 from paceline.workbench import profile_machine
 from paceline.workbench.profile_machine import Work, measure_roofs
 from tests.toy import TOY, toy_tensors

@@ -11,7 +11,7 @@ from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.workbench.profile_steps import CONTEXTS, WIDTHS, Step, StepBench, plan_steps
-from tests.toy import TOY, toy_runner
+from tests.toy import HYBRIDS, TOY, toy_runner
 
 STEPS = [Step(1, 20, 5, 5), Step(1, 20, 5, 1), Step(1, 20, 5, 0), Step(3, 20, 4, 4)]
 
@@ -56,6 +56,15 @@ def test_contexts_are_read_and_given_back() -> None:
     for task in tasks.values():
         task.run()
     assert runner.kv.pool.num_used == used
+    bench.close()
+    assert runner.kv.pool.num_used == 0
+
+
+def test_steps_of_a_hybrid_may_be_wider_than_its_drafts() -> None:
+    runner = toy_runner(shape=HYBRIDS["delta"])
+    bench = StepBench(runner)
+    for task in bench.tasks([Step(1, 100, 1, 1), Step(1, 20, 40, 0), *STEPS]).values():
+        assert task.run() > 0
     bench.close()
     assert runner.kv.pool.num_used == 0
 

@@ -17,7 +17,7 @@ from paceline.workbench.regret import score_output
 from paceline.workbench.teacher_forcing import SLICE_ROWS, forced_logits
 from tests.arrays import same
 from tests.runtime.test_sampler import scalar_noise
-from tests.toy import EOS, VOCAB, Job, assert_no_leak, run_jobs, toy_engine
+from tests.toy import EOS, HYBRIDS, VOCAB, Job, assert_no_leak, run_jobs, toy_engine
 
 PROMPT = [7, 3, 11, 7, 3]
 RECIPES: list[dict[str, Any]] = [
@@ -57,6 +57,18 @@ def test_forced_logits_are_those_that_the_engine_serves(length: int, dtype: str)
     for row, entry in zip(found, served[1:], strict=True):
         # Log-softmax is two programs, of which one rounds once.
         assert dict(entry.top) == pytest.approx(dict(enumerate(row.tolist())), rel=1e-6)
+    assert_no_leak(engine)
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_forced_logits_of_a_hybrid_are_those_that_it_is_served_with(kind: str) -> None:
+    """Texts that are longer than a draft, and are no multiple of a slice."""
+    engine, tokens = toy_engine(shape=HYBRIDS[kind]), text(150)
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=VOCAB)
+    served = run_jobs(engine, [Job(tokens, params)])[0][0].prompt_logprobs
+    found = torch.log_softmax(all_logits(engine, tokens, 1), dim=-1)
+    for row, entry in zip(found, served[1:], strict=True):
+        assert dict(entry.top) == pytest.approx(dict(enumerate(row.tolist())), rel=1e-6, abs=1e-6)
     assert_no_leak(engine)
 
 

@@ -102,7 +102,7 @@ def explain_prompt(
         with screen.progress("answering", 2 * options.max_tokens) as advance:
             run = llm.call(lambda engine: explain(engine, ids, params, advance, constraints))
         pieces = token_texts(llm.tokenizer, run)
-        _show(run, llm.tokenizer, pieces, wanted, screen)
+        _show(run, llm, pieces, wanted, screen)
         if plot is not None:
             texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
             plot_steps(run.records, texts, plot)
@@ -141,16 +141,12 @@ def token_texts(tokenizer: Tokenizer, run: Explanation) -> list[str]:
 
 
 def _show(
-    run: Explanation,
-    tokenizer: Tokenizer,
-    pieces: Sequence[str],
-    wanted: Sequence[int],
-    screen: Screen,
+    run: Explanation, llm: LLM, pieces: Sequence[str], wanted: Sequence[int], screen: Screen
 ) -> None:
     from paceline.commands.explain_view import StepView, summary_lines
 
-    prompt = tokenizer.decode(run.prompt_token_ids)
-    view = StepView(run, prompt, pieces, _readable(tokenizer), wants_colour(screen.out))
+    prompt, text_of = llm.tokenizer.decode(run.prompt_token_ids), _readable(llm.tokenizer)
+    view = StepView(run, prompt, pieces, text_of, wants_colour(screen.out), _expert_bytes(llm))
     for line in view.lines(wanted):
         screen.say(line)
     last = run.records[-1].index + 1
@@ -159,6 +155,14 @@ def _show(
     screen.say("")
     for line in summary_lines(run):
         screen.say(line)
+
+
+def _expert_bytes(llm: LLM) -> float:
+    from paceline.workbench.profile_machine import Work
+
+    checkpoint, config = llm.checkpoint, llm.config
+    work = Work.of(checkpoint.config, config.dtype, config.kv_cache_dtype, checkpoint.num_bytes)
+    return work.expert_bytes
 
 
 def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
@@ -182,6 +186,7 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
         "num_prompt_tokens": len(run.prompt_token_ids),
         "token_ids": run.token_ids,
         "text": "".join(pieces),
+        "expert_bytes": _expert_bytes(llm),
         "identical": run.is_identical,
         "speedup": speedups[-1] if speedups else None,
         "cost_error": cost_error(run.records),

@@ -52,6 +52,7 @@ class StepView:
         pieces: what each token of the answer added to the text.
         token_text: of single tokens.
         coloured: whether lines may hold colours.
+        expert_bytes: of one expert of one layer, where there are experts.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class StepView:
         pieces: Sequence[str],
         token_text: Texts,
         coloured: bool,
+        expert_bytes: float = 0.0,
     ) -> None:
+        self._expert_bytes = expert_bytes
         self._run, self._token_text, self._coloured = run, token_text, coloured
         self._prompt, self._pieces = prompt, pieces
         self._speedups = run.speedups()
@@ -109,7 +112,8 @@ class StepView:
         predicted = "" if record.predicted_ms is None else f"{record.predicted_ms:.2f} predicted, "
         experts = record.shape.experts
         measured = f"{record.forward_ms:.2f} ms measured"
-        measured += f" ({experts} experts read)" if experts else ""
+        read = f"{experts * self._expert_bytes / 1e6:.1f} MB"
+        measured += f" ({experts} experts read, {read})" if experts else ""
         yield (
             f"  forward {predicted}{measured}, step {record.total_ms:.2f}"
             f'{self._pace(record)}; +{record.num_emitted} "{one_line(self._added(record))}"'

@@ -15,6 +15,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError, ProfileError
 from paceline.models.embedded import embedded_model
+from paceline.models.head_kinds import MTP
 from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 from paceline.writing import write_json
 
@@ -35,7 +36,8 @@ class ProfileOptions(EngineOptions, ModelOptions):
     """Options of ``paceline profile``."""
 
     draft: str | None = option(
-        None, "Draft model or head (default: with the embedded model its own draft model)."
+        None,
+        "Draft model or head (default: its MTP layer; of the embedded model its draft).",
     )
     draft_layers: int | None = option(
         None, "Draft with so many of the model's own first layers.", min=1
@@ -132,7 +134,7 @@ def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
     if options.draft is not None:
         return SpeculativeConfig(method=method_of(options.draft), model=options.draft)
     found = drafts_of(options.model)
-    return next((config for config in found if config.method == "draft_model"), None)
+    return next((config for config in found if config.method in ("draft_model", MTP)), None)
 
 
 def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:

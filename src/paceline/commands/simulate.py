@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.workbench.simulate import Configs, Simulator
 
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
+UNPRICED = " without expert prices"
 MOST_REQUESTS = 4096
 """At a time, as in an engine."""
 Rows = dict[str, "ReplayResult"]
@@ -126,7 +127,10 @@ def _rows(
     if configs:
         best = best_of_each(list(rows.values()))
         if planner != "fixed":
-            rows[f"planner {planner}"] = simulator.run(configs, PLANNERS[planner])
+            make_planner, name = PLANNERS[planner], f"planner {planner}"
+            rows[name] = simulator.run(configs, make_planner)
+            if simulator.unions:
+                rows[name + UNPRICED] = simulator.run(configs, make_planner, is_priced=False)
             advance(len(rows))
         rows[BEST_FIXED] = best
         rows[BEST_STEPS] = simulator.best_steps(largest_configs(fixed))
@@ -165,11 +169,19 @@ def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> dict[str, 
         "": name + mark,
         "steps": str(steps) if steps else "-",
         "rows/step": f"{sum(result.rows) / steps:.2f}" if steps else "-",
+        **_experts(simulator, result),
         "draft tokens": str(counts.num_draft_tokens),
         "accepted length": f"{counts.mean_acceptance_length:.2f}",
         "tok/s": "-" if simulator.table.is_relative else f"{counts.tokens_per_second:.1f}",
         "speed-up": f"{rows[PLAIN].ms / result.ms:.3f}",
     }
+
+
+def _experts(simulator: Simulator, result: ReplayResult) -> dict[str, str]:
+    """Those that a decoding step of a mixture read."""
+    read = list(filter(None, result.experts))
+    found = f"{sum(read) / len(read):.0f}" if read else "-"
+    return {"experts/step": found} if simulator.unions else {}
 
 
 def _document(
@@ -214,5 +226,6 @@ def _row(simulator: Simulator, result: ReplayResult, plain: ReplayResult) -> dic
         **counted(simulator, result),
         "time": result.ms,
         "draft_time": result.draft_ms,
+        "num_experts_read": sum(result.experts),
         "speedup": plain.ms / result.ms,
     }

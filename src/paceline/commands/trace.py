@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.display import Screen, banner
@@ -42,6 +43,7 @@ def trace_command(options: TraceOptions) -> int:
     """The work of ``paceline trace``."""
     from paceline.llm import LLM
     from paceline.traces import TraceWriter
+    from paceline.workbench.expert_unions import with_experts
     from paceline.workbench.serving.ratios import after
 
     rows = read_prompts(options.prompts)
@@ -61,6 +63,8 @@ def trace_command(options: TraceOptions) -> int:
                 params = [_params(options, start + i) for i in range(len(batch))]
                 outputs = llm.generate(batch, params, on_finished=after(start, advance))
                 traces = [_to_trace(start + i, output) for i, output in enumerate(outputs)]
+                if llm.checkpoint.config.experts:
+                    traces = llm.call(partial(with_experts, traces=traces))
                 writer.write_shard(traces)
                 num_tokens += sum(len(trace.logprobs) for trace in traces)
         screen.note(

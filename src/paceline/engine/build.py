@@ -27,14 +27,10 @@ from paceline.policy.cost_table import CostTable
 from paceline.policy.experts import ExpertCost
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
-from paceline.runtime.kv_cache import (
-    DEFAULT_MEMORY_SHARE,
-    KVCache,
-    blocks_for,
-    bytes_per_block,
-    free_memory,
-)
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.kv_room import DEFAULT_MEMORY_SHARE, bytes_per_block, free_memory
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sequence_kv import blocks_for
 from paceline.runtime.state_room import state_room
 from paceline.runtime.states import States
 

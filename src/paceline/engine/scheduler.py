@@ -17,7 +17,8 @@ from paceline.models.ops.base import BLOCK_SIZE
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
 from paceline.request import NO_DRAFT, Request, RequestStatus
-from paceline.runtime.kv_cache import KVCache, blocks_for
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.sequence_kv import blocks_for
 from paceline.span import DraftTree, Span
 
 PROMPT_LOGPROB_ROWS = 64

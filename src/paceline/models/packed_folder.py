@@ -30,6 +30,7 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.layer_inputs import LayerInputWeights
 from paceline.models.layered_weights import LAYER_EMBEDDING
 from paceline.models.ops.base import PackedLinear
+from paceline.models.ops.resolve import backend_of
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
@@ -54,8 +55,8 @@ def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
         bytes of weights.
 
     Raises:
-        ConfigError: the folder has something in it or cannot be written, or the model is packed
-            already.
+        ConfigError: the folder has something in it or cannot be written, the native kernels cannot
+            run the model, or it is packed already.
         ModelLoadError: the model's weights cannot be used.
         UnsupportedModelError: no ``config.json`` says what the model is.
     """
@@ -97,11 +98,7 @@ def _check_config(checkpoint: Checkpoint) -> None:
 
     A GGUF file may have biases in places that its family's ``config.json`` has no words for.
     """
-    if checkpoint.config.recurrent is not None:
-        raise UnsupportedModelError(
-            f"{checkpoint.name} has recurrent layers, which the native kernels do not run, so it "
-            "cannot be converted; load it as it is"
-        )
+    backend_of(checkpoint.config, "native")
     written = config_from_hf(json.loads(json.dumps(checkpoint.hf_config)))
     ends = checkpoint.config.eos_token_ids  # those of generation_config.json too
     if replace(written, eos_token_ids=ends) != checkpoint.config:

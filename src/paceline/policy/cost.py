@@ -62,7 +62,7 @@ class CostModel:
         spread = MEASURED if self.has_profile else ASSUMED
         self._filter = CostFilter(spread, self.table.is_relative)
         self._experts: ExpertPrices | None = None
-        if learns and self.table.experts is not None:
+        if self.table.experts is not None:
             self._experts = ExpertPrices(
                 self.table.experts, (NOISE / spread) ** 2, is_measured=self.has_profile
             )
@@ -76,20 +76,24 @@ class CostModel:
         time = self._time(shape)
         return time * self._filter.factor(shape.rows) if self.learns else time
 
-    def growth(self, shape: StepShape, count: int) -> list[float]:
+    def growth(
+        self, shape: StepShape, count: int, experts: Sequence[float] | None = None
+    ) -> list[float]:
         """Milliseconds of the step with 0 to ``count`` further draft nodes, ``[count + 1]``.
 
         Each node is a sampled row whose context is the mean context of the step's requests.
+
+        Args:
+            experts: that each of these steps reads; None is what is expected.
         """
-        times = self._curve(shape, count)
-        if not self.learns:
-            return times[: count + 1]
+        times = self._curve(shape, count)[: count + 1]
         if self._experts is not None:
             price, read = self._experts.ms, self._read.growth(shape, count)
-            union = self._experts.union.read(self._unions(shape, read), _requests(shape))
-            further = [price * (n - of_table) for n, of_table in zip(union, read, strict=True)]
+            if experts is None:
+                experts = self._experts.union.read(self._unions(shape, read), _requests(shape))
+            further = [price * (n - of_table) for n, of_table in zip(experts, read, strict=True)]
             times = [*map(add, times, further)]
-        return [*map(mul, times, self._filter.factors(shape.rows, count))]
+        return [*map(mul, times, self._filter.factors(shape.rows, count))] if self.learns else times
 
     def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
         """The step's :meth:`growth` were width as cheap as what is not known of it allows."""
@@ -123,7 +127,7 @@ class CostModel:
         """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
-        time, experts = self._time(shape), self._experts
+        time, experts = self._time(shape), self._experts_of(shape)
         if time > 0.0:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
             if experts is not None and shape.experts:
@@ -133,13 +137,17 @@ class CostModel:
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step, with what its own experts take."""
-        time, experts = self._table_time(shape), self._experts
-        if experts is None or shape.rows < 1:
+        time, experts = self._table_time(shape), self._experts_of(shape)
+        if experts is None:
             return time
         of_table, read = self._read.predict(shape), float(shape.experts)
         if not shape.experts:
             (read,) = experts.union.read(self._unions(shape, [of_table]), _requests(shape))
         return max(0.0, time + experts.ms * (read - of_table))
+
+    def _experts_of(self, shape: StepShape) -> ExpertPrices | None:
+        """Nothing for a single row, which reads as many whatever the text."""
+        return self._experts if shape.rows > 1 else None
 
     def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:
         """Rows of a step, of one with a further row and so on, with what the table's steps read.

@@ -151,6 +151,10 @@ class CostTable:
         points = [replace(p, ms=max(1, p.experts), spread=0.0) for p in self.points]
         return CostTable(self.name, points)
 
+    def without_experts(self) -> CostTable:
+        """The table as one that does not know what an expert costs."""
+        return CostTable(self.name, self.points, self.is_relative, self.host)
+
     # --- the base ------------------------------------------------------------------------------
 
     def _one_request(self, rows: float, context: float) -> float:

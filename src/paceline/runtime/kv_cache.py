@@ -7,78 +7,20 @@ forward, then either :meth:`KVCache.commit` the accepted path, which becomes con
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from weakref import WeakSet
 
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.models.config import ModelConfig
-from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, KVMemory, Slots, head_elements, slots_of
+from paceline.models.ops.base import BLOCK_SIZE, KVMemory, Slots, slots_of
 from paceline.runtime.block_pool import BlockPool, salt_hash
 from paceline.runtime.checkpoints import Checkpoint, Checkpoints
+from paceline.runtime.sequence_kv import SequenceKV, blocks_for
 from paceline.runtime.states import States
 
-DEFAULT_MEMORY_SHARE = 0.25
 CHECKPOINT_DISTANCE = 32 * BLOCK_SIZE
 """Tokens of a prompt between states that are kept for later sequences."""
-
-
-@dataclass(slots=True)
-class SequenceKV:
-    """The KV of one sequence.
-
-    Attributes:
-        block_table: its blocks in logical order.
-        length: committed tokens.
-        published: how many leading blocks are in the prefix index (or came out of it).
-        hashes: chain hashes of the published blocks, after that of the salt.
-        salt: partitions the prefix index.
-    """
-
-    block_table: list[int] = field(default_factory=list)
-    length: int = 0
-    published: int = 0
-    hashes: list[bytes] = field(default_factory=list)
-    salt: str = ""
-
-    @property
-    def slots(self) -> Slots:
-        """The slot of each logical position, as far as the blocks go."""
-        return slots_of(self.block_table)
-
-    def slots_at(self, positions: Sequence[int]) -> Slots:
-        table = self.block_table
-        slots = [table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in positions]
-        return np.array(slots, dtype=np.int64)
-
-    def shrink(self, num_blocks: int) -> list[int]:
-        """Cut the table to ``num_blocks`` and return what was cut off."""
-        cut = self.block_table[num_blocks:]
-        del self.block_table[num_blocks:]
-        return cut
-
-
-def blocks_for(tokens: int) -> int:
-    return -(-tokens // BLOCK_SIZE)
-
-
-def bytes_per_block(config: ModelConfig, dtype: str) -> int:
-    """Bytes of a block of 16 tokens; heads may be padded to a multiple of 16."""
-    width = 0
-    for dim, kv_heads, _ in map(config.heads_of, filter(config.owns_kv, range(config.num_layers))):
-        width += config.kv_arrays * kv_heads * head_elements(-(-dim // 16) * 16, dtype)
-    return width * BLOCK_SIZE * KV_BYTES[dtype]
-
-
-def free_memory() -> int:
-    """Bytes of physical memory that are free, as far as the platform tells."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 4 << 30
 
 
 class KVCache:

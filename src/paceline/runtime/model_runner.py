@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.arrays import Floats
+from paceline.models.arrays import Array, Floats
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import PackedBatch
 from paceline.models.taps import NO_TAPS, Taps
@@ -88,6 +88,12 @@ class ModelRunner:
         features = taps.features if self.taps else None
         experts = self._forward.experts_read
         return ForwardResult(logits, batch.sample_offsets, argmax, features, experts)
+
+    @property
+    def chosen_experts(self) -> list[Array]:
+        """Experts of each row of the latest forward, ``[rows, per_token]`` of each layer that is a
+        mixture."""
+        return self._forward.chosen_experts
 
     @property
     def grows_trees(self) -> bool:

@@ -54,8 +54,8 @@ from paceline.proposers.draft_model.parallel import (
 from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.request import Request
-from paceline.runtime.kv_cache import blocks_for
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sequence_kv import blocks_for
 from paceline.span import ROOT, DraftTree
 from paceline.traces import Trace
 from paceline.workbench.drafts_store import (

@@ -26,6 +26,7 @@ from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
 from paceline.traces import Trace
+from paceline.workbench.expert_unions import ExpertUnions
 from paceline.workbench.replay import NO_TIME, ReplayResult, replay
 from paceline.workbench.replay_parts import AskingAll
 
@@ -44,6 +45,7 @@ def best_steps(
     drafting: DraftingCost = NO_TIME,
     concurrency: int = 1,
     config: EngineConfig | None = None,
+    unions: ExpertUnions | None = None,
 ) -> ReplayResult:
     """A replay with the best drafts of every step; see the module's docstring.
 
@@ -56,21 +58,28 @@ def best_steps(
 
     def run(oracle: _Oracle) -> ReplayResult:
         result = replay(
-            traces, meta, proposers(), oracle, cost, concurrency=concurrency, config=config
+            traces,
+            meta,
+            proposers(),
+            oracle,
+            cost,
+            concurrency=concurrency,
+            config=config,
+            unions=unions,
         )
         for trace, draft_ms in zip(result.traces, oracle.draft_ms, strict=True):
             trace.draft_ms = draft_ms
             trace.ms += draft_ms
         return result
 
-    scout = _Scout(logs, cost, drafting)
+    scout = _Scout(logs, cost, drafting, unions)
     best = run(scout)
     if concurrency == 1:
         lengths = [scout.shortest(index, trace.prompt_len) for index, trace in enumerate(traces)]
         return run(_Planned(logs, cost, drafting, lengths))
     rate = scout.rate
     for _ in range(REPETITIONS):
-        oracle = _Rated(logs, cost, drafting, rate)
+        oracle = _Rated(logs, cost, drafting, unions, rate)
         best = min(best, run(oracle), key=lambda result: result.ms)
         rate = oracle.rate
     return best
@@ -79,9 +88,16 @@ def best_steps(
 class _Oracle(AskingAll, ABC):
     """Asks everybody, and verifies of each request's accepted path as much as a subclass says."""
 
-    def __init__(self, logs: Sequence[list[int]], cost: CostModel, drafting: DraftingCost) -> None:
+    def __init__(
+        self,
+        logs: Sequence[list[int]],
+        cost: CostModel,
+        drafting: DraftingCost,
+        unions: ExpertUnions | None,
+    ) -> None:
         super().__init__()
         self.cost = cost
+        self._unions = unions
         self.drafting = drafting
         self.draft_ms = [0.0] * len(logs)
         self._logs = logs
@@ -100,6 +116,14 @@ class _Oracle(AskingAll, ABC):
     def rate(self) -> float:
         """Tokens per millisecond over the steps in which no prompt was read."""
         return self._tokens / self._ms if self._ms else 0.0
+
+    def _growth(
+        self, step: StepShape, places: Sequence[tuple[int, int]], count: int
+    ) -> list[float]:
+        """Milliseconds of a step with 0 to ``count`` nodes, at places of the traces' answers."""
+        if self._unions is None or len(places) < step.requests:
+            return self.cost.growth(step, count)
+        return self.cost.growth(step, count, self._unions.growth(places, count))
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._step = step
@@ -137,8 +161,14 @@ class _Oracle(AskingAll, ABC):
 class _Scout(_Oracle):
     """Verifies nothing, and notes what could have been verified at every length of a request."""
 
-    def __init__(self, logs: Sequence[list[int]], cost: CostModel, drafting: DraftingCost) -> None:
-        super().__init__(logs, cost, drafting)
+    def __init__(
+        self,
+        logs: Sequence[list[int]],
+        cost: CostModel,
+        drafting: DraftingCost,
+        unions: ExpertUnions | None,
+    ) -> None:
+        super().__init__(logs, cost, drafting, unions)
         self._seen: list[dict[int, list[float]]] = [{} for _ in logs]
 
     def lengths(
@@ -162,7 +192,7 @@ class _Scout(_Oracle):
         for length in range(end - 1, prompt_len - 1, -1):
             times = self._seen[index].get(length, [0.0])
             root = StepShape(1, length - 1, length - 1, 1)
-            forwards = self.cost.growth(root, len(times))
+            forwards = self._growth(root, [(index, length - prompt_len)], len(times))
             host = self.cost.table.host
             ways = [
                 (forwards[n] + host.of(1, n > 0, n) + ms + to_go[min(end, length + n + 1)], n, ms)
@@ -183,7 +213,7 @@ class _Planned(_Oracle):
         drafting: DraftingCost,
         plans: Sequence[Mapping[int, tuple[int, float]]],
     ) -> None:
-        super().__init__(logs, cost, drafting)
+        super().__init__(logs, cost, drafting, None)
         self._plans = plans
 
     def lengths(
@@ -201,9 +231,10 @@ class _Rated(_Oracle):
         logs: Sequence[list[int]],
         cost: CostModel,
         drafting: DraftingCost,
+        unions: ExpertUnions | None,
         price: float,
     ) -> None:
-        super().__init__(logs, cost, drafting)
+        super().__init__(logs, cost, drafting, unions)
         self._price = price
 
     def lengths(
@@ -212,7 +243,8 @@ class _Rated(_Oracle):
         nobody = [0] * len(requests)
         best, chosen, draft_ms = 0.0, nobody, 0.0
         count = sum(max(r.values(), default=0) for r in reaches)
-        growth, host = self.cost.growth(self._step, count), self.cost.table.host
+        places = [(r.request_id, len(r.token_ids) - r.prompt_len) for r in requests]
+        growth, host = self._growth(self._step, places, count), self.cost.table.host
         plain_host_ms = host.of(len(requests), 0)
         for options, ms in self._options(reaches):
             total = min(most, sum(options))

@@ -178,7 +178,10 @@ def _target(built: BuiltEngine) -> _Subject:
 def _head(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
     head = open_head(draft, built.target)
     proposer = build_head(head, draft, replace(built.target, kv_bytes=_kv_bytes(built)))
-    return _drafting(head.decoder, proposer.runner, draft, built), head_maker(proposer)
+    subject = _drafting(head.decoder, proposer.runner, draft, built)
+    if draft.model is None:  # it is a part of the target, and not to be taken for it
+        subject = replace(subject, name=f"{subject.name}: {draft.method}")
+    return subject, head_maker(proposer)
 
 
 def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:

@@ -203,18 +203,22 @@ class Work:
             experts_per_row=sum(each.per_token for each in mixtures),
         )
 
+    @property
+    def expert_bytes(self) -> float:
+        """Of one expert's matrices, with as many bits per weight as the model has on average."""
+        return self.weight_bytes * self.expert_weights / self.weights
+
     def bytes_read(self, width: int, context: int, experts: int = 0) -> int:
         """Weights, and the KV that one request's rows look at.
 
         Args:
-            experts: that the rows chose, each counted once per layer. Their matrices are taken
-                to have as many bits per weight as the model's on average.
+            experts: that the rows chose, each counted once per layer.
         """
         tokens = context + width
         near = min(tokens, self.window + width)
         seen = self.full_layers * tokens + self.sliding_layers * near
-        unread = (self.experts - experts) * self.expert_weights
-        return round(self.weight_bytes * (1 - unread / self.weights)) + self.kv_bytes * seen
+        unread = (self.experts - experts) * self.expert_bytes
+        return round(self.weight_bytes - unread) + self.kv_bytes * seen
 
     def operations(self, width: int, context: int) -> int:
         """Multiplications and additions, all rows sampled."""

@@ -262,12 +262,17 @@ class StepBench:
             for request_id in requests[: step.requests]
         ]
 
-    def _inputs(self, rows: int) -> Floats | None:
-        """Hidden states, whatever they are, for the rows of a head that takes them in."""
+    def _inputs(self, rows: int, alike: bool = False) -> Floats | None:
+        """Hidden states, whatever they are, for the rows of a head that takes them in.
+
+        Rows differ unless they are to be ``alike``: a mixture's would choose the same experts.
+        """
         decoder = self._runner.decoder
         if decoder.entry is None:
             return None
-        return np.ones((rows, decoder.config.hidden_size), np.float32)
+        shape = 1 if alike else rows, decoder.config.hidden_size
+        drawn = np.random.default_rng(rows).standard_normal(shape, np.float32)
+        return np.repeat(drawn, rows // len(drawn), axis=0)
 
     def _span_tokens(self, request_id: int, step: Step) -> list[int]:
         if step.alike:
@@ -291,15 +296,20 @@ class StepBench:
         kv.open(request_id)
         for start in range(0, context, FILL_ROWS):
             count = min(FILL_ROWS, context - start)
-            self._reserve(request_id, count)
+            self._reserve(request_id, count, certain=count)
             tokens = self._tokens(request_id, start, count)
             chunk = Span.chunk(request_id, start, tokens, sample=False)
             self._runner.forward(self._runner.pack([chunk]), inputs=self._inputs(count))
             kv.commit(request_id, range(count))
         return request_id
 
-    def _reserve(self, request_id: int, count: int) -> None:
-        if not self._runner.kv.reserve(request_id, count):
+    def _drafted(self, step: Step) -> int:
+        """Nodes that could be a draft's: states log no more, and more are a prompt's chunk."""
+        states = self._runner.kv.states
+        return step.width if states is None else min(step.width, states.memory.num_nodes)
+
+    def _reserve(self, request_id: int, count: int, certain: int = 0) -> None:
+        if not self._runner.kv.reserve(request_id, count, certain):
             raise ConfigError(
                 "the KV cache is too small for the steps to be measured: raise --kv-cache-memory, "
                 "or take shorter --contexts or a smaller --max-num-seqs"
@@ -308,10 +318,10 @@ class StepBench:
     def _seconds(self, step: Step, spans: Sequence[Span]) -> float:
         """Pack and forward once. Both grow with the rows; what was reserved is rolled back."""
         runner = self._runner
-        inputs = self._inputs(sum(len(span.token_ids) for span in spans))
+        inputs = self._inputs(sum(len(span.token_ids) for span in spans), step.alike)
         try:
             for span in spans:
-                self._reserve(span.request_id, len(span.token_ids))
+                self._reserve(span.request_id, step.width, certain=step.width - self._drafted(step))
             began = time.perf_counter()
             result = runner.forward(runner.pack(spans), inputs=inputs)
             seconds = time.perf_counter() - began

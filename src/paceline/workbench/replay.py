@@ -31,6 +31,7 @@ from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import DraftTree
 from paceline.traces import Trace
+from paceline.workbench.expert_unions import ExpertUnions
 from paceline.workbench.replay_parts import Charged, Clock, EndlessKV
 from paceline.workbench.trace_requests import trace_request
 
@@ -66,10 +67,12 @@ class ReplayResult:
     Attributes:
         traces: in the order of the traces.
         rows: of each step's forward.
+        experts: that each step read; 0 where that is not known.
     """
 
     traces: list[ReplayedTrace]
     rows: list[int] = field(default_factory=list)
+    experts: list[int] = field(default_factory=list)
 
     @property
     def ms(self) -> float:
@@ -94,17 +97,21 @@ def replay(
     drafting: DraftingCost = NO_TIME,
     concurrency: int = 1,
     config: EngineConfig | None = None,
+    unions: ExpertUnions | None = None,
+    believed: CostModel | None = None,
 ) -> ReplayResult:
     """Replay traces as an engine would serve their prompts, all of them waiting from the start.
 
     Args:
         meta: of the traces; it says how many tokens each might have had.
         proposers: fresh ones; a request's id is the place of its trace.
-        planner: a fresh one, for it learns; made with the same ``cost``.
-        cost: frozen.
+        planner: a fresh one, for it learns; made with ``believed``.
+        cost: frozen; what steps take.
         drafting: fixed times of the proposers; one without takes none.
         concurrency: most requests at a time.
         config: further limits of the engine.
+        unions: what steps along the traces read of a mixture; None takes what the table's read.
+        believed: what the planner takes steps to cost, and learns of it; None is ``cost``.
 
     Raises:
         TraceError: a trace has no output, or more than ``meta`` allows.
@@ -115,7 +122,7 @@ def replay(
     limits = replace(config or EngineConfig(), max_num_seqs=concurrency)
     clock = Clock()
     charged = [Charged(each, drafting, clock) for each in proposers]
-    loop = _Replay(charged, planner, cost, limits, clock)
+    loop = _Replay(charged, planner, cost, limits, clock, unions, believed)
     for index, trace in enumerate(traces):
         loop.add(trace_request(index, trace, meta), trace.token_ids.tolist())
     return loop.run()
@@ -129,9 +136,12 @@ class _Replay:
         cost: CostModel,
         config: EngineConfig,
         clock: Clock,
+        unions: ExpertUnions | None,
+        believed: CostModel | None,
     ) -> None:
         self._proposers = proposers
-        self._cost = cost
+        self._cost, self._believed = cost, believed or cost
+        self._unions = unions
         self._config = config
         self._kv = EndlessKV()
         self._scheduler = Scheduler(config, cast(KVCache, self._kv), cost)
@@ -170,17 +180,31 @@ class _Replay:
         if drafts:
             self._plan(drafts, room)
             shape = step_shape(items)
+        roots, shape = self._counted(roots, items, False), self._counted(shape, items, True)
         forward_ms, draft_ms, merges = self._cost.predict(shape), 0.0, 0
         if drafts:
             merges = self._drafting.planner.drafts.num_merges
         for proposer in self._proposers:
             draft_ms += proposer.take_ms()
         self._result.rows.append(shape.rows)
+        self._result.experts.append(shape.experts)
         total_ms = self._share(items, roots, shape, forward_ms, draft_ms, merges)
         emitted = 0
         for item in items:
             emitted += self._commit(item)
+        self._believed.observe(shape, forward_ms)
         self._drafting.end(items, shape, emitted, forward_ms, total_ms)
+
+    def _counted(self, shape: StepShape, items: Sequence[Scheduled], drafts: bool) -> StepShape:
+        """A step, with or without its drafts, and the experts that it reads.
+
+        Of the rows of a prompt that is not known: such steps read what the table's read.
+        """
+        if self._unions is None or not all(item.may_draft for item in items):
+            return shape
+        requests = [(item.request, len(item.draft) if drafts else 0) for item in items]
+        places = [(r.request_id, len(r.token_ids) - r.prompt_len, 1 + n) for r, n in requests]
+        return shape._replace(experts=self._unions.read(places))
 
     def _share(
         self,

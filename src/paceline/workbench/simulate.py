@@ -22,6 +22,7 @@ from paceline.proposers.draft_model.heterogeneous import SPARE
 from paceline.traces import Trace
 from paceline.workbench.drafts import cached_proposer
 from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.workbench.expert_unions import ExpertUnions
 from paceline.workbench.oracle import best_steps
 from paceline.workbench.replay import ANY_TOKEN, ReplayResult, replay
 
@@ -56,6 +57,8 @@ class Simulator:
         target: what proposers have to fit to.
         learnt: traces whose prompts an n-gram model was trained on, by its file.
         places: of the traces among those that drafts were recorded along; None is all in order.
+        unions: what steps along the traces read of a mixture; None where traces or table do not
+            tell of experts, and steps read what the table's read.
     """
 
     traces: Sequence[Trace]
@@ -67,8 +70,12 @@ class Simulator:
     target: TargetInfo = ANY_TARGET
     learnt: Mapping[str, int] = field(default_factory=dict)
     places: Sequence[int] | None = None
+    unions: ExpertUnions | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        experts = self.table.experts
+        if experts and all(trace.experts_read is not None for trace in self.traces):
+            self.unions = ExpertUnions(self.traces, experts)
         for name, table in self.draft_tables.items():
             if table.is_relative != self.table.is_relative:
                 raise ProfileError(
@@ -76,10 +83,18 @@ class Simulator:
                     "in different units: milliseconds and multiples of a plain step"
                 )
 
-    def run(self, configs: Configs, make_planner: MakePlanner) -> ReplayResult:
-        """A replay with the proposers of ``configs``; none at all is plain decoding."""
-        cost, drafting = self._cost(), self._drafting(configs)
-        planner = make_planner(cost, self.config.objective)
+    def run(
+        self, configs: Configs, make_planner: MakePlanner, is_priced: bool = True
+    ) -> ReplayResult:
+        """A replay with the proposers of ``configs``; none at all is plain decoding.
+
+        Of a mixture whose :attr:`unions` are known the planner learns, as in an engine, what its
+        steps read and take; if not ``is_priced``, only what they take.
+        """
+        cost, drafting, believed = self._cost(), self._drafting(configs), None
+        if self.unions is not None:
+            believed = CostModel(self.table if is_priced else self.table.without_experts())
+        planner = make_planner(believed or cost, self.config.objective)
         return replay(
             self.traces,
             self.meta,
@@ -89,6 +104,8 @@ class Simulator:
             drafting=drafting,
             concurrency=self.config.max_num_seqs,
             config=self.config,
+            unions=self.unions,
+            believed=believed,
         )
 
     def plain(self) -> ReplayResult:
@@ -104,6 +121,7 @@ class Simulator:
             drafting=self._drafting(configs),
             concurrency=self.config.max_num_seqs,
             config=self.config,
+            unions=self.unions,
         )
 
     def _cost(self) -> CostModel:

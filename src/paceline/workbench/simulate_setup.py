@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import DRAFT_SHARE, kv_budget, resolve_config, target_info
+from paceline.engine.build import (
+    DRAFT_SHARE,
+    expert_cost,
+    kv_budget,
+    resolve_config,
+    target_info,
+)
 from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import ProfileError, TraceError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
@@ -26,6 +32,7 @@ from paceline.models.ops.threads import set_num_threads
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
+from paceline.policy.experts import ExpertCost
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.ngram_model.file import read_tables
@@ -119,7 +126,7 @@ def open_simulator(
     check_vocabulary(traces, meta, target)
     check_model(meta, checkpoint)
     costs = _Costs(checkpoint, config, ops, is_elsewhere=table is not None)
-    table = table or costs.of_target()
+    table, unpriced = _priced(table or costs.of_target(), traces, expert_cost(checkpoint.config))
     draft_tables = costs.of_drafts(wanted, target, table, draft_table)
     count = sum(len(trace.output_token_ids) for trace in traces)
 
@@ -130,7 +137,21 @@ def open_simulator(
     learnt = learnt_prompts(wanted, traces)
     simulator = Simulator(traces, meta, table, draft_tables, drafts, config, target, learnt)
     notes = answer_notes(meta, checkpoint.name, config.dtype) + learnt_notes(learnt, len(traces))
-    return Opened(simulator, notes, costs.notes)
+    return Opened(simulator, notes + unpriced, costs.notes)
+
+
+def _priced(
+    table: CostTable, traces: Sequence[Trace], experts: ExpertCost | None
+) -> tuple[CostTable, list[str]]:
+    """The table, with prices of experts only if they are the model's; what a mixture lacks."""
+    if table.experts and (not experts or table.experts[:3] != experts[:3]):
+        table = table.without_experts()
+    lacks = []
+    if experts and not table.experts:
+        lacks.append(f"the costs of {table.name} do not say what an expert of this model takes")
+    if experts and any(trace.experts_read is None for trace in traces):
+        lacks.append("the traces do not say how many experts were read; paceline trace records it")
+    return table, [f"{each}: steps read what those of the costs read" for each in lacks]
 
 
 def _answers_in(folder: Path) -> tuple[dict[str, Any], list[Trace]]:
@@ -177,7 +198,7 @@ class _Costs:
                 f"there is no profile of {name} on this machine: what wide steps cost is assumed; "
                 "measure it with paceline profile, or name one with --cost"
             )
-        return found or prior_table(self.ops.name)
+        return found or prior_table(self.ops.name, expert_cost(self.checkpoint.config))
 
     def of_drafts(
         self,

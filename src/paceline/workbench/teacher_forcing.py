@@ -1,7 +1,8 @@
 """Logits of a text that is known already, through the engine's own forward in slices of one shape.
 
 Every forward has :data:`SLICE_ROWS` rows, whatever the text's length, so that a row's logits never
-depend on how much is scored at once. Knows no sampling and no figures.
+depend on how much is scored at once. A model with recurrent layers gets no rows but those of the
+text: no row would be read back out of a state. Knows no sampling and no figures.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
+from paceline.runtime.model_runner import ForwardResult
 from paceline.runtime.sampler import Logits
 from paceline.span import Span
 
@@ -43,9 +45,10 @@ def forced_logits(
     try:
         # The last token predicts nothing that is asked for.
         for start in range(0, len(token_ids) - 1, SLICE_ROWS):
-            logits = _slice_logits(
-                engine, token_ids, start, min(start + SLICE_ROWS, context), first
-            )
+            end = min(start + SLICE_ROWS, context)
+            # No logits where no row's are wanted.
+            wanted = range(end - start) if min(end, len(token_ids)) >= first else ()
+            logits = forced_slice(engine, token_ids, start, end, wanted).logits
             begin, end = max(first, start + 1), min(start + SLICE_ROWS, len(token_ids) - 1) + 1
             if begin < end:
                 yield begin, logits[begin - start - 1 : end - start - 1]
@@ -53,20 +56,28 @@ def forced_logits(
         engine.kv.free(SEQUENCE)
 
 
-def _slice_logits(
-    engine: Engine, token_ids: Sequence[int], start: int, end: int, first: int
-) -> Logits:
-    """Rows ``start`` to ``end`` as one forward; no logits where no row's are wanted."""
+def forced_slice(
+    engine: Engine, token_ids: Sequence[int], start: int, end: int, sampled: Sequence[int]
+) -> ForwardResult:
+    """Rows ``start`` to ``end`` as one forward, with the logits of those that are ``sampled``.
+
+    Args:
+        end: may lie beyond the text, whose last token is repeated then, but for recurrent layers.
+
+    Raises:
+        ConfigError: the KV cache has no room for the text.
+    """
     tokens = list(token_ids[start:end])
     count = len(tokens)
-    tokens += [tokens[-1]] * (end - start - count)  # seen by no row before them
-    if not engine.kv.reserve(SEQUENCE, len(tokens)):
+    if engine.kv.states is None:
+        tokens += [tokens[-1]] * (end - start - count)  # seen by no row before them
+    if not engine.kv.reserve(SEQUENCE, len(tokens), certain=count):
         raise ConfigError(
             f"the KV cache has no room for a text of {len(token_ids)} tokens; raise "
             "--kv-cache-memory"
         )
-    rows = range(len(tokens)) if start + count >= first else ()
-    span = Span(SEQUENCE, start, tokens, range(-1, len(tokens) - 1), rows)
+    sampled = [row for row in sampled if row < len(tokens)]
+    span = Span(SEQUENCE, start, tokens, range(-1, len(tokens) - 1), sampled)
     result = engine.runner.forward(engine.runner.pack([span]))
     engine.kv.commit(SEQUENCE, range(count))
-    return result.logits
+    return result

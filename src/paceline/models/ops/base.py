@@ -137,6 +137,12 @@ class Forward(Protocol):
         0 where no layer is a mixture. Shared experts, which every row reads, do not count."""
         ...
 
+    @property
+    def chosen_experts(self) -> list[Array]:
+        """Of each layer that is a mixture the experts of the latest forward's rows,
+        ``[rows, per_token]``."""
+        ...
+
     def pack(
         self,
         spans: Sequence[Span],

@@ -8,7 +8,7 @@ computes a row by one fixed program. Knows no requests and no sampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +23,18 @@ from paceline.models.layer_inputs import LayerInputWeights
 from paceline.models.mixture import Mixture
 from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, StateSpan, head_elements
 from paceline.models.ops.native import native_module
+from paceline.models.ops.native_states import NativeStates
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.threads import num_threads
 from paceline.models.pages import sparse_zeros
 from paceline.models.per_layer import AltUp, LayerInputs
+from paceline.models.recurrent import DELTA, Recurrent, RecurrentWeights
 from paceline.models.taps import Taps
 from paceline.models.weights import Layer
 from paceline.span import Span
 
 MAX_HEAD_DIM = 576  # kernels.h
+MAX_KERNEL = 8  # recurrent.h: rows that a recurrent layer's convolution sees
 ELEMENTS = {
     "float32": np.float32,
     "float16": np.float16,
@@ -70,13 +73,13 @@ class CpuOps(Packer):
 
     def state_memory(
         self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
-    ) -> NoReturn:
-        raise UnsupportedModelError(
-            "the native kernels run no recurrent layers; use --backend reference"
-        )
+    ) -> NativeStates:
+        return NativeStates(config, num_slots, num_lanes, num_nodes)
 
-    def forward(self, decoder: Decoder, memory: NativeKV, states: None = None) -> NativeForward:
-        return NativeForward(decoder, memory)
+    def forward(
+        self, decoder: Decoder, memory: NativeKV, states: NativeStates | None = None
+    ) -> NativeForward:
+        return NativeForward(decoder, memory, states)
 
 
 class NativeKV:
@@ -89,7 +92,7 @@ class NativeKV:
     values of another has that one's.
 
     Attributes:
-        keys, values: per layer, its part.
+        keys, values: per layer, its part; None where it has no attention.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "float16") -> None:
@@ -108,7 +111,8 @@ class NativeKV:
             values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
             self._arrays.append((keys, values))
             found |= dict(zip(layers, zip(keys, values, strict=True), strict=True))
-        read = [found[config.kv_layer(layer)] for layer in range(config.num_layers)]
+        readers = map(config.kv_layer, range(config.num_layers))
+        read = [found.get(layer, (None, None)) for layer in readers]
         self.keys, self.values = [k for k, _ in read], [v for _, v in read]
 
     def move(self, source: Slots, target: Slots) -> None:
@@ -132,23 +136,38 @@ def _head_sizes(config: ModelConfig, dim: int, dtype: str) -> tuple[int, int]:
 
 
 class NativeForward:
-    """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers."""
+    """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers.
 
-    grows_trees = True
+    Args:
+        states: of the recurrent layers, where the decoder has some.
+    """
 
-    def __init__(self, decoder: Decoder, memory: NativeKV) -> None:
+    def __init__(
+        self, decoder: Decoder, memory: NativeKV, states: NativeStates | None = None
+    ) -> None:
         self._native = native_module()
         self._reach = decoder.reach
+        self._per_token = decoder.config.experts.per_token if decoder.config.experts else 0
         self._decoder = self._native.Decoder(_description(decoder))
         if decoder.stream is not None:
             self._decoder.set_stream(decoder.stream)
         count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
         self._decoder.set_cache(memory.keys[:count], memory.values[:count])
+        self.grows_trees = decoder.config.recurrent is None
+        if decoder.config.recurrent is not None:
+            assert states is not None
+            layers = sum(decoder.config.recurrent.layers)
+            self._decoder.set_states(*(each[:layers] for each in states.arrays))
 
     @property
     def experts_read(self) -> int:
         count: int = self._decoder.experts_read
         return count
+
+    @property
+    def chosen_experts(self) -> list[Array]:
+        layers = [np.array(ids, np.int32) for ids in self._decoder.chosen_experts if ids]
+        return [ids.reshape(-1, self._per_token) for ids in layers]
 
     def pack(
         self,
@@ -157,7 +176,7 @@ class NativeForward:
         states: Sequence[StateSpan] = (),
     ) -> Any:
         self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
-        return self._decoder.pack(spans, block_tables)
+        return self._decoder.pack(spans, block_tables, states)
 
     def logits(self, batch: Any, taps: Taps, inputs: Floats | None) -> Floats:
         logits: Floats = self._run(self._decoder.forward, batch, taps, inputs)
@@ -197,7 +216,8 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         *("sliding_window", "norm_eps"),
         *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_softcap"),
         *("activation", "layer_norm", "gated_mlp", "parallel_residual", "qk_norm_last"),
-        "window_chunks",
+        *("window_chunks", "attention_gate", "gate_multiplier", "mlp_out_scale"),
+        "attention_out_scale",
     )
     return {
         **{name: getattr(c, name) for name in numbers},
@@ -230,6 +250,7 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "head_dim": heads.dim,
         "kv_heads": heads.kv_heads,
         "has_values": heads.has_values,
+        "attends": decoder.config.has_attention(index),
         "owns_kv": decoder.config.owns_kv(index),
         "intermediate_size": decoder.config.mlp_width(index),
         "v_norm": layer.v_norm,
@@ -242,6 +263,7 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "gate_up": layer.gate_up,
         "down": layer.down,
         "latent": _latent(decoder.config.latent, layer.latent),
+        "recurrent": _recurrent(decoder.config.recurrent_of(index), layer.recurrent),
         "mixture": _mixture(decoder.config.experts_of(index), layer.mixture),
         "input_norm": _flat(layer.input_norm),
         "mlp_norm": _flat(layer.mlp_norm),
@@ -297,6 +319,34 @@ def _latent(latent: Latent | None, weights: LatentWeights | None) -> dict[str, A
         **{name: getattr(latent, name) for name in names},
         **weights._asdict(),
         "norm_eps": latent.NORM_EPS,
+    }
+
+
+def _recurrent(shape: Recurrent | None, weights: RecurrentWeights | None) -> dict[str, Any] | None:
+    if shape is None or weights is None:
+        return None
+    names = (
+        "kind",
+        "heads",
+        "groups",
+        "key_dim",
+        "value_dim",
+        "kernel",
+        "beta_scale",
+        "least_step",
+        "out_scale",
+    )
+    # The delta rule norms each head by itself.
+    each_head = shape.heads if shape.kind == DELTA else 1
+    norm = None if weights.norm is None else np.tile(weights.norm, each_head)
+    return {
+        **{name: getattr(shape, name) for name in names},
+        **weights._asdict(),
+        "conv": weights.conv.reshape(-1),
+        "norm": norm,
+        "norm_kind": shape.norm,
+        "norm_groups": shape.norm_groups * each_head,
+        "norm_eps": shape.norm_eps,
     }
 
 

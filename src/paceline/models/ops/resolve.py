@@ -12,7 +12,7 @@ from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
-from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.cpu import MAX_KERNEL, CpuOps
 from paceline.models.ops.native import check_isa, why_not_native
 
 if TYPE_CHECKING:
@@ -70,14 +70,16 @@ def backend_of(config: ModelConfig, backend: str) -> str:
     Raises:
         ConfigError: none can.
     """
-    if config.recurrent is None or backend == "reference":
+    recurrent = config.recurrent
+    if backend == "reference" or recurrent is None or recurrent.kernel <= MAX_KERNEL:
         return backend
+    why = f"its convolutions see {recurrent.kernel} rows, and those of the native kernels at most"
     if backend == "native":
         raise ConfigError(
-            "the native kernels run no recurrent layers: leave --backend away, or set it to "
-            "reference"
+            f"the native kernels cannot run {config.architecture}: {why} {MAX_KERNEL}; leave "
+            "--backend away, or set it to reference"
         )
-    log.info("the model has recurrent layers, which the reference ops alone compute")
+    log.info("%s runs on the reference ops: %s %d", config.architecture, why, MAX_KERNEL)
     return "reference"
 
 

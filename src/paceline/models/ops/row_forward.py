@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from paceline.models.arrays import Floats
+from paceline.models.arrays import Array, Floats
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import StateSpan
 from paceline.models.ops.recurrent_batch import recurrent_batch
@@ -36,7 +36,11 @@ class RowForward:
     ) -> None:
         self._config, self._rows = decoder.config, Rows(decoder)
         self._memory, self._states, self._row_multiple = memory.layers, states, row_multiple
-        self.experts_read = 0
+        self.chosen_experts: list[Array] = []
+
+    @property
+    def experts_read(self) -> int:
+        return sum(len(np.unique(ids)) for ids in self.chosen_experts)
 
     def pack(
         self,
@@ -81,8 +85,8 @@ class RowForward:
                 wanted[layer] = x[: batch.num_rows]
 
         hidden = self._rows.hidden(batch.input_ids, batch.positions, batch.attention, read, take)
-        routed = self._rows.routed
-        self.experts_read = sum(len(each.ids[: batch.num_rows].unique()) for each in routed)
+        routed = [each.ids[: batch.num_rows] for each in self._rows.routed]
+        self.chosen_experts = [ids.numpy(force=True) for ids in routed]
         for index, layer in enumerate(taps.layers):
             taps.features[:, index] = _to_host(wanted[layer])
         return self._of_sampled(hidden, batch)

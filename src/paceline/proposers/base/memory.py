@@ -7,7 +7,9 @@ from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.proposers.base import TargetInfo
-from paceline.runtime.kv_cache import KVCache, blocks_for, bytes_per_block
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.kv_room import bytes_per_block
+from paceline.runtime.sequence_kv import blocks_for
 
 
 def check_drafts(shape: ModelConfig) -> None:

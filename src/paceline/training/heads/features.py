@@ -142,7 +142,7 @@ def _forward(traces: Sequence[Trace], runner: ModelRunner) -> tuple[Array, Array
     for index, trace in enumerate(traces):
         tokens = trace.token_ids[:-1].tolist()
         kv.open(index)
-        if not kv.reserve(index, len(tokens)):
+        if not kv.reserve(index, len(tokens), certain=len(tokens)):
             raise TrainingError(f"the KV cache has no room for a trace of {len(tokens)} tokens")
         wanted = range(trace.prompt_len, len(tokens))
         spans.append(Span(index, 0, tokens, range(-1, len(tokens) - 1), wanted))
