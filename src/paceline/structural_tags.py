@@ -16,7 +16,7 @@ from paceline.errors import RequestError
 from paceline.json_schema import endless_reference
 
 MAX_PARTS = 1000
-"""Elements, tags, triggers, ends or excluded texts of one format."""
+"""Elements, tags, triggers, ends, excluded texts or patterns of one format."""
 
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_PARTS)]
@@ -64,10 +64,14 @@ class Grammar(_Format):
 
 
 class AnyText(_Format):
-    """Any text without the excluded ones, up to the end of the tag that it is in."""
+    """Any text without the excluded ones, up to the end of the tag that it is in.
+
+    As a whole it matches each of the regular expressions ``patterns``.
+    """
 
     type: Literal["any_text"]
     excludes: Excludes = []
+    patterns: Excludes = []
 
 
 class Sequence(_Format):

@@ -134,6 +134,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "phi": {},
     "apertus": {},
+    "llama4-dense": {"ARCH.attention.sliding_window": 9},
+    "llama4-dense-full": {"ARCH.attention.sliding_window": 0},
     "gemma3n": {},
     "gemma4": {},
     "gemma4-unified": {},

@@ -128,6 +128,15 @@ GEMMA4 = {
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 500.0},
     },
 }
+LLAMA4_DENSE = {
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 112,
+    "use_qk_norm": True,
+    "num_local_experts": 0,
+    "interleave_moe_layer_step": 0,
+    "moe_layers": [],
+}
 OWN_HEADS = {"num_key_value_heads": 4}  # of each query head
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
@@ -180,6 +189,31 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**OWN_HEADS, "n_inner": 112, "tie_word_embeddings": True}),
     "phi": ("Phi", {}),
     "apertus": ("Apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "llama4-dense": (
+        "Llama4Text",
+        {**LLAMA4_DENSE, "num_hidden_layers": 5, "attention_chunk_size": 9},
+    ),
+    "llama4-dense-some": (
+        "Llama4Text",
+        {
+            **LLAMA4_DENSE,
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 0, 1],
+            "attention_chunk_size": 9,
+            "floor_scale": 3,
+            "attn_scale": 0.3,
+            "attention_bias": True,
+        },
+    ),
+    "llama4-dense-full": (
+        "Llama4Text",
+        {
+            **LLAMA4_DENSE,
+            "no_rope_layers": [1, 1],
+            "layer_types": [FULL, FULL],
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma4": ("Gemma4Text", {**GEMMA4, "attention_k_eq_v": True, "num_key_value_heads": 4}),
     "gemma4-unified": (
         "Gemma4UnifiedText",

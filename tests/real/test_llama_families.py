@@ -47,7 +47,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", [family for family in CASES if family in DENSE])
+REFUSED = {"llama4-dense", "llama4-dense-full"}  # it wants experts in every Llama 4
+
+
+@pytest.mark.parametrize("family", [each for each in CASES if each in DENSE.keys() - REFUSED])
 def test_a_file_means_the_same(family: str, tmp_path: Path) -> None:
     changes = CHANGES.get(family, {})
     metadata: dict[str, Any] = {"tokenizer.ggml.model": "none", "ARCH.vocab_size": VOCAB}

@@ -38,6 +38,11 @@ THINKING = CHATML.removesuffix("{% endif %}") + (
     "{% elif open_thoughts %}<think>\n{% endif %}{% endif %}"
 )
 LLAMA_CHAT = CHATML.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
+# As Phi-4-mini's own: tools are a text in the system's message, and calls are passed over.
+PHI4_CHAT = """{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}
+{%- if message['role'] == 'system' and 'tools' in message %}
+{{- '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 # As gpt-oss's own, in short.
 HARMONY_CHAT = r"""<|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}<|end|>
 {%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}

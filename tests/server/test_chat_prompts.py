@@ -12,6 +12,7 @@ from tests.server.chats import (
     ADD_TOOL,
     CHATML,
     LLAMA_CHAT,
+    PHI4_CHAT,
     THINKING,
     USER,
     WEATHER_TOOL,
@@ -114,6 +115,39 @@ IDS = CALLED + "{{ call.id }};{% endfor %}{{ m.tool_call_id }}{% endfor %}"
 )  # fmt: skip
 def test_earlier_calls_as_single_templates_want_them(template: str, told: str) -> None:
     assert prompt_of(TALK, template) == told
+
+
+def test_phi_reads_tools_calls_and_results_in_the_messages() -> None:
+    functions = '[{"name": "add"}]'
+    call = '[{"name": "weather", "arguments": {"city": "Rome"}}]'
+    talk = (
+        f"<|user|>How is it?<|end|><|assistant|><|tool_call|>{call}<|/tool_call|><|end|>"
+        "<|tool_response|>Sunny.<|end|><|assistant|>"
+    )
+    first = "<|system|>You are a helpful assistant with some tools."
+    assert prompt_of(TALK, PHI4_CHAT, tools=[ADD_TOOL]) == (
+        f"{first}<|tool|>{functions}<|/tool|><|end|>{talk}"
+    )
+    own = [{"role": "developer", "content": "Be brief."}, *TALK]
+    assert prompt_of(own, PHI4_CHAT, tools=[ADD_TOOL]) == (
+        f"<|system|>Be brief.<|tool|>{functions}<|/tool|><|end|>{talk}"
+    )
+    assert prompt_of(TALK, PHI4_CHAT, tools=[ADD_TOOL], tool_choice="none") == talk
+
+
+@pytest.mark.parametrize("marks", [("<|tool_call|>", "<|/tool_call|>"), ("functools", "")])
+def test_calls_of_phi_are_read(marks: tuple[str, str]) -> None:
+    answer = '[{"name": "weather", "arguments": {"city": "Rome"}}]'.join(marks)
+    server = ChatServer(answer, PHI4_CHAT)
+    choice = server.ask(tools=[WEATHER_TOOL]).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Rome"}')
+    parts = [each.choices[0].delta for each in server.stream(tools=[WEATHER_TOOL])]
+    calls = [call.function for part in parts for call in part.tool_calls or []]
+    assert calls[0].name == "weather"
+    assert "".join(each.arguments for each in calls) == '{"city": "Rome"}'
+    assert not any(part.content for part in parts)
 
 
 def test_a_template_that_refuses_calls_says_why() -> None:

@@ -208,6 +208,17 @@ def test_an_mcp_tool_is_served_and_told_of_where_it_holds() -> None:
     assert HEADER not in response.headers
 
 
+def test_what_only_the_format_of_the_calls_leaves_out_is_told_of() -> None:
+    server = ChatServer(tool_call_parser="qwen3_coder")
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "ipv6"}}}
+    body = {"messages": [USER], "tools": tool(schema), "tool_choice": "required"}
+    response = server.http.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.headers[HEADER]) == (200, "format")
+    status, answer = server.post(tools=tool(schema, strict=True))
+    assert (status, answer["error"]["param"]) == (400, "tools.0.function.parameters")
+    assert ChatServer().post(tools=tool(schema, strict=True))[0] == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

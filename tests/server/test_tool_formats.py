@@ -101,6 +101,10 @@ def test_pieces_of_anything_add_up(name: str, data: st.DataObject) -> None:
 
 ANYTHING = {"f": {"type": "object", "properties": {"s": {"type": "string"}}}}
 QWEN = "<tool_call>\n<function=f>\n<parameter=%s>\n%s\n</parameter>\n</function>\n</tool_call>"
+DSML = (
+    '<|DSML|tool_calls><|DSML|invoke name="f">\n\n'
+    '<|DSML|parameter name="%s"%s>%s</|DSML|parameter>\n</|DSML|invoke>'
+).replace("|", "\uff5c")
 GLM = "<tool_call>f\n<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
 
 
@@ -151,6 +155,27 @@ def test_values_between_tags_have_the_types_of_the_schema(
 
 
 @pytest.mark.parametrize(
+    ("schema", "kind", "written", "value"),
+    [
+        ({"type": ["string", "integer"]}, "true", "3", "3"),
+        ({"type": ["string", "integer"]}, "false", "3", 3),
+        ({"type": ["string", "integer"]}, None, "3", 3),
+        ({"type": "string"}, "false", "3", "3"),
+        ({"type": "integer"}, "true", "3", 3),
+        ({}, "true", "null", "null"),
+        ({}, "false", '{"a": [1]}', {"a": [1]}),
+    ],
+)
+def test_deepseek_says_what_is_a_string(
+    schema: Any, kind: str | None, written: str, value: Any
+) -> None:
+    tools = {"f": {"properties": {"x": schema}}}
+    text = DSML % ("x", f' string="{kind}"' if kind else "", written)
+    for pieces in ([text], text):
+        assert parsed(read("deepseek_v32", pieces, tools)[1]) == [("f", {"x": value})]
+
+
+@pytest.mark.parametrize(
     ("name", "text", "arguments"),
     [
         # leaner and richer than the form that is forced
@@ -160,6 +185,8 @@ def test_values_between_tags_have_the_types_of_the_schema(
         ("mistral", '[TOOL_CALLS]f{"s": "a"}', {"s": "a"}),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]1[ARGS]{"s": "a"}', {"s": "a"}),
         ("deepseek_v3", deepseek('<|tool call begin|>f<|tool sep|>{"s": "a"}'), {"s": "a"}),
+        ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {"s": "a"}}]<|/tool_call|>',
+         {"s": "a"}),
         ("cohere_command3", '<|START_ACTION|>[\n    {"tool_name": "f", "parameters": {}}\n]', {}),
         ("cohere_command3", '<|START_ACTION|>{"parameters": {}, "tool_name": "f"}', {}),
         ("granite", '<|tool_call|> {"name": "f", "arguments": {"s": "a"}}', {"s": "a"}),
@@ -231,6 +258,8 @@ TEMPLATES = {
     "mistral": "{{ tools }}[TOOL_CALLS]{{ call.name }}[ARGS]{{ call.arguments }}",
     "deepseek_v3": deepseek("{{ tools }}<|tool calls begin|>```json"),
     "deepseek_v31": deepseek("{{ tools }}<|tool calls begin|>"),
+    "deepseek_v32": "{{ tools }}{% set dsml = '\uff5cDSML\uff5c' %}<{{ dsml }}function_calls>",
+    "deepseek_v4": "{{ tools }}<\uff5cDSML\uff5ctool_calls>",
     "kimi_k2": "{{ tools }}<|tool_calls_section_begin|>",
     "qwen3_coder": "{{ tools }}<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>",
     "seed_oss": "{{ tools }}<seed:tool_call><function=f><parameter=x>",
@@ -266,6 +295,8 @@ def test_the_template_says_how_a_format_is_written() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_marks_of_calls_are_shown_where_a_vocabulary_calls_them_special(name: str) -> None:
-    marks = re.findall(r"<[^<>=]+>|\[[A-Z_/]{4,}\]", SAMPLES[name])
+    marks = re.findall(
+        r"\uff5cDSML\uff5c|<[^<>=\uff5c]+>|<\uff5c[^<>=]+\uff5c>|\[[A-Z_/]{4,}\]", SAMPLES[name]
+    )
     plain = {"</parameter>", "</function>", "</invoke>"}
     assert {mark for mark in marks if " name=" not in mark} - SHOWN <= plain

@@ -11,7 +11,7 @@ from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
 from paceline.structured_outputs import StructuredOutputs
-from tests.server.chats import chat_tokenizer
+from tests.server.chats import PHI4_CHAT, chat_tokenizer
 from tests.server.grammars import close, marked_tokenizer, matches, matches_in_tokens
 from tests.server.tool_samples import BARE, SAMPLES, SCHEMAS
 
@@ -61,6 +61,20 @@ def test_marks_that_are_one_token_are_written_as_that(name: str) -> None:
         assert matches_in_tokens(grammar(name, forced=False), token_ids)
 
 
+DSML = (
+    '<|DSML|function_calls>\n<|DSML|invoke name="f">\n<|DSML|parameter name="s" string="%s">%s'
+    "</|DSML|parameter>\n</|DSML|invoke>\n</|DSML|function_calls>"
+).replace("|", "\uff5c")
+RAW = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=s>\n%s\n</parameter>\n</function>\n"
+    "</tool_call>",
+    "glm47": "<tool_call>f<arg_key>s</arg_key><arg_value>%s</arg_value></tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">%s</parameter>\n'
+    "</invoke>\n</minimax:tool_call>",
+    "deepseek_v32": DSML.replace("%s", "true", 1),
+    "gemma4": '<|tool_call>call:f{s:<|"|>%s<|"|>}<tool_call|>',
+}
+"""A call with one string, as formats write it that have strings without quotation marks."""
 QWEN = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"
 S = "<parameter=s>\n%s\n</parameter>\n"
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
@@ -96,8 +110,16 @@ def of(**properties: Any) -> dict[str, Any]:
         ("qwen3_coder", of(s={"type": ["integer", "null"]}), [QWEN % (S % "null")],
          [QWEN % (S % "x")]),
         ("qwen3_coder", of(s={"enum": ["a", "b"]}), [QWEN % (S % "a")], [QWEN % (S % "c")]),
-        ("qwen3_coder", of(s={"enum": ["a", 1]}), [QWEN % (S % "a"), QWEN % (S % 1)], []),
-        ("qwen3_coder", of(s={"pattern": "^a$", "type": "string"}), [QWEN % (S % "a")], []),
+        ("qwen3_coder", of(s={"enum": ["a", 1]}), [QWEN % (S % "a"), QWEN % (S % 1)],
+         [QWEN % (S % "b")]),
+        ("qwen3_coder", of(s={"pattern": "^a$", "type": "string"}), [QWEN % (S % "a")],
+         [QWEN % (S % "ab")]),
+        ("qwen3_coder", {"type": "object", "additionalProperties": NUMBER}, [QWEN % (S % 1)],
+         [QWEN % (S % "x")]),
+        # the string says whether it is one
+        ("deepseek_v32", of(s={"type": ["string", "integer"], "minLength": 2, "minimum": 5}),
+         [DSML % ("true", "12"), DSML % ("false", "12")],
+         [DSML % ("true", "1"), DSML % ("false", "1"), DSML % ("false", "ab")]),
         ("qwen3_coder", of(s={"type": "array", "items": TEXT}), [QWEN % (S % '["a", "b"]')],
          [QWEN % (S % "[1]")]),
         ("glm45", of(s=TEXT), [
@@ -132,11 +154,102 @@ def test_schemas_in_formats_of_their_own(
         assert reader.num_calls == 1
 
 
-def test_the_older_way_of_mistral_is_forced_where_the_template_shows_it() -> None:
-    form = tool_format("mistral", chat_tokenizer("{{ tools }}[TOOL_CALLS]{{ calls }}"))
+@pytest.mark.parametrize(
+    ("name", "template", "marks"),
+    [
+        ("mistral", "{{ tools }}[TOOL_CALLS]{{ calls }}", ("[TOOL_CALLS]", "")),
+        ("phi4_mini_json", PHI4_CHAT, ("<|tool_call|>", "<|/tool_call|>")),
+    ],
+)
+def test_the_way_that_the_template_shows_is_forced(
+    name: str, template: str, marks: tuple[str, str]
+) -> None:
+    form = tool_format(name, chat_tokenizer(template))
     assert form is not None
     tools = [OfferedTool(name, schema) for name, schema in SCHEMAS.items()]
     forced = constraint(ToolUse(form, tools, must_call=True), None, None)
     assert forced is not None
-    assert matches(forced, f"[TOOL_CALLS]{SAMPLES['xlam']}")
-    assert not matches(forced, SAMPLES["mistral"])
+    assert matches(forced, SAMPLES["xlam"].join(marks))
+    assert not matches(forced, SAMPLES[name])
+
+
+@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize(
+    ("rules", "good", "bad"),
+    [
+        ({"pattern": "^[a-z]+$"}, ["abc"], ["", "ab1", "ab\n"]),
+        ({"pattern": "b"}, ["b", "a\nbc\n"], ["", "ac"]),
+        ({"pattern": "^a|b$"}, ["ac", "cb"], ["cbc", "ca"]),
+        ({"pattern": "^.*$"}, ["<b> </"], ["a\nb"]),
+        ({"minLength": 2, "maxLength": 3}, ["é\n", "abc"], ["a", "abcd"]),
+        ({"pattern": "^[a-z]+$", "minLength": 2}, ["ab"], ["a", "12"]),
+        ({"format": "date"}, ["2024-02-29"], ["2024-13-01", "today"]),
+        ({"format": "uuid"}, ["01234567-89ab-cdef-0123-456789abcdef"], ["0123"]),
+        ({"allOf": [{"pattern": "^a"}, {"pattern": "b$"}]}, ["ab", "a b"], ["a", "b"]),
+        ({"anyOf": [{"enum": ["(x)", "y"]}, {"pattern": "^z+$"}]}, ["(x)", "zz"], ["x", ""]),
+        ({"const": "a.b"}, ["a.b"], ["axb"]),
+    ],
+)
+def test_bare_strings_are_held_to_their_schema(
+    name: str, rules: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    forced = grammar(name, {"f": of(s={**TEXT, **rules})})
+    assert [text for text in good if not matches(forced, RAW[name] % text)] == []
+    assert [text for text in bad if matches(forced, RAW[name] % text)] == []
+    assert FORMATS[name].call.unenforced(of(s={**TEXT, **rules})) == frozenset()
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "deepseek_v32"])
+def test_a_bare_string_ends_where_it_is_read_to_end(name: str) -> None:
+    forced = grammar(name, {"f": of(s={**TEXT, "minLength": 1})})
+    closing = {"glm47": "</arg_value>", "deepseek_v32": "</\uff5cDSML\uff5cparameter>"}
+    assert not matches(forced, RAW[name] % f"a{closing.get(name, '</parameter>')}b")
+
+
+@pytest.mark.parametrize(
+    "rules", [{"type": ["string", "null"]}, {"anyOf": [TEXT, {"type": "null"}]}]
+)
+def test_a_bare_string_may_be_null(rules: dict[str, Any]) -> None:
+    forced = grammar("qwen3_coder", {"f": of(s={**rules, "pattern": "^a$"})})
+    found = [matches(forced, RAW["qwen3_coder"] % text) for text in ("a", "null", "b")]
+    assert found == [True, True, False]
+
+
+@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        ({"format": "ipv6"}, {"format"}),
+        ({"pattern": "(^a|b)c"}, {"pattern"}),
+        ({"maxLength": 100_000}, {"maxLength"}),
+        ({"anyOf": [{"minLength": 2, "pattern": "^a"}, {"pattern": "^b"}]}, {"anyOf"}),
+        ({"anyOf": [{"minLength": 2}, {}]}, set()),
+        ({"description": "A city.", "title": "City", "default": "Rome"}, set()),
+    ],
+)
+def test_what_bare_strings_are_not_held_to_is_named(
+    name: str, rules: dict[str, Any], left: set[str]
+) -> None:
+    schema = of(s={**TEXT, **rules})
+    assert FORMATS[name].call.unenforced(schema) == left
+    assert matches(grammar(name, {"f": schema}), RAW[name] % "c")
+    assert FORMATS["hermes"].call.unenforced(schema) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "left"),
+    [
+        ("qwen3_coder", of(s={"type": ["string", "integer"], "minimum": 3}), {"minimum"}),
+        ("deepseek_v32", of(s={"type": ["string", "integer"], "minimum": 3}), set()),
+        ("qwen3_coder", of(s={"type": "integer", "minimum": 3}), set()),
+        ("qwen3_coder", {"anyOf": [of(s=TEXT), of(t=TEXT)]}, {"anyOf"}),
+        ("qwen3_coder", {"type": "object", "minProperties": 1}, {"minProperties"}),
+        ("pythonic", {"type": "object", "minProperties": 1}, {"minProperties"}),
+        ("gemma4", of(s={"type": "array", "minItems": 1}), set()),
+        ("gemma4", of(s={"type": "array", "maxItems": 2}), {"maxItems"}),
+        ("gemma4", of(s=of(t={**TEXT, "format": "uri"})), {"format"}),
+        ("lfm2", of(s={**TEXT, "format": "uri"}), set()),
+    ],
+)
+def test_what_calls_are_not_held_to_is_named(name: str, schema: Any, left: set[str]) -> None:
+    assert FORMATS[name].call.unenforced(schema) == left

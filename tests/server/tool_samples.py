@@ -53,8 +53,16 @@ _MINIMAX = """<minimax:tool_call>
 <invoke name="add">
 </invoke>
 </minimax:tool_call>"""
-_ARGUMENTS = '{"city": "Rome", "days": 3}'
 _BAR, _SPACE = "\uff5c", "\u2581"
+_DSML = """<|DSML|MARK>
+<|DSML|invoke name="weather">
+<|DSML|parameter name="city" string="true">Rome</|DSML|parameter>
+<|DSML|parameter name="days" string="false">3</|DSML|parameter>
+</|DSML|invoke>
+<|DSML|invoke name="add">
+</|DSML|invoke>
+</|DSML|MARK>""".replace("|", _BAR)
+_ARGUMENTS = '{"city": "Rome", "days": 3}'
 
 
 def deepseek(text: str) -> str:
@@ -96,6 +104,8 @@ SAMPLES = {
         f"<|tool calls begin|><|tool call begin|>weather<|tool sep|>{_ARGUMENTS}<|tool call end|>"
         "<|tool call begin|>add<|tool sep|>{}<|tool call end|><|tool calls end|>"
     ),
+    "deepseek_v32": _DSML.replace("MARK", "function_calls"),
+    "deepseek_v4": _DSML.replace("MARK", "tool_calls"),
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
         f"<|tool_call_argument_begin|>{_ARGUMENTS}<|tool_call_end|><|tool_call_begin|>"

@@ -89,6 +89,7 @@ def llama4_keys(get: Callable[..., Any]) -> dict[str, Any]:
         "sliding_window": chunk or None,
         "use_qk_norm": get("expert_count") != 128,
         **({} if chunk else {"no_rope_layer_interval": MOST_LAYERS + 1}),
+        **({} if get("expert_count", 0) else {"moe_layers": []}),
     }
 
 

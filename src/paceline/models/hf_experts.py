@@ -71,6 +71,9 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
     """
     if not _has_experts(fields, keys):
         return None
+    sparse = _sparse_layers(fields, num_layers) if keys.some_dense else (True,) * num_layers
+    if not any(sparse):
+        return None
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
@@ -78,9 +81,6 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
             f"the model configuration says {said[0]} = {number} and {said[1]} = {others[0]}; they "
             "must be the same"
         )
-    sparse = _sparse_layers(fields, num_layers) if keys.some_dense else (True,) * num_layers
-    if not any(sparse):
-        return None
     width = _same(fields, keys.width).integer(keys.width, 1, 1 << 20)
     shared = _same(fields, keys.shared).integer(keys.shared, 0, 1 << 20, 0) if keys.shared else 0
     shared *= width if keys.shared_count else 1
@@ -163,6 +163,9 @@ def _renormalise(fields: Fields, default: bool | None) -> bool:
 
 
 def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
+    if fields.get("moe_layers") is not None:
+        sparse = _layer_list(fields, "moe_layers")
+        return [index in sparse for index in range(num_layers)]
     step = fields.integer("decoder_sparse_step", 1, 4096, 1)
     step *= fields.integer("moe_layer_interval", 1, 4096, 1)
     each = fields.integer("moe_layer_freq", 1, 4096, 1)
@@ -174,9 +177,6 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
         kinds = ["sparse" if each == "moe" else "dense" for each in types]
     if kinds is not None:
         return _listed_layers(kinds, num_layers)
-    if fields.get("moe_layers") is not None:
-        sparse = _layer_list(fields, "moe_layers")
-        return [index in sparse for index in range(num_layers)]
     dense = _layer_list(fields, "mlp_only_layers")
     return [
         index >= first

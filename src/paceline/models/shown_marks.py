@@ -35,6 +35,7 @@ SHOWN = frozenset(
     {
         *_THOUGHTS,
         *_CALLS,
+        "\uff5cDSML\uff5c",
         *(f"<\uff5c{words}\uff5c>".replace(" ", "\u2581") for words in _DEEPSEEK),
     }
 )

@@ -27,7 +27,7 @@ from paceline.structural_tags import (
 )
 
 _COUNTS = {"optional": "?", "plus": "+", "star": "*"}
-_ANYTHING = r"(.|\n)*"
+_ANYTHING, _SOMETHING = r"(.|\n)*", r"(.|\n)+"
 
 Ends = tuple[str, ...]
 
@@ -66,7 +66,7 @@ class _Composer:
     def expr(self, form: Format, ends: Ends) -> str:
         match form:
             case AnyText():
-                return self._free(ends, form.excludes)
+                return self._free(ends, form.excludes, form.patterns)
             case TriggeredTags():
                 return self._triggered(form, ends)
             case structural_tags.Sequence():
@@ -146,8 +146,8 @@ class _Composer:
         whole = _joined(tag, more)
         return whole if form.at_least_one else f"({whole})?"
 
-    def _free(self, ends: Ends, excludes: Iterable[str]) -> str:
-        """Any text up to the first end.
+    def _free(self, ends: Ends, excludes: Iterable[str], patterns: Iterable[str] = ()) -> str:
+        """Any text up to the first end that matches all of the patterns.
 
         Tokens that are written as one are no part of free text, so that text is as long as it can
         be where one follows; elsewhere it ends as soon as it can.
@@ -156,18 +156,23 @@ class _Composer:
         found = []
         if bytes_only or not ends:
             stop = f"(?:{'|'.join(map(lark.escaped, bytes_only))})" if ends else ""
-            found.append(self._terminal(stop, excludes, "[lazy]" if ends else ""))
+            found.append(self._terminal(stop, excludes, patterns, "[lazy]" if ends else ""))
         for end in ends:
             if end not in bytes_only:
                 head, *_ = self._parts(end)
                 text = "" if head in self._tokens else head
-                words = self._terminal(lark.escaped(text), excludes)
+                words = self._terminal(lark.escaped(text), excludes, patterns)
                 found.append(_joined(words, self._literal(end[len(text) :])))
         return _one_of(found)
 
-    def _terminal(self, stop: str, excludes: Iterable[str], how: str = "") -> str:
+    def _terminal(
+        self, stop: str, excludes: Iterable[str], patterns: Iterable[str], how: str = ""
+    ) -> str:
         name = f"text_{len(self.rules)}" if how else f"TEXT_{len(self.rules)}"
-        body = lark.expression(f"{_ANYTHING}{stop}")
+        wholes = [f"(?:{each})" for each in patterns]
+        body = " & ".join(lark.expression(f"{each}{stop}") for each in wholes or [_ANYTHING])
+        if wholes and how:  # or a pattern would take in the first end
+            body += f" & ~{lark.expression(f'{_ANYTHING}{stop}{_SOMETHING}')}"
         without = "|".join(map(lark.escaped, excludes))
         if without:
             body += f" & ~{lark.expression(f'{_ANYTHING}(?:{without}){_ANYTHING}')}"

@@ -16,6 +16,7 @@ OPEN_PATHS = ("/health", "/ping")
 LEAST_STEP_TIMEOUT = 600.0
 TOOL_CALL_PARSERS = (
     *("auto", "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31"),
+    *("deepseek_v32", "deepseek_v4"),
     *("ernie45", "functiongemma", "gemma4", "glm45", "glm47", "granite", "granite4", "hermes"),
     *("hunyuan_a13b", "internlm", "jamba", "kimi_k2", "lfm2", "llama", "llama3_json"),
     *("llama4_json", "llama4_pythonic", "longcat", "mimo", "minimax_m2", "mistral", "olmo3"),

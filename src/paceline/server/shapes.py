@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from paceline.errors import RequestError
@@ -67,8 +67,16 @@ def _formatted(wish: ResponseFormat) -> tuple[StructuredOutputs, tuple[str, ...]
     return StructuredOutputs(json=found.schema), found.unenforced
 
 
-def enforced(schema: Mapping[str, Any] | None, strict: bool, param: str) -> Enforceable:
+def enforced(
+    schema: Mapping[str, Any] | None,
+    strict: bool,
+    param: str,
+    more: Callable[[Mapping[str, Any]], Collection[str]] | None = None,
+) -> Enforceable:
     """A schema that holds, without what cannot be enforced.
+
+    Args:
+        more: the keywords of a schema that the answer's format leaves out besides.
 
     Raises:
         ApiError: it is malformed or too large, or it is strict and something is left out.
@@ -78,6 +86,9 @@ def enforced(schema: Mapping[str, Any] | None, strict: bool, param: str) -> Enfo
     except RequestError as error:
         raise blamed(error, param) from error
     found = enforceable(schema)
+    if more is not None and found.schema is not None:
+        left = sorted({*found.unenforced, *more(found.schema)})
+        found = Enforceable(found.schema, tuple(left))
     if strict and found.unenforced:
         raise ApiError(
             400,

@@ -115,15 +115,17 @@ def _tool_use(
     choice, functions = body.tool_choice, enumerate(tool.function for tool in body.tools)
     if isinstance(choice, NamedTool):
         name = choice.function.name
-        chosen = [_offered(i, each, True) for i, each in functions if each.name == name]
+        chosen = [_offered(i, each, form, True) for i, each in functions if each.name == name]
         return ToolUse(form, chosen, must_call=True, max_calls=1)
     must_call = choice == "required"
-    offered = [_offered(i, each, must_call) for i, each in functions]
+    offered = [_offered(i, each, form, must_call) for i, each in functions]
     max_calls = 1 if body.parallel_tool_calls is False else None
     return ToolUse(form, offered, must_call, max_calls)
 
 
-def _offered(index: int, function: FunctionDefinition, must_call: bool) -> OfferedTool:
+def _offered(
+    index: int, function: FunctionDefinition, form: ToolFormat | None, must_call: bool
+) -> OfferedTool:
     """
     Raises:
         ApiError: its parameters are of no object, or hold for calls and cannot be enforced.
@@ -143,5 +145,5 @@ def _offered(index: int, function: FunctionDefinition, must_call: bool) -> Offer
     strict = bool(function.strict)
     if not must_call and not strict:
         return OfferedTool(function.name, schema)
-    found = enforced(schema, strict, param)
+    found = enforced(schema, strict, param, form.call.unenforced if form is not None else None)
     return OfferedTool(function.name, found.schema, strict, found.unenforced)

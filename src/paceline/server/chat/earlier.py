@@ -12,9 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.calls.json_formats import PHI4_MARKS
 from paceline.server.chat.harmony import CHANNEL
 from paceline.server.protocol.chat import ChatMessage, MessageToolCall
 
+_WITH_TOOLS = "message['tools']"
+"""What Phi-4-mini's template takes the tools from: a text in the message of the system."""
+_FIRST = {"role": "system", "content": "You are a helpful assistant with some tools."}
+"""The message that holds the tools where the chat has none; as in the authors' examples."""
+_RESULT = "tool_response"
+"""The role of a call's result, in whose name Phi-4-mini's vocabulary has a token."""
 _ID_LENGTH = 9
 """Of a call, in templates of Mistral, which refuse others."""
 
@@ -32,6 +39,35 @@ def template_messages(
                 each["content"] = None
     in_channels = all(map(tokenizer.template_mentions, (CHANNEL, "message.thinking")))
     return [*map(_thinking, told)] if in_channels else told
+
+
+def tools_in_messages(
+    messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """The messages with tools, calls and results where Phi-4-mini's template takes them from.
+
+    It has no variable for tools and passes over calls, so that these are written as the model does.
+    """
+    if not tokenizer.template_mentions(_WITH_TOOLS):
+        return messages
+    told = [_with_call_text(message) for message in messages]
+    if tools:
+        if not any(message["role"] == "system" for message in told):
+            told.insert(0, _FIRST)
+        at = next(i for i, message in enumerate(told) if message["role"] == "system")
+        functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        told[at] = {**told[at], "tools": functions}
+    return told
+
+
+def _with_call_text(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {**message, "role": _RESULT}
+    if "tool_calls" not in message:
+        return message
+    calls = [call["function"] for call in message["tool_calls"]]
+    text = json.dumps(calls, ensure_ascii=False).join(PHI4_MARKS)
+    return {**message, "content": f"{message['content']}{text}"}
 
 
 def _thinking(told: dict[str, Any]) -> dict[str, Any]:

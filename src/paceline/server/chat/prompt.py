@@ -15,7 +15,11 @@ from typing import Any
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.chat.earlier import template_messages, with_text_arguments
+from paceline.server.chat.earlier import (
+    template_messages,
+    tools_in_messages,
+    with_text_arguments,
+)
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.wrapping import Wrapping
 from paceline.server.protocol.chat import ChatCompletionRequest, Tool
@@ -58,6 +62,7 @@ def _rendered(
 ) -> str:
     options = template_options(body.template_kwargs)
     tools = None if body.tool_choice == "none" else template_tools(body.tools)
+    messages = tools_in_messages(messages, tools, tokenizer)
     if body.continue_final_message:
         return _continued(tokenizer, messages, tools, options)
     return tokenizer.apply_chat_template(

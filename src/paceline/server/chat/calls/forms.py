@@ -15,6 +15,12 @@ def const(text: str) -> Form:
     return {"type": "const_string", "value": text}
 
 
+def text_of(patterns: Iterable[str]) -> Form:
+    """Free text that matches each of the patterns as a whole."""
+    found = list(patterns)
+    return {**ANY_TEXT, "patterns": found} if found else ANY_TEXT
+
+
 def regex(pattern: str) -> Form:
     return {"type": "regex", "pattern": pattern}
 

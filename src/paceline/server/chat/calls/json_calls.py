@@ -51,6 +51,9 @@ class JsonCalls:
     def tag(self, name: str, schema: Schema) -> Form:
         return call_tag(self.begin, name, json_of(schema), self.end)
 
+    def unenforced(self, schema: Schema) -> frozenset[str]:
+        return frozenset()
+
     def parsed(self, text: str, tools: Tools) -> tuple[str, str]:
         """Name and arguments of a whole call; no name if it is none."""
         try:
@@ -116,6 +119,9 @@ class NamedJson:
 
     def tag(self, name: str, schema: Schema) -> Form:
         return call_tag(self.begin, name, json_of(schema), self.end)
+
+    def unenforced(self, schema: Schema) -> frozenset[str]:
+        return frozenset()
 
 
 class NamedText:

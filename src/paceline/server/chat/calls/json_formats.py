@@ -44,14 +44,19 @@ INTERNLM = ToolFormat(
 
 
 def _listed(
-    name: str, before: str, after: str, opening: tuple[str, ...], call: CallKind = LIST
+    name: str,
+    before: str,
+    after: str,
+    opening: tuple[str, ...],
+    call: CallKind = LIST,
+    drops: str = "",
 ) -> ToolFormat:
-    """Calls in a JSON list between two marks."""
+    """Calls in a JSON list between two marks; ``drops`` is dropped behind them as well."""
     return ToolFormat(
         name,
         call,
         opening,
-        closing=(*LIST_END, *filter(None, [after])),
+        closing=(*LIST_END, *filter(None, [after, drops])),
         again="{",
         before=f"{before}[",
         after=f"]{after}",
@@ -63,7 +68,10 @@ XLAM = ToolFormat(
     "xlam", LIST, (), LIST_END, start="[", again="{", before="[", after="]", separator=", "
 )
 GRANITE = _listed("granite", "<|tool_call|>", "", ("<|tool_call|>",))
-PHI4 = _listed("phi4_mini_json", "functools", "", ("functools", "<|tool_call|>"))
+PHI4_MARKS = ("<|tool_call|>", "<|/tool_call|>")
+PHI4 = _listed("phi4_mini_json", "functools", "", ("functools", PHI4_MARKS[0]), drops=PHI4_MARKS[1])
+PHI4_MARKED = _listed("phi4_mini_json", *PHI4_MARKS, PHI4.opening)
+"""As the model's own template has it."""
 HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>", "</tool_calls>", ("<tool_calls>",))
 COHERE = _listed(
     "cohere_command3",

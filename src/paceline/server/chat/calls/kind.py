@@ -53,6 +53,10 @@ class CallKind(Protocol):
         """The tag that a call of this tool is, where it is forced."""
         ...
 
+    def unenforced(self, schema: Schema) -> frozenset[str]:
+        """Keywords of the schema that this tag does not hold arguments to."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EitherKind:
@@ -65,6 +69,9 @@ class EitherKind:
 
     def tag(self, name: str, schema: Schema) -> Form:
         return self.kinds[0].tag(name, schema)
+
+    def unenforced(self, schema: Schema) -> frozenset[str]:
+        return self.kinds[0].unenforced(schema)
 
 
 class _EitherText:

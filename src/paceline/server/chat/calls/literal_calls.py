@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.server.chat.calls.forms import (
-    ANY_TEXT,
     Form,
     const,
     json_of,
@@ -21,6 +20,7 @@ from paceline.server.chat.calls.forms import (
     sequence,
     star,
     tag,
+    text_of,
 )
 from paceline.server.chat.calls.kind import (
     Brackets,
@@ -32,7 +32,14 @@ from paceline.server.chat.calls.kind import (
     find_head,
 )
 from paceline.server.chat.calls.literals import PYTHON, MalformedError, arguments_of
-from paceline.server.chat.calls.parameters import SCALARS, STRING, Parameter, parameters
+from paceline.server.chat.calls.parameters import (
+    SCALARS,
+    STRING,
+    Parameter,
+    other,
+    parameters,
+)
+from paceline.server.chat.calls.texts import of_object, text_rules
 
 _DEEPEST = 6
 
@@ -66,14 +73,42 @@ class LiteralCalls:
     def tag(self, name: str, schema: Schema) -> Form:
         opening, closing = self.brackets[0], self.brackets[1]
         begin = self.begin.replace("%s", name) + opening
-        content = self._members(parameters(schema), self.mark, _DEEPEST)
+        found = parameters(schema)
+        if found is None:
+            value = json_of(other(schema).whole)
+            any_key = sequence(regex(r"[A-Za-z_]\w{0,63}"), const(self.mark), value)
+            content = separated([any_key], self.separator)
+        else:
+            content = self._members(found, self.mark, _DEEPEST)
         return tag(begin, content, closing + self.after)
 
-    def _members(self, found: Sequence[Parameter] | None, mark: str, depth: int) -> Form:
+    def unenforced(self, schema: Schema) -> frozenset[str]:
+        return self._left_of(parameters(schema), schema, schema, _DEEPEST)
+
+    def _left_of(
+        self, found: Sequence[Parameter] | None, schema: Schema, root: Schema, depth: int
+    ) -> frozenset[str]:
+        names = None if found is None else sum(each.is_required for each in found)
+        left = (self._left(each, depth) for each in found or ())
+        return of_object(schema, root, names).union(*left)
+
+    def _left(self, each: Parameter, depth: int) -> frozenset[str]:
+        """What :meth:`_value` does not hold a value to."""
+        if not self.quote or each.texts is not None:
+            return frozenset()
+        if each.kinds == STRING:
+            return text_rules(each).unenforced
+        if _is_list(each) and depth:
+            counts = {"minItems", "maxItems"} & each.schema.keys()
+            counts -= {"minItems"} if each.schema.get("minItems") in (0, 1) else set()
+            return self._left(each.items(), depth - 1) | counts
+        members = parameters(each.schema, each.root) if each.kinds == {"object"} and depth else None
+        if members is None:
+            return frozenset()
+        return self._left_of(members, each.schema, each.root, depth - 1)
+
+    def _members(self, found: Sequence[Parameter], mark: str, depth: int) -> Form:
         """Required ones first and in order; of the others any."""
-        if found is None:
-            any_key = sequence(regex(r"[A-Za-z_]\w{0,63}"), const(mark), json_of(True))
-            return separated([any_key], self.separator)
         needed = [self._member(each, mark, depth) for each in found if each.is_required]
         others = [self._member(each, mark, depth) for each in found if not each.is_required]
         if not needed:
@@ -96,15 +131,23 @@ class LiteralCalls:
         if texts is not None:
             return one_of(const(f"{quote}{text}{quote}") for text in texts)
         if allowed == STRING:
-            return tag(quote, ANY_TEXT, quote)
-        if allowed == {"array"} and depth and "prefixItems" not in each.schema:
+            return tag(quote, text_of(text_rules(each).patterns), quote)
+        if _is_list(each) and depth:
             element = self._value(each.items(), depth - 1)
-            elements = optional(separated([element], self.separator, at_least_one=True))
+            elements = separated([element], self.separator, at_least_one=True)
+            if not each.schema.get("minItems"):
+                elements = optional(elements)
             return sequence(const("["), elements, const("]"))
         members = parameters(each.schema, each.root) if allowed == {"object"} and depth else None
         if allowed <= SCALARS or members is None:
             return json_of(each.whole)
         return sequence(const("{"), self._members(members, ":", depth - 1), const("}"))
+
+
+def _is_list(each: Parameter) -> bool:
+    """Whether it is a list, of which no more is known than what its elements have to be."""
+    others = {"prefixItems", "allOf", "anyOf", "oneOf", "enum", "const"}
+    return each.kinds == {"array"} and not others & each.schema.keys()
 
 
 class LiteralText:

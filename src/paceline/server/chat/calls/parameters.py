@@ -18,6 +18,7 @@ from paceline.server.chat.calls.literals import PYTHON, MalformedError, value_of
 _DEEPEST = 8
 _DEFINITIONS = ("$defs", "definitions")
 STRING = frozenset({"string"})
+_TYPES = {"fraction": "number"}
 SCALARS = frozenset({"null", "boolean", "integer", "fraction"})
 
 
@@ -49,6 +50,20 @@ class Parameter:
         if not isinstance(found, list) or not found:
             return None
         return found if all(isinstance(each, str) for each in found) else None
+
+    @property
+    def scalars(self) -> list[str] | None:
+        """The values that alone are allowed, as they are written bare; None where others are."""
+        found = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
+        if not isinstance(found, list) or any(isinstance(each, list | dict) for each in found):
+            return None
+        return [each if isinstance(each, str) else json.dumps(each) for each in found] or None
+
+    @property
+    def without_strings(self) -> Schema:
+        """The schema of those values that are no strings."""
+        names = {_TYPES.get(each, each) for each in self.kinds - STRING}
+        return {**self.whole, "type": sorted(names)}
 
     @property
     def whole(self) -> Schema:
@@ -91,6 +106,11 @@ def parameter(schema: Schema, key: str) -> Parameter:
     """One by its name; anything goes where the schema does not name it."""
     found, _ = _named(schema, schema, _DEEPEST)
     return Parameter(key, target(found.get(key), schema), schema)
+
+
+def other(schema: Schema) -> Parameter:
+    """Any that the schema does not name."""
+    return Parameter("", target(target(schema, schema).get("additionalProperties"), schema), schema)
 
 
 def _named(schema: Any, root: Schema, depth: int) -> tuple[dict[str, Any], set[str]]:

@@ -70,6 +70,33 @@ MINIMAX_M2 = ToolFormat(
     after="</minimax:tool_call>",
 )
 
+
+def _dsml(name: str, block: str) -> ToolFormat:
+    """DeepSeek's markup, whose tags have a token of their own in front of their names."""
+    opening, closing = "<\uff5cDSML\uff5c", "</\uff5cDSML\uff5c"
+    blocks = ("function_calls>", "tool_calls>")
+    return ToolFormat(
+        name,
+        XmlCalls(
+            head=rf'\s*{opening}invoke name="{NAME}">',
+            begin=f'{opening}invoke name="%s">\n',
+            end=f"{closing}invoke>",
+            after="\n",
+            key=(f'{opening}parameter name="', '"'),
+            value=("", f"{closing}parameter>"),
+            types=(' string="true">', ' string="false">'),
+        ),
+        opening=tuple(opening + each for each in blocks),
+        inner=(f"{opening}invoke name=",),
+        closing=tuple(closing + each for each in blocks),
+        before=f"{opening}{block}>\n",
+        after=f"{closing}{block}>",
+    )
+
+
+DEEPSEEK_V32 = _dsml("deepseek_v32", "function_calls")
+DEEPSEEK_V4 = _dsml("deepseek_v4", "tool_calls")
+
 _PYTHON = LiteralCalls(rf"\s*(?:\[\s*)?{NAME}\s*(?=\()", "%s", "")
 PYTHONIC = ToolFormat(
     "pythonic",

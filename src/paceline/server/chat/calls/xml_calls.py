@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 
 from paceline.server.chat.calls.forms import (
-    ANY_TEXT,
     Form,
     const,
     json_of,
@@ -21,6 +20,7 @@ from paceline.server.chat.calls.forms import (
     sequence,
     star,
     tag,
+    text_of,
 )
 from paceline.server.chat.calls.kind import (
     LONGEST_HEAD,
@@ -32,7 +32,14 @@ from paceline.server.chat.calls.kind import (
     find_head,
     unfinished_tag,
 )
-from paceline.server.chat.calls.parameters import STRING, Parameter, parameter, parameters
+from paceline.server.chat.calls.parameters import (
+    STRING,
+    Parameter,
+    other,
+    parameter,
+    parameters,
+)
+from paceline.server.chat.calls.texts import narrowing, of_object, text_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,8 @@ class XmlCalls:
         value: what stands before and behind a value.
         gap: white space between tags.
         padding: white space at both ends of a value, which is no part of it.
+        types: what stands behind a key's tag where the value is a string, and where it is JSON; of
+            formats that say so.
     """
 
     head: str
@@ -58,13 +67,16 @@ class XmlCalls:
     value: tuple[str, str]
     gap: str = "\n"
     padding: str = ""
+    types: tuple[str, str] = ("", "")
 
     @property
     def opening(self) -> str:
         """The pattern of what comes before a value."""
         before, behind = map(re.escape, self.key)
         value = rf"\s*{re.escape(self.value[0])}" if self.value[0] else ""
-        return rf'{before}(?P<key>[^<>"\n]+){behind}{value}'
+        text, other = map(re.escape, self.types)
+        kind = rf"(?:(?P<text>{text})|{other}|>)" if text else "(?P<text>)"
+        return rf'{before}(?P<key>[^<>"\n]+){behind}{kind}{value}'
 
     def reader(self, tools: Tools) -> XmlText:
         return XmlText(self, tools)
@@ -73,25 +85,55 @@ class XmlCalls:
         found = parameters(schema)
         if found is None:
             name_of_any = (const(self.key[0]), regex(r'[^<>"\n]{1,64}'))
-            content = star(sequence(*name_of_any, *self._value_behind(self.key[1], None)))
+            content = star(sequence(*name_of_any, *self._value_behind(self.key[1], other(schema))))
         else:
             forms = ((each, sequence(*self._parameter(each))) for each in found)
             content = sequence(*(f if each.is_required else optional(f) for each, f in forms))
         return tag(self.begin.replace("%s", name), content, self.end + self.after)
 
+    def unenforced(self, schema: Schema) -> frozenset[str]:
+        found = parameters(schema)
+        names = None if found is None else sum(each.is_required for each in found)
+        values = [other(schema)] if found is None else found
+        left = (self._unenforced(each) for each in values)
+        return of_object(schema, schema, names).union(*left)
+
+    def _unenforced(self, each: Parameter) -> frozenset[str]:
+        if "string" not in each.kinds or (each.scalars and not self.types[0]):
+            return frozenset()
+        return text_rules(each).unenforced if self._has_rules(each) else narrowing(each)
+
+    def _has_rules(self, each: Parameter) -> bool:
+        """Whether a text cannot be a value of another type, but for null."""
+        return bool(self.types[0]) or each.kinds <= STRING | {"null"}
+
     def _parameter(self, each: Parameter) -> list[Form]:
         return self._value_behind(self.key[0] + each.key + self.key[1], each)
 
-    def _value_behind(self, begin: str, each: Parameter | None) -> list[Form]:
+    def _value_behind(self, begin: str, each: Parameter) -> list[Form]:
         """A value, whose first tag ends with this text."""
         opening, closing = self.value
-        begin += (self.gap if opening else "") + opening + self.padding
-        if each is None or ("string" in each.kinds and each.texts is None):
+        text, other = self.types
+        behind = (self.gap if opening else "") + opening + self.padding
+        bare = None if text else each.scalars
+        found = list[Form]()
+        if bare is not None:
+            found.append(tag(begin + behind, one_of(map(const, bare)), self.padding + closing))
+        elif "string" in each.kinds:
             # What it ends with is read as its end wherever it stands, so none may stand in it.
-            return [tag(begin, ANY_TEXT, closing), const(self.gap)]
-        texts = each.texts
-        content = json_of(each.whole) if texts is None else one_of(map(const, texts))
-        return [tag(begin, content, self.padding + closing), const(self.gap)]
+            found.append(tag(begin + text + behind, text_of(self._patterns(each)), closing))
+        if bare is None and (each.kinds - STRING if text else "string" not in each.kinds):
+            schema = each.without_strings if "string" in each.kinds else each.whole
+            found.append(tag(begin + other + behind, json_of(schema), self.padding + closing))
+        return [found[0] if len(found) == 1 else one_of(found), const(self.gap)]
+
+    def _patterns(self, each: Parameter) -> list[str]:
+        """That a text matches, with the white space behind it."""
+        if not self._has_rules(each):
+            return []
+        null = "|null" if "null" in each.kinds and not self.types[0] else ""
+        behind = self.padding.replace("\n", r"\n")
+        return [f"(?:{pattern}{null}){behind}" for pattern in text_rules(each).patterns]
 
 
 class XmlText:
@@ -134,7 +176,7 @@ class XmlText:
         at = self._at + len(text[self._at : self._at + LONGEST_HEAD]) - len(rest)
         found = re.match(kind.opening, rest)
         if found is not None:
-            self._begin(found["key"].strip(), at + found.end())
+            self._begin(found["key"].strip(), bool(found["text"]), at + found.end())
         elif rest.startswith(kind.end):
             self._arguments, self._end = self._arguments + "}", at + len(kind.end)
         elif self._may_be_tag(rest) and len(text) - self._at < LONGEST_HEAD:
@@ -147,9 +189,11 @@ class XmlText:
         marks = self._kind.end, self._kind.key[0]
         return rest.startswith(marks[1]) or any(each.startswith(rest) for each in marks)
 
-    def _begin(self, key: str, at: int) -> None:
+    def _begin(self, key: str, is_text: bool, at: int) -> None:
         self._parameter = parameter(self._tools[self._name], key)
-        self._is_string, self._has_begun = self._parameter.kinds == STRING, False
+        allowed = self._parameter.kinds
+        self._is_string = allowed == STRING or (is_text and "string" in allowed)
+        self._has_begun = False
         separator = "" if self._arguments == "{" else ", "
         self._arguments += f"{separator}{json.dumps(key, ensure_ascii=False)}: "
         self._arguments += '"' if self._is_string else ""
