@@ -85,7 +85,7 @@ def _write_mamba(writer: gguf.GGUFWriter, config: Any) -> None:
 def hybrid_tensors(
     arch: str, config: Any, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The tensors as the converter of the architecture changes them, by names that its map knows."""
+    """The tensors as the architecture's converter changes them, by names that its map knows."""
     found: dict[str, torch.Tensor] = {}
     for label, tensor in tensors.items():
         name, changed = _NO_WEIGHT.sub(r"\1", label), tensor.float()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.errors import PacelineError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
@@ -26,6 +27,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "falcon-h1-normed": {"mamba_norm_before_gate": False},
 }
 FAMILIES = [*HYBRIDS]
+WIDE = {"linear_value_head_dim": 32, "intermediate_size": 144, "moe_intermediate_size": 96}
+# Whole blocks of 32.
+WIDTHS = {
+    "qwen3-next": {**WIDE, "shared_expert_intermediate_size": 32},
+    "qwen3-5": {**WIDE, "intermediate_size": 96},
+    "lfm2": {"intermediate_size": 144},
+    "falcon-h1": {"intermediate_size": 96},
+    "nemotron-h": {"intermediate_size": 96},
+    "granite-hybrid": {"shared_intermediate_size": 96},
+}
 
 
 def logits(path: Path, ops: Any) -> torch.Tensor:
@@ -57,3 +68,36 @@ def test_a_file_says_what_a_folder_says(tmp_path: Path, family: str) -> None:
     assert wanted.recurrent is not None
     assert found.recurrent.layers == wanted.recurrent.layers
     assert found.only_part == wanted.only_part
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@pytest.mark.parametrize("family", WIDTHS)
+def test_weights_are_computed_with_as_they_are_stored(tmp_path: Path, family: str) -> None:
+    path = tmp_path / "m.gguf"
+    convert(family, path, qtype="Q8_0", changes=CHANGES.get(family, {}) | WIDTHS[family])
+    checkpoint = load_checkpoint(path, with_tokenizer=False)
+    assert checkpoint.is_quantised
+    for part in ("out_proj", "in_proj_qkv" if family.startswith("qwen") else "in_proj"):
+        name = f"model.layers.0.linear_attn.{part}.weight"
+        assert checkpoint.tensors.as_stored(name).format == "Q8_0"  # type: ignore[attr-defined]
+    plain = logits(path, ReferenceOps("float32"))
+    native, reference = (logits(path, ops("file")) for ops in (CpuOps, ReferenceOps))
+    assert (native - reference).abs().median() < 1e-3 * plain.std()
+    assert (native - plain).abs().median() < 0.15 * plain.std()  # activations have 8 bits
+
+
+def refused(tmp_path: Path, family: str, match: str, **metadata: object) -> None:
+    keys = {f"ARCH.{key.replace('__', '.')}": value for key, value in metadata.items()}
+    convert(family, tmp_path / "m.gguf", metadata=keys)
+    with pytest.raises(PacelineError, match=match):
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
+
+
+def test_what_no_reader_computes_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "lfm2", "sliding_window", attention__sliding_window=64)
+    refused(tmp_path, "nemotron-h", "moe_latent_size", moe_latent_size=8)
+
+
+def test_sizes_of_a_recurrence_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "granite-hybrid", "multiple of ssm.time_step_rank", ssm__inner_size=130)
+    refused(tmp_path, "qwen3-5", "multiple of ssm.time_step_rank", ssm__time_step_rank=7)

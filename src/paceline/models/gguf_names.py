@@ -81,12 +81,8 @@ _INTERLEAVED = (
     *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee", "llama4"),
     *("granitehybrid", "nemotron_h", "nemotron_h_moe"),
 )
-_PLUS_ONE = (
-    "gemma2",
-    "gemma3",
-    "nemotron",
-    *DELTA_HYBRIDS,
-)  # those whose norms' weights have the one added
+# Those whose norms' weights have the one added.
+_PLUS_ONE = ("gemma2", "gemma3", "nemotron", *DELTA_HYBRIDS)
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
 _FUSED_UP = ("phi3", "chatglm", "glm4")
 _NORMED_AFTER = ("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "exaone4", "glm4")

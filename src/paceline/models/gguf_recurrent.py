@@ -134,7 +134,7 @@ def _value_dim(get: Callable[..., Any]) -> int:
     inner, heads = get("ssm.inner_size"), get("ssm.time_step_rank")
     if type(inner) is not int or type(heads) is not int or heads < 1 or inner % heads:
         raise ModelLoadError(
-            f"the GGUF metadata say ssm.inner_size = {str(inner)[:40]}, which must be a multiple of "
+            f"the GGUF metadata say ssm.inner_size = {str(inner)[:40]}; it must be a multiple of "
             f"ssm.time_step_rank = {str(heads)[:40]}"
         )
     return inner // heads
