@@ -58,6 +58,7 @@ def write_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(-(-width // multiple) * multiple)
     if arch == "lfm2moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_leading_dense_block_count(c.num_dense_layers)
     if arch.startswith("nemotron"):
         width = c.moe_intermediate_size if arch.endswith("moe") else c.intermediate_size
         writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in types])

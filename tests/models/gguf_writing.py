@@ -292,7 +292,7 @@ def _weight(name: str) -> str:
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     number = next(filter(None, (getattr(config, name, None) for name in NUMBERS)), None)
-    if not number:
+    if not number or writer.arch == "nemotron_h":  # whose configuration speaks of them all the same
         return
     writer.add_expert_count(number)
     used = next(filter(None, (getattr(config, name, None) for name in CHOSEN)))

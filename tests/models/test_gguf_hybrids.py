@@ -12,7 +12,11 @@ from paceline.errors import PacelineError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
+from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.packed_folder import write_packed
+from tests.arrays import same
+from tests.models import gguf_hybrids
 from tests.models.gguf_writing import convert
 from tests.models.reference import HYBRIDS, LINEAR, VOCAB, Driver, save_model
 
@@ -84,6 +88,28 @@ def test_weights_are_computed_with_as_they_are_stored(tmp_path: Path, family: st
     native, reference = (logits(path, ops("file")) for ops in (CpuOps, ReferenceOps))
     assert (native - reference).abs().median() < 1e-3 * plain.std()
     assert (native - plain).abs().median() < 0.15 * plain.std()  # activations have 8 bits
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@pytest.mark.parametrize("family", WIDTHS)
+def test_a_converted_file_gives_the_same_bits(tmp_path: Path, family: str) -> None:
+    path, out = tmp_path / "m.gguf", tmp_path / "packed"
+    convert(family, path, qtype="Q8_0", changes=CHANGES.get(family, {}) | WIDTHS[family])
+    write_packed(load_checkpoint(path, with_tokenizer=False), out, Packer("file"))
+    assert same(logits(out, CpuOps("file")), logits(path, CpuOps("file")))
+
+
+def test_earlier_files_of_qwen3_next_have_one_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = CHANGES["qwen3-next"]
+    convert("qwen3-next", tmp_path / "m.gguf", changes=changes)
+    monkeypatch.setattr(gguf_hybrids, "_apart", lambda config, name, tensor: {name: tensor})
+    convert("qwen3-next", tmp_path / "earlier.gguf", changes=changes)
+    found, wanted = (
+        logits(tmp_path / name, ReferenceOps("float32")) for name in ("earlier.gguf", "m.gguf")
+    )
+    assert same(found, wanted)
 
 
 def refused(tmp_path: Path, family: str, match: str, **metadata: object) -> None:
