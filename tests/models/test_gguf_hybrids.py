@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -127,3 +128,22 @@ def test_what_no_reader_computes_is_refused(tmp_path: Path) -> None:
 def test_sizes_of_a_recurrence_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "granite-hybrid", "multiple of ssm.time_step_rank", ssm__inner_size=130)
     refused(tmp_path, "qwen3-5", "multiple of ssm.time_step_rank", ssm__time_step_rank=7)
+
+
+def test_layers_that_only_draft_are_left_out(tmp_path: Path) -> None:
+    convert("qwen3-5", tmp_path / "m.gguf")
+    convert(
+        "qwen3-5",
+        tmp_path / "more.gguf",
+        metadata={"ARCH.block_count": 5, "ARCH.nextn_predict_layers": 1},
+        extra_tensors={
+            "blk.4.attn_norm.weight": np.ones(64),
+            "blk.4.attn_q.weight": np.ones((128, 64)),
+            "blk.4.nextn.eh_proj.weight": np.ones((64, 128)),
+            "blk.4.nextn.enorm.weight": np.ones(64),
+        },
+    )
+    found, wanted = (
+        logits(tmp_path / name, ReferenceOps("float32")) for name in ("more.gguf", "m.gguf")
+    )
+    assert same(found, wanted)

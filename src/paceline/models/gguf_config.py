@@ -331,9 +331,11 @@ def _scaling(keys: _Keys, is_latent: bool) -> dict[str, Any]:
 
 def _biases(container: GgufContainer) -> dict[str, bool]:
     """Biases are there or not; no key says so."""
-    parts = {name.split(".", 2)[-1] for name in container.tensors if name.startswith("blk.")}
+    names = container.tensors
+    ends = (name for name in names if name.endswith(".attn_output.weight"))
+    first = next(ends, "blk.0.").partition("attn_output")[0]  # of the layers with attention
     return {
-        "qkv_bias": "attn_q.bias" in parts or "attn_qkv.bias" in parts,
-        "o_bias": "attn_output.bias" in parts,
-        "mlp_bias": "ffn_down.bias" in parts,
+        "qkv_bias": f"{first}attn_q.bias" in names or f"{first}attn_qkv.bias" in names,
+        "o_bias": f"{first}attn_output.bias" in names,
+        "mlp_bias": "blk.0.ffn_down.bias" in names,
     }
