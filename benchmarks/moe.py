@@ -31,6 +31,7 @@ from report import Report, Row, Target, grid, identical_target, markdown, pick
 from speedup import MAX_MODEL_LEN, TEMPERATURES, comparison, open_engines, run_cell
 
 from paceline.commands.prompts import Encoder
+from paceline.commands.resolve import without_memory
 from paceline.config import parse_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.gguf_container import read_container
@@ -137,7 +138,7 @@ def step_rows(
 def measure_speculation(options: argparse.Namespace, report: Report) -> None:
     source = load_prompts(options.prompts)
     sources = [SUFFIX, *([{"model": options.draft}] if options.draft else [])]
-    config = parse_speculative_config(sources)
+    config = without_memory(parse_speculative_config(sources))
     more: dict[str, Any] = {"num_threads": options.threads, "max_num_seqs": 8}
     with ExitStack() as stack:
         arms = open_engines(options, {PRICED: config}, stack, **more)

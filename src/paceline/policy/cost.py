@@ -127,7 +127,7 @@ class CostModel:
         """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
-        time, experts = self._time(shape), self._experts
+        time, experts = self._time(shape), self._experts_of(shape)
         if time > 0.0:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
             if experts is not None and shape.experts:
@@ -137,13 +137,17 @@ class CostModel:
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step, with what its own experts take."""
-        time, experts = self._table_time(shape), self._experts
-        if experts is None or shape.rows < 1:
+        time, experts = self._table_time(shape), self._experts_of(shape)
+        if experts is None:
             return time
         of_table, read = self._read.predict(shape), float(shape.experts)
         if not shape.experts:
             (read,) = experts.union.read(self._unions(shape, [of_table]), _requests(shape))
         return max(0.0, time + experts.ms * (read - of_table))
+
+    def _experts_of(self, shape: StepShape) -> ExpertPrices | None:
+        """Nothing for a single row, which reads as many whatever the text."""
+        return self._experts if shape.rows > 1 else None
 
     def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:
         """Rows of a step, of one with a further row and so on, with what the table's steps read.
