@@ -19,6 +19,12 @@ from tests.models.gguf_gemma import (
     stacked_streams,
     write_layers,
 )
+from tests.models.gguf_hybrids import (
+    HYBRID_INTERLEAVED,
+    hybrid_arch,
+    hybrid_tensors,
+    write_hybrid,
+)
 from tests.models.reference import RETOLD, make_model
 
 ARCHES = {
@@ -51,11 +57,13 @@ ARCHES = {
 NUMBERS = ("num_experts", "num_local_experts")
 CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm", "arcee"}
+INTERLEAVED |= HYBRID_INTERLEAVED
 YARN_KEYS = {
     "ARCH.rope.scaling.type": "yarn",
     "ARCH.rope.scaling.factor": 4.0,
     "ARCH.rope.scaling.original_context_length": 32,
 }
+_PLAIN = r"gate_inp|exp_probs|altup|ssm_(a|d|norm|conv1d)|shortconv\.conv|\.bias$"
 IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 SOFTCAPS = {"ARCH.attn_logit_softcapping": 5.0, "ARCH.final_logit_softcapping": 8.0}
 GEMMA = {"ARCH.attention.scale": 20**-0.5}
@@ -140,6 +148,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4": {},
     "gemma4-unified": {},
     "gemma4-inputs": {},
+    "granite-hybrid": GRANITE,
+    "granite-hybrid-moe": GRANITE,
 }
 
 
@@ -169,11 +179,14 @@ def write_gguf(
     With ``shard_tensors``, so many tensors go into each of several files. ``arch`` is that of
     the file, where the type of the configuration does not say it.
     """
-    arch = arch or ARCHES.get(config.model_type, config.model_type)
+    hybrid = hybrid_arch(config)
+    arch = arch or hybrid or ARCHES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=shard_tensors)
     _write_sizes(writer, config)
     if arch in LAYERED:
         write_layers(writer, config)
+    if hybrid:
+        write_hybrid(writer, config)
     for key, value in (metadata or {}).items():
         _write_value(writer, key.replace("ARCH", arch), value)
     names = gguf.get_tensor_name_map(
@@ -182,6 +195,8 @@ def write_gguf(
     if arch == "llama4":
         tensors = {n: t.mT if ".experts." in n else t for n, t in tensors.items()}
     tensors = stacked_experts(stacked_streams(tensors), fused=arch in LAYERED)
+    if hybrid:
+        tensors = hybrid_tensors(arch, config, tensors)
     layers = range(config.num_hidden_layers)
     for key in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
         found = [tensors[f"model.layers.{i}.mlp.act_fn.{key}.weight"] for i in layers]
@@ -209,7 +224,7 @@ def write_gguf(
         assert stored is not None, name
         stored += ".weight" if name.endswith(".sinks") else ""
         named = (other_types or {}).get(f"{stored}", qtype)
-        is_matrix = data.ndim > 1 and not re.search(r"gate_inp|exp_probs|altup|\.bias$", stored)
+        is_matrix = data.ndim > 1 and not re.search(_PLAIN, stored)
         kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
@@ -279,7 +294,7 @@ def _weight(name: str) -> str:
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     number = next(filter(None, (getattr(config, name, None) for name in NUMBERS)), None)
-    if not number:
+    if not number or writer.arch == "nemotron_h":  # whose configuration speaks of them all the same
         return
     writer.add_expert_count(number)
     used = next(filter(None, (getattr(config, name, None) for name in CHOSEN)))

@@ -30,7 +30,7 @@ from paceline.models.latent import LatentTensors
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
-from paceline.models.recurrent_tensors import RecurrentTensors
+from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredTensors
 from paceline.models.tokenizer import Tokenizer
@@ -237,6 +237,8 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
         tensors = ExpertTensors(tensors, config.altup.streams - 1, stack=ALTUP_STACK)
     if config.latent:
         tensors = LatentTensors(tensors, config)
+    if config.recurrent:
+        tensors = RecurrentTensors(GroupedHeads(tensors, config), config)
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
         config, tensors, tokenizer, name, hf_config=told, is_quantised=found.is_quantised

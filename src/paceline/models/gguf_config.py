@@ -21,6 +21,7 @@ from paceline.models.gguf_heads import head_keys
 from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
 from paceline.models.gguf_layered import LAYERED, PER_LAYER_KEYS, layered_keys
 from paceline.models.gguf_names import ARCHITECTURES, HEADS
+from paceline.models.gguf_recurrent import HYBRIDS, recurrent_keys
 from paceline.models.gguf_tokenizer import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
 
@@ -57,6 +58,7 @@ class _Keys:
         self._metadata = container.metadata
         self._listed = PER_LAYER_KEYS if architecture in LAYERED else ()
         self._prefix = architecture + "."
+        self._is_hybrid = architecture in HYBRIDS
 
     def get(self, key: str, default: Any = None) -> Any:
         """One value; a list with one entry per layer counts as one if all are the same.
@@ -64,6 +66,8 @@ class _Keys:
         Of keys that are read layer by layer besides, the first entry stands for all.
         """
         value = self._metadata.get(self._prefix + key, default)
+        if isinstance(value, list) and self._is_hybrid:  # 0 where a layer has nothing of the kind
+            value = [item for item in value if item] or value[:1]
         one = key in self._listed
         if isinstance(value, list) and value and (one or all(item == value[0] for item in value)):
             return value[0]
@@ -124,6 +128,11 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         "mlp_bias": biases["mlp_bias"],
         "lm_head_bias": "output.bias" in container.tensors,
         **(llama4_keys(keys.get) if architecture == "llama4" else {}),
+        **(
+            recurrent_keys(keys.get, architecture, container.tensors, _num_layers(keys))
+            if architecture in HYBRIDS
+            else {}
+        ),
     }
 
 
@@ -146,8 +155,7 @@ def config_from_gguf(container: GgufContainer, told: Mapping[str, Any]) -> Model
 def _experts(container: GgufContainer, keys: _Keys, architecture: str) -> dict[str, Any]:
     if not keys.get("expert_count", 0):
         return {}
-    count = int(keys.number("block_count")) - _layers_behind(keys)
-    found = expert_keys(keys.get, architecture, container.tensors, count)
+    found = expert_keys(keys.get, architecture, container.tensors, _num_layers(keys))
     return {
         "model_type": mixture_type(ARCHITECTURES[architecture], container.tensors),
         **found,
@@ -156,14 +164,15 @@ def _experts(container: GgufContainer, keys: _Keys, architecture: str) -> dict[s
 
 def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, Any]:
     stored = container.tensors
-    sample = stored.get("blk.0.ffn_down.weight") or stored.get("blk.0.ffn_down_exps.weight")
+    parts = ("ffn_down", "ffn_down_exps", "ssm_out")
+    sample = next(filter(None, (stored.get(f"blk.0.{part}.weight") for part in parts)), None)
     heads = keys.number("attention.head_count")
     return {
         "model_type": {**ARCHITECTURES, **HEADS}[architecture_of(container)],
         "vocab_size": _vocab_size(container, keys),
         "hidden_size": keys.get("embedding_length"),
         "intermediate_size": keys.get("feed_forward_length"),
-        "num_hidden_layers": keys.number("block_count") - _layers_behind(keys),
+        "num_hidden_layers": _num_layers(keys),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -190,6 +199,10 @@ def _vocab_size(container: GgufContainer, keys: _Keys) -> int:
     return int(keys.number("vocab_size", len(tokens) if isinstance(tokens, list) else None))
 
 
+def _num_layers(keys: _Keys) -> int:
+    return int(keys.number("block_count")) - _layers_behind(keys)
+
+
 def _layers_behind(keys: _Keys) -> int:
     """Layers for multi-token prediction, which the format counts among a model's blocks."""
     count, behind = keys.number("block_count"), keys.get("nextn_predict_layers", 0)
@@ -203,7 +216,7 @@ def _layers_behind(keys: _Keys) -> int:
 
 def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any]:
     """What only some families have."""
-    if architecture in ("granite", "granitemoe"):
+    if architecture in ("granite", "granitemoe", "granitehybrid"):
         return {
             "embedding_multiplier": keys.get("embedding_scale", 1.0),
             "residual_multiplier": keys.get("residual_scale", 1.0),
@@ -319,8 +332,10 @@ def _scaling(keys: _Keys, is_latent: bool) -> dict[str, Any]:
 def _biases(container: GgufContainer) -> dict[str, bool]:
     """Biases are there or not; no key says so."""
     names = container.tensors
+    ends = (name for name in names if name.endswith(".attn_output.weight"))
+    first = next(ends, "blk.0.").partition("attn_output")[0]  # of the layers with attention
     return {
-        "qkv_bias": "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
-        "o_bias": "blk.0.attn_output.bias" in names,
+        "qkv_bias": f"{first}attn_q.bias" in names or f"{first}attn_qkv.bias" in names,
+        "o_bias": f"{first}attn_output.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
     }

@@ -31,7 +31,7 @@ _OF_LLAMA = "mixtral"
 _SHARED = {"granitemoe": "granitemoeshared"}
 _SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _SCORES = {1: "softmax", 2: "sigmoid"}
-_RENORMALISED = ("qwen3moe",)
+_RENORMALISED = ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe")
 """Architectures whose weights add up to 1 where no key says so."""
 
 

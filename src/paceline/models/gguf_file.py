@@ -149,6 +149,8 @@ class GgufTensors(StoredTensors):
             return found
         if place.minus_one:
             return floats(tensor) - np.float32(1.0)
+        if place.flat:
+            return tensor.reshape(-1)
         return self._placed(name, place, tensor)
 
     def _placed(self, name: str, place: Place, tensor: Array) -> Array:
@@ -176,7 +178,8 @@ class GgufTensors(StoredTensors):
     def shape_of(self, name: str) -> tuple[int, ...]:
         if name not in self._where:
             return super().shape_of(name)  # which says so
-        return self._where[name][0].info.shape
+        stored, place = self._where[name]
+        return (stored.info.num_elements,) if place.flat else stored.info.shape
 
     def rows(self, name: str, first: int, last: int) -> Array:
         stored, place = self._where[name]

@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from paceline.models.gguf_experts import EXPERT_BLOCK
 from paceline.models.gguf_latent import LATENT_BLOCK
 from paceline.models.gguf_layered import LAYERED_BLOCK, LAYERED_PARAMETERS, LAYERED_TOP
+from paceline.models.gguf_recurrent import (
+    DELTA_BLOCK,
+    DELTA_HYBRIDS,
+    FLAT,
+    RECURRENT_BLOCK,
+    RECURRENT_PARAMETERS,
+)
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -53,6 +60,15 @@ ARCHITECTURES = {
     "gemma3n": "gemma3n_text",
     "phimoe": "phimoe",
     "llama4": "llama4_text",
+    "lfm2": "lfm2",
+    "lfm2moe": "lfm2_moe",
+    "granitehybrid": "granitemoehybrid",
+    "qwen3next": "qwen3_next",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+    "falcon-h1": "falcon_h1",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -63,14 +79,17 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 _INTERLEAVED = (
     *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
     *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee", "llama4"),
+    *("granitehybrid", "nemotron_h", "nemotron_h_moe"),
 )
-_PLUS_ONE = ("gemma2", "gemma3", "nemotron")  # those whose norms' weights have the one added
+# Those whose norms' weights have the one added.
+_PLUS_ONE = ("gemma2", "gemma3", "nemotron", *DELTA_HYBRIDS)
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
 _FUSED_UP = ("phi3", "chatglm", "glm4")
 _NORMED_AFTER = ("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "exaone4", "glm4")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "token_embd_norm.weight": "model.norm.weight",  # of LFM2
     "output.weight": "lm_head.weight",
     "output_norm.bias": "model.norm.bias",
     "output.bias": "lm_head.bias",
@@ -96,6 +115,7 @@ _BLOCK = {
     **EXPERT_BLOCK,
     **LATENT_BLOCK,
     **LAYERED_BLOCK,
+    **RECURRENT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",
@@ -105,8 +125,8 @@ _POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias|scale)")
-_PARAMETERS = {"attn_sinks.weight": "self_attn.sinks", **LAYERED_PARAMETERS}
+_IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+?)(?:\.(weight|bias|scale))?")
+_PARAMETERS = {"attn_sinks.weight": "self_attn.sinks", **LAYERED_PARAMETERS, **RECURRENT_PARAMETERS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +138,7 @@ class Place:
         unpermute: ``q``, ``k`` or ``qkv`` where the rows of these heads are interleaved, otherwise
             empty.
         minus_one: a norm's weight that is stored with the one already added.
+        flat: a vector that is stored as a matrix.
         minus_row: token ids that are stored as they are, not as distances from their rows.
     """
 
@@ -125,6 +146,7 @@ class Place:
     unpermute: str = ""
     minus_one: bool = False
     minus_row: bool = False
+    flat: bool = False
 
 
 def place_of(architecture: str, stored: str) -> Place:
@@ -141,15 +163,16 @@ def place_of(architecture: str, stored: str) -> Place:
     if match is None:
         return Place(stored)
     index, part, kind = match.groups()
-    parameter = _PARAMETERS.get(f"{part}.{kind}")
+    parameter = _PARAMETERS.get(f"{part}.{kind}" if kind else part)
     if parameter is not None:  # no matrix's weight, but a parameter by itself
-        return Place(f"model.layers.{int(index)}.{parameter}")
-    if part not in names or kind == "scale":
+        return Place(f"model.layers.{int(index)}.{parameter}", flat=part in FLAT)
+    if part not in names or kind in (None, "scale"):
         return Place(stored)
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
         unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",
-        minus_one=plus_one and part.endswith("norm") and kind == "weight",
+        minus_one=plus_one and part.endswith("norm") and part not in FLAT and kind == "weight",
+        flat=part in FLAT,
     )
 
 
@@ -160,4 +183,6 @@ def _block(architecture: str) -> dict[str, str]:
         names |= _POST_NORMS
     if architecture in _FUSED_UP:
         names["ffn_up"] = "mlp.gate_up_proj"
+    if architecture in DELTA_HYBRIDS:
+        names |= DELTA_BLOCK
     return names

@@ -62,6 +62,9 @@ _DEEPSEEK = (
 _SPLITS: dict[str, str | tuple[str, ...]] = {
     "llama3": f"{_ENDINGS}|" + _WORDS % r"\p{N}{1,3}",
     "qwen2": f"{_ENDINGS}|" + _WORDS % r"\p{N}",
+    "qwen35": f"{_ENDINGS}|"  # marks belong to words
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
     "tekken": _CASED % ("", "", r"\p{N}"),
     "gpt-4o": _CASED % (f"{_ENDINGS}?", f"{_ENDINGS}?", r"\p{N}{1,3}"),
     "digits": "",
@@ -84,6 +87,8 @@ _SPLIT_NAMES = {
     "exaone4": "gpt2",
     "stablelm2": "qwen2",
     "gpt-4o": "gpt-4o",
+    **dict.fromkeys(("lfm2", "falcon-h1", "pixtral"), "llama3"),
+    "qwen35": "qwen35",
 }
 
 
@@ -206,7 +211,7 @@ def _byte_level(
     if split == "digits":
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns))
-    if split == "qwen2":
+    if split in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()

@@ -13,12 +13,17 @@ import re
 
 import numpy as np
 
+from paceline.errors import ModelLoadError
+from paceline.models.arrays import Array
 from paceline.models.config import ModelConfig
 from paceline.models.placed_tensors import Place, PlacedTensors
 from paceline.models.recurrent import DELTA
-from paceline.models.stored import StoredTensors
+from paceline.models.stored import StoredRows, StoredTensors
 
 _FUSED = re.compile(r"(.*\.linear_attn\.)in_proj_(qkvz|ba)(\.weight)")
+_OF_HEADS = re.compile(r".*\.linear_attn\.(in_proj_[qkvzba]+|conv1d|A|dt_bias)(\.weight)?")
+_TILED = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Families whose GGUF files have the heads of values in another order than their checkpoints."""
 _QUERIES = re.compile(r"(.*\.self_attn\.)q_proj(\.weight|\.bias)")
 
 
@@ -63,3 +68,52 @@ def _apart(
         found[prefix + name + end] = Place(stored, rows.ravel(), groups * of_group)
         at += width
     return found
+
+
+class GroupedHeads(PlacedTensors):
+    """A GGUF file's gated delta nets in which heads that share a key follow one another.
+
+    Files of Qwen3.5 have the first head of every key, then the second of every key, and so on: in
+    the rows of what values, gates, rates and decays come from, and in the columns of the last
+    linear, which are left where they are and say which input is theirs.
+    """
+
+    def __init__(self, stored: StoredTensors, config: ModelConfig) -> None:
+        super().__init__(stored)
+        self._where = {name: Place(name) for name in stored}
+        self._columns: Array | None = None
+        r = config.recurrent
+        if r is None or config.architecture not in _TILED or r.heads == r.groups:
+            return
+        heads = np.arange(r.heads).reshape(-1, r.groups).T.ravel()
+        values = (heads[:, None] * r.value_dim + np.arange(r.value_dim)).ravel()
+        channels = np.concatenate((np.arange(2 * r.keys), 2 * r.keys + values))
+        self._columns = values
+        orders = {"in_proj_qkv": channels, "conv1d": channels, "in_proj_z": values}
+        for name in stored:
+            match = _OF_HEADS.fullmatch(name)
+            if match is not None:
+                rows = orders.get(match[1], heads)
+                self._where[name] = Place(name, rows, len(rows))
+
+    def _columns_of(self, name: str) -> Array | None:
+        """Which stored column each input is; None where they are in their order."""
+        if self._columns is None or not name.endswith(".linear_attn.out_proj.weight"):
+            return None
+        shape = self.shape_of(name)
+        if len(shape) != 2 or shape[1] != len(self._columns):
+            raise ModelLoadError(
+                f"tensor {name} has shape {shape}; the configuration needs {len(self._columns)} "
+                "columns"
+            )
+        return self._columns
+
+    def __getitem__(self, name: str) -> Array:
+        found, columns = super().__getitem__(name), self._columns_of(name)
+        return found if columns is None else np.ascontiguousarray(found[:, columns])
+
+    def as_stored(self, name: str) -> StoredRows | None:
+        found, columns = super().as_stored(name), self._columns_of(name)
+        if found is None or columns is None:
+            return found
+        return found._replace(order=np.argsort(columns).astype(np.int32))

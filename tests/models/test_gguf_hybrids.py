@@ -1,0 +1,149 @@
+"""Hybrid models in GGUF files: the same models as in folders, on both backends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import PacelineError
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import why_not_native
+from paceline.models.ops.packing import Packer
+from paceline.models.ops.reference import ReferenceOps
+from paceline.models.packed_folder import write_packed
+from tests.arrays import same
+from tests.models import gguf_hybrids
+from tests.models.gguf_writing import convert
+from tests.models.reference import HYBRIDS, LINEAR, VOCAB, Driver, save_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
+# What no file says: dense layers among mixtures, and norms before the gate.
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen3-next": {"mlp_only_layers": []},
+    "nemotron-h-moe": {"layers_block_type": [LINEAR, "moe", "full_attention", LINEAR, "moe"]},
+    "falcon-h1-normed": {"mamba_norm_before_gate": False},
+}
+FAMILIES = [*HYBRIDS]
+WIDE = {"linear_value_head_dim": 32, "intermediate_size": 144, "moe_intermediate_size": 96}
+# Whole blocks of 32.
+WIDTHS = {
+    "qwen3-next": {**WIDE, "shared_expert_intermediate_size": 32},
+    "qwen3-5": {**WIDE, "intermediate_size": 96},
+    "lfm2": {"intermediate_size": 144},
+    "falcon-h1": {"intermediate_size": 96},
+    "nemotron-h": {"intermediate_size": 96},
+    "granite-hybrid": {"shared_intermediate_size": 96},
+}
+
+
+def logits(path: Path, ops: Any) -> torch.Tensor:
+    return Driver.of(path, max_len=64, ops=ops).chunk(TOKENS)
+
+
+@pytest.mark.parametrize("backend", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: str) -> None:
+    model = convert(family, tmp_path / "m.gguf", changes=CHANGES.get(family, {}))
+    with torch.no_grad():
+        want = model(torch.tensor([TOKENS])).logits[0]
+    got = logits(tmp_path / "m.gguf", KINDS[backend]("float32"))
+    assert (got - want).abs().max() < 1e-4 * want.abs().max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_says_what_a_folder_says(tmp_path: Path, family: str) -> None:
+    changes = CHANGES.get(family, {})
+    convert(family, tmp_path / "m.gguf", changes=changes)
+    save_model(family, tmp_path / "folder", **changes)
+    found, wanted = (
+        load_checkpoint(tmp_path / name, with_tokenizer=False).config
+        for name in ("m.gguf", "folder")
+    )
+    assert found.num_weights == wanted.num_weights
+    assert found.experts == wanted.experts
+    assert found.recurrent is not None
+    assert wanted.recurrent is not None
+    assert found.recurrent.layers == wanted.recurrent.layers
+    assert found.only_part == wanted.only_part
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@pytest.mark.parametrize("family", WIDTHS)
+def test_weights_are_computed_with_as_they_are_stored(tmp_path: Path, family: str) -> None:
+    path = tmp_path / "m.gguf"
+    convert(family, path, qtype="Q8_0", changes=CHANGES.get(family, {}) | WIDTHS[family])
+    checkpoint = load_checkpoint(path, with_tokenizer=False)
+    assert checkpoint.is_quantised
+    for part in ("out_proj", "in_proj_qkv" if family.startswith("qwen") else "in_proj"):
+        name = f"model.layers.0.linear_attn.{part}.weight"
+        assert checkpoint.tensors.as_stored(name).format == "Q8_0"  # type: ignore[attr-defined]
+    plain = logits(path, ReferenceOps("float32"))
+    native, reference = (logits(path, ops("file")) for ops in (CpuOps, ReferenceOps))
+    assert (native - reference).abs().median() < 1e-3 * plain.std()
+    assert (native - plain).abs().median() < 0.15 * plain.std()  # activations have 8 bits
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@pytest.mark.parametrize("family", WIDTHS)
+def test_a_converted_file_gives_the_same_bits(tmp_path: Path, family: str) -> None:
+    path, out = tmp_path / "m.gguf", tmp_path / "packed"
+    convert(family, path, qtype="Q8_0", changes=CHANGES.get(family, {}) | WIDTHS[family])
+    write_packed(load_checkpoint(path, with_tokenizer=False), out, Packer("file"))
+    assert same(logits(out, CpuOps("file")), logits(path, CpuOps("file")))
+
+
+def test_earlier_files_of_qwen3_next_have_one_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = CHANGES["qwen3-next"]
+    convert("qwen3-next", tmp_path / "m.gguf", changes=changes)
+    monkeypatch.setattr(gguf_hybrids, "_apart", lambda config, name, tensor: {name: tensor})
+    convert("qwen3-next", tmp_path / "earlier.gguf", changes=changes)
+    found, wanted = (
+        logits(tmp_path / name, ReferenceOps("float32")) for name in ("earlier.gguf", "m.gguf")
+    )
+    assert same(found, wanted)
+
+
+def refused(tmp_path: Path, family: str, match: str, **metadata: object) -> None:
+    keys = {f"ARCH.{key.replace('__', '.')}": value for key, value in metadata.items()}
+    convert(family, tmp_path / "m.gguf", metadata=keys)
+    with pytest.raises(PacelineError, match=match):
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
+
+
+def test_what_no_reader_computes_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "lfm2", "sliding_window", attention__sliding_window=64)
+    refused(tmp_path, "nemotron-h", "moe_latent_size", moe_latent_size=8)
+
+
+def test_sizes_of_a_recurrence_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "granite-hybrid", "multiple of ssm.time_step_rank", ssm__inner_size=130)
+    refused(tmp_path, "qwen3-5", "multiple of ssm.time_step_rank", ssm__time_step_rank=7)
+
+
+def test_layers_that_only_draft_are_left_out(tmp_path: Path) -> None:
+    convert("qwen3-5", tmp_path / "m.gguf")
+    convert(
+        "qwen3-5",
+        tmp_path / "more.gguf",
+        metadata={"ARCH.block_count": 5, "ARCH.nextn_predict_layers": 1},
+        extra_tensors={
+            "blk.4.attn_norm.weight": np.ones(64),
+            "blk.4.attn_q.weight": np.ones((128, 64)),
+            "blk.4.nextn.eh_proj.weight": np.ones((64, 128)),
+            "blk.4.nextn.enorm.weight": np.ones(64),
+        },
+    )
+    found, wanted = (
+        logits(tmp_path / name, ReferenceOps("float32")) for name in ("more.gguf", "m.gguf")
+    )
+    assert same(found, wanted)
