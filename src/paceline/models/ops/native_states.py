@@ -13,11 +13,12 @@ import numpy as np
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE
 from paceline.models.ops.native import native_module
+from paceline.models.ops.state_arrays import StateArrays
 from paceline.models.ops.threads import num_threads
 from paceline.models.pages import sparse_zeros
 
 
-class NativeStates:
+class NativeStates(StateArrays):
     """Arrays of float32; the first dimension is a model's recurrent layers, in their order.
 
     Attributes:
@@ -26,7 +27,6 @@ class NativeStates:
             values a tile, a row per key; columns beyond ``value_dim`` are never looked at.
         log_conv, log_key, log_added, log_decay: ``[layers, lanes, nodes, ...]``, what of a row is
             logged: what the convolution read, keys, what they are multiplied with, and decays.
-        due: ``[layers, lanes]`` bytes, whether what was accepted of a log is still to be folded.
     """
 
     def __init__(self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int) -> None:
@@ -43,35 +43,15 @@ class NativeStates:
         self.log_key = sparse_zeros((*logged, r.keys), np.float32)
         self.log_added = sparse_zeros((*logged, r.inner), np.float32)
         self.log_decay = sparse_zeros((*logged, r.heads), np.float32)
+        self.held = self.conv, self.state
+        self.logs = self.log_conv, self.log_key, self.log_added, self.log_decay
         self.due = np.zeros((layers, num_lanes), np.uint8)
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         """In the order in which the kernels take them."""
-        return self.conv, self.state, *self._logs, self.due
-
-    @property
-    def _logs(self) -> tuple[np.ndarray, ...]:
-        return self.log_conv, self.log_key, self.log_added, self.log_decay
-
-    def clear(self, slot: int) -> None:
-        self.conv[:, slot] = 0
-        self.state[:, slot] = 0
-
-    def copy(self, source: int, target: int) -> None:
-        self.conv[:, target] = self.conv[:, source]
-        self.state[:, target] = self.state[:, source]
-
-    def set_due(self, lane: int, due: bool) -> None:
-        self.due[:, lane] = due
+        return *self.held, *self.logs, self.due
 
     def fold(self, slot: int, lane: int, path: Sequence[int]) -> None:
         self._native.set_threads(num_threads())
         self._native.fold_states(*self.arrays, self._groups, self._key_dim, slot, lane, list(path))
-
-    def fill(self, slots: Sequence[int], entries: Sequence[tuple[int, int]], value: float) -> None:
-        for held in (self.conv, self.state):
-            held[:, list(slots)] = value
-        lanes, nodes = [lane for lane, _ in entries], [node for _, node in entries]
-        for log in self._logs:
-            log[:, lanes, nodes] = value

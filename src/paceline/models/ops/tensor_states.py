@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import torch
 
 from paceline.models.config import ModelConfig
+from paceline.models.ops.state_arrays import StateArrays
 from paceline.models.recurrent import DELTA, Recurrent
 
 Tensor = torch.Tensor
 
 
-class TensorStates:
+class TensorStates(StateArrays):
     """Arrays of float32; the first dimension is a model's recurrent layers, in their order.
 
     Attributes:
@@ -26,7 +27,6 @@ class TensorStates:
         log_value: ``[layers, lanes, nodes, heads, value_dim]``, what a key is multiplied with:
             corrected values, or Mamba-2's x times its time step.
         log_decay: ``[layers, lanes, nodes, heads]``, factors of the state before that is added.
-        due: ``[layers, lanes]``, whether what was accepted of a log is still to be folded.
     """
 
     def __init__(
@@ -49,29 +49,9 @@ class TensorStates:
         values = r.value_dim if r.key_dim else 0
         self.log_value = torch.zeros(*logged, r.heads, values, device=device)
         self.log_decay = torch.zeros(*logged, r.heads, device=device)
+        self.held = self.conv, self.state
+        self.logs = self.log_conv, self.log_key, self.log_value, self.log_decay
         self.due = torch.zeros((layers, num_lanes), dtype=torch.bool)
-
-    @property
-    def _logs(self) -> tuple[Tensor, ...]:
-        return self.log_conv, self.log_key, self.log_value, self.log_decay
-
-    def clear(self, slot: int) -> None:
-        self.conv[:, slot] = 0
-        self.state[:, slot] = 0
-
-    def copy(self, source: int, target: int) -> None:
-        self.conv[:, target] = self.conv[:, source]
-        self.state[:, target] = self.state[:, source]
-
-    def fill(self, slots: Sequence[int], entries: Sequence[tuple[int, int]], value: float) -> None:
-        for held in (self.conv, self.state):
-            held[:, list(slots)] = value
-        lanes, nodes = [lane for lane, _ in entries], [node for _, node in entries]
-        for log in self._logs:
-            log[:, lanes, nodes] = value
-
-    def set_due(self, lane: int, due: bool) -> None:
-        self.due[:, lane] = due
 
     @torch.inference_mode()
     def fold(self, slot: int, lane: int, path: Sequence[int]) -> None:
@@ -90,7 +70,7 @@ class TensorStates:
             return
         state = self.state[layer, slot][None]
         for entry in path:
-            key, value, decay = (log[layer, lane, entry][None] for log in self._logs[1:])
+            key, value, decay = (log[layer, lane, entry][None] for log in self.logs[1:])
             state = after_row(self.shape, state, key, value, decay)
         self.state[layer, slot] = state[0]
 
