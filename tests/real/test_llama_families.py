@@ -16,8 +16,8 @@ import torch
 
 from paceline.workbench.llama_peer import LlamaPeer
 from paceline.workbench.quality import Window
-from tests.models.gguf_writing import CASES, convert
-from tests.models.reference import DENSE, FULL, SLIDING, VOCAB, Driver
+from tests.models.gguf_writing import CASES, IDS, convert, write_gguf
+from tests.models.reference import DENSE, FULL, SLIDING, VOCAB, Driver, make_model
 
 PYTHON = Path(os.environ.get("PACELINE_LLAMA_PYTHON", ".peers/llama/bin/python"))
 pytestmark = [
@@ -36,33 +36,84 @@ def every_fourth_full(layers: int) -> dict[str, Any]:
     }
 
 
+def full_after(sliding: int, layers: int) -> dict[str, Any]:
+    """A full layer behind each so many sliding ones."""
+    step = sliding + 1
+    types = [FULL if i % step == sliding else SLIDING for i in range(layers)]
+    return {"num_hidden_layers": layers, "layer_types": types}
+
+
 # What llama.cpp takes from the number of layers, or does not know.
 CHANGES: dict[str, dict[str, Any]] = {
-    "olmo3": every_fourth_full(4),
-    "cohere2": every_fourth_full(4),
-    "exaone4": every_fourth_full(64),
+    "olmo3": full_after(3, 4),
+    "cohere2": full_after(3, 4),
+    "exaone4": full_after(3, 64),
     "starcoder2": {"sliding_window": None},
     "ernie4-5": {"use_bias": False},
     "seed-oss": {"attention_out_bias": False},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16, **full_after(5, 6)},
+    "gemma4": {"final_logit_softcapping": 30.0},
+    "gemma4-unified": {"final_logit_softcapping": 30.0},
+    "gemma4-inputs": {"num_kv_shared_layers": 2},
 }
-
-
+GEMMA3N = {
+    **full_after(4, 25),
+    "intermediate_size": [112] * 25,
+    "num_kv_shared_layers": 5,
+    "hidden_size_per_layer_input": 256,
+    "laurel_rank": 64,
+    "vocab_size_per_layer_input": VOCAB,
+    "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 15,
+    "final_logit_softcapping": 30.0,
+}
+"""Sizes that llama.cpp has as constants."""
+PLAIN = {"tokenizer.ggml.model": "none", "ARCH.vocab_size": VOCAB}
 REFUSED = {"llama4-dense", "llama4-dense-full"}  # it wants experts in every Llama 4
+FAMILIES = [each for each in CASES if each in DENSE.keys() - REFUSED - {"gemma3n"}]
 
 
-@pytest.mark.parametrize("family", [each for each in CASES if each in DENSE.keys() - REFUSED])
-def test_a_file_means_the_same(family: str, tmp_path: Path) -> None:
-    changes = CHANGES.get(family, {})
-    metadata: dict[str, Any] = {"tokenizer.ggml.model": "none", "ARCH.vocab_size": VOCAB}
-    if "layer_types" in changes:
-        pattern = [kind == SLIDING for kind in changes["layer_types"]]
-        metadata["ARCH.attention.sliding_window_pattern"] = pattern
-    path = tmp_path / "model.gguf"
-    convert(family, path, metadata=metadata, changes=changes)
+def check(path: Path) -> None:
+    """Both read the file as the same model."""
     got = np.zeros((len(TOKENS) - 1, VOCAB), np.float32)
     settings = {"vocab_size": VOCAB, "longest": 64, "threads": 1}
-    with LlamaPeer(str(PYTHON), path, tmp_path / "peer", **settings) as peer:
+    with LlamaPeer(str(PYTHON), path, path.with_name("peer"), **settings) as peer:
         peer.logits(Window(TOKENS, 1), got)
     ours = Driver.of(path, max_len=64).chunk(TOKENS).numpy()[:-1]
     assert ours.std() > 0.5
     assert np.abs(got - ours).max() < NEAR
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2", "gemma3"])
+def test_a_file_means_the_same(family: str, tmp_path: Path) -> None:
+    changes = CHANGES.get(family, {})
+    metadata: dict[str, Any] = dict(PLAIN)
+    if "layer_types" in changes:
+        pattern = [kind == SLIDING for kind in changes["layer_types"]]
+        metadata["ARCH.attention.sliding_window_pattern"] = pattern
+    if "query_pre_attn_scalar" in changes:
+        metadata["ARCH.attention.scale"] = changes["query_pre_attn_scalar"] ** -0.5
+    path = tmp_path / "model.gguf"
+    convert(family, path, metadata=metadata, changes=changes)
+    check(path)
+
+
+def test_gemma3n_means_the_same(tmp_path: Path) -> None:
+    """Its layers with others' keys and values have some of their own, which nothing reads.
+
+    Random layers in this number would make noise of any rounding, so each adds little.
+    """
+    model = make_model("gemma3n", **GEMMA3N)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layers." in name and "post_" in name:
+                parameter.mul_(0.1)
+    unread = {
+        f"blk.{layer}.attn_{part}.weight": np.ones(shape)
+        for layer in range(20, 25)
+        for part, shape in (("k", (32, 64)), ("v", (32, 64)), ("k_norm", (16,)))
+    }
+    path = tmp_path / "model.gguf"
+    tensors = model.state_dict()
+    write_gguf(path, model.config, tensors, metadata={**IDS, **PLAIN}, extra_tensors=unread)
+    check(path)
