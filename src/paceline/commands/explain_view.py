@@ -112,8 +112,9 @@ class StepView:
         predicted = "" if record.predicted_ms is None else f"{record.predicted_ms:.2f} predicted, "
         experts = record.shape.experts
         measured = f"{record.forward_ms:.2f} ms measured"
-        read = f"{experts * self._expert_bytes / 1e6:.1f} MB"
-        measured += f" ({experts} experts read, {read})" if experts else ""
+        if experts:
+            megabytes = experts * self._expert_bytes / 1e6
+            measured += f" ({experts} experts read, {megabytes:.1f} MB)"
         yield (
             f"  forward {predicted}{measured}, step {record.total_ms:.2f}"
             f'{self._pace(record)}; +{record.num_emitted} "{one_line(self._added(record))}"'

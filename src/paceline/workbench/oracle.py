@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.config import EngineConfig
 from paceline.policy.choice import DraftLimits
@@ -72,35 +72,36 @@ def best_steps(
             trace.ms += draft_ms
         return result
 
-    scout = _Scout(logs, cost, drafting, unions)
+    world = _World(logs, cost, drafting, unions)
+    scout = _Scout(world)
     best = run(scout)
     if concurrency == 1:
         lengths = [scout.shortest(index, trace.prompt_len) for index, trace in enumerate(traces)]
-        return run(_Planned(logs, cost, drafting, lengths))
+        return run(_Planned(world, lengths))
     rate = scout.rate
     for _ in range(REPETITIONS):
-        oracle = _Rated(logs, cost, drafting, unions, rate)
+        oracle = _Rated(world, rate)
         best = min(best, run(oracle), key=lambda result: result.ms)
         rate = oracle.rate
     return best
 
 
+class _World(NamedTuple):
+    """What every oracle knows: the whole texts, and what steps and drafts take."""
+
+    logs: Sequence[list[int]]
+    cost: CostModel
+    drafting: DraftingCost
+    unions: ExpertUnions | None
+
+
 class _Oracle(AskingAll, ABC):
     """Asks everybody, and verifies of each request's accepted path as much as a subclass says."""
 
-    def __init__(
-        self,
-        logs: Sequence[list[int]],
-        cost: CostModel,
-        drafting: DraftingCost,
-        unions: ExpertUnions | None,
-    ) -> None:
+    def __init__(self, world: _World) -> None:
         super().__init__()
-        self.cost = cost
-        self._unions = unions
-        self.drafting = drafting
-        self.draft_ms = [0.0] * len(logs)
-        self._logs = logs
+        self._logs, self.cost, self.drafting, self._unions = world
+        self.draft_ms = [0.0] * len(world.logs)
         self._step: StepShape = NO_STEP
         self._reaches: list[Reach] = []
         self._step_draft_ms = 0.0
@@ -161,15 +162,9 @@ class _Oracle(AskingAll, ABC):
 class _Scout(_Oracle):
     """Verifies nothing, and notes what could have been verified at every length of a request."""
 
-    def __init__(
-        self,
-        logs: Sequence[list[int]],
-        cost: CostModel,
-        drafting: DraftingCost,
-        unions: ExpertUnions | None,
-    ) -> None:
-        super().__init__(logs, cost, drafting, unions)
-        self._seen: list[dict[int, list[float]]] = [{} for _ in logs]
+    def __init__(self, world: _World) -> None:
+        super().__init__(world)
+        self._seen: list[dict[int, list[float]]] = [{} for _ in world.logs]
 
     def lengths(
         self, requests: Sequence[Request], reaches: Sequence[Reach], most: int
@@ -206,14 +201,8 @@ class _Scout(_Oracle):
 class _Planned(_Oracle):
     """Verifies what :meth:`_Scout.shortest` found."""
 
-    def __init__(
-        self,
-        logs: Sequence[list[int]],
-        cost: CostModel,
-        drafting: DraftingCost,
-        plans: Sequence[Mapping[int, tuple[int, float]]],
-    ) -> None:
-        super().__init__(logs, cost, drafting, None)
+    def __init__(self, world: _World, plans: Sequence[Mapping[int, tuple[int, float]]]) -> None:
+        super().__init__(world)
         self._plans = plans
 
     def lengths(
@@ -226,15 +215,8 @@ class _Planned(_Oracle):
 class _Rated(_Oracle):
     """Verifies in each step what pays best where a millisecond is worth ``price`` tokens."""
 
-    def __init__(
-        self,
-        logs: Sequence[list[int]],
-        cost: CostModel,
-        drafting: DraftingCost,
-        unions: ExpertUnions | None,
-        price: float,
-    ) -> None:
-        super().__init__(logs, cost, drafting, unions)
+    def __init__(self, world: _World, price: float) -> None:
+        super().__init__(world)
         self._price = price
 
     def lengths(
