@@ -96,20 +96,26 @@ class CostAwarePlanner:
         self.planned = UNPLANNED
         plain_ms = self.cost.predict(step)
         rate = self._rate(step, len(requests), plain_ms)
+        self._step = PlannedStep(step, requests, plain_ms=plain_ms, rate=rate)
         if not any(map(asks_for_drafts, requests)):
             if step.requests == len(requests) and self.cost.deviation(step) > PLAIN_DOUBT:
                 # An engine that always speculates never sees what it is compared with.
-                return 1
+                return self._pass(1)
             pause_ms = self._pause_ms(requests, rate)
             if pause_ms > 0.0:
                 longest_ms = MAX_SKIPPED * self._pace.plain_ms(plain_ms)
-                return max(1, int(MAX_SKIPPED * min(1.0, pause_ms / longest_ms)))
-        self._step = self.planned = PlannedStep(step, requests, plain_ms=plain_ms, rate=rate)
+                return self._pass(max(1, int(MAX_SKIPPED * min(1.0, pause_ms / longest_ms))))
+        self.planned = self._step
         self._step.slowdown = self._slowdown(plain_ms)
         if len(requests) > 1:
             credits, none = self._credits, [0.0] * len(requests)
             self._step.ahead = none if credits is None else credits.ahead(requests)
         return 0
+
+    def _pass(self, steps: int) -> int:
+        """Ask none of the proposers for so many steps."""
+        self._step = UNPLANNED
+        return steps
 
     def _slowdown(self, plain_ms: float) -> float:
         """Share of its plain speed that a request may lose to the drafts of others."""
@@ -120,16 +126,35 @@ class CostAwarePlanner:
 
     def _pause_ms(self, requests: Sequence[Request], rate: float) -> float:
         """Time that has to pass before any proposer is worth asking first, or may be explored."""
-        willing = [request for request in requests if request.params.speculative.enabled]
+        willing = [i for i, each in enumerate(requests) if each.params.speculative.enabled]
         least_ms = inf if self._sources else 0.0  # a planner that was told of none asks all
         for source in self._sources:
-            if any(map(source.applies, willing)):
-                if self._values.of(source.name).gain(rate) > 0.0:
-                    return 0.0
-                ask_ms = self._ask_ms(source.name)
-                pause_ms = self._exploration.milliseconds_until(source.name, ask_ms)
-                least_ms = min(least_ms, pause_ms)
+            name, able = source.name, [i for i in willing if source.applies(requests[i])]
+            if not able:
+                continue
+            is_hopeful = self._values.of(name).gain(rate) > 0.0
+            cost_ms = self._ask_ms(name)
+            pause_ms = self._exploration.milliseconds_until(name, cost_ms)
+            if is_hopeful or pause_ms <= 0.0:
+                found = self._candidates(source, able)
+                if is_hopeful and (not found or any(self._is_worth(name, each) for each in found)):
+                    return 0.0  # where none is found, one may be from the next token on
+                if found:
+                    cost_ms += min(self._drafting.catch_up(name, each.lag) for each in found)
+                    pause_ms = self._exploration.milliseconds_until(name, cost_ms)
+            least_ms = min(least_ms, pause_ms)
         return least_ms
+
+    def _candidates(self, source: Source, places: Sequence[int]) -> list[Candidate]:
+        """Those of some requests for which a source could draft."""
+        expected = self.drafts.expected if self._step.asks else lambda index: 0.0
+        found = []
+        for i in places:
+            lag = source.lag(self._step.requests[i])
+            if lag is not None:
+                value = self._values.of(source.name, expected(i))
+                found.append(Candidate(i, value, lag if lag > USUAL_LAG else 0))
+        return found
 
     def _ask_ms(self, name: str) -> float:
         return self._drafting.milliseconds(name) + self._pace.ask_ms
@@ -143,13 +168,11 @@ class CostAwarePlanner:
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         step, worth, doubtful = self._step, list[Candidate](), list[Candidate]()
-        expected = self.drafts.expected if step.asks else lambda index: 0.0
-        for i in candidates:
-            lag = source.lag(step.requests[i])
-            if lag is not None:
-                value = self._values.of(source.name, expected(i))
-                each = Candidate(i, value, lag if lag > USUAL_LAG else 0)
-                (worth if self._is_worth(source.name, each) else doubtful).append(each)
+        for each in self._candidates(source, candidates):
+            (worth if self._is_worth(source.name, each) else doubtful).append(each)
+        if not worth and not doubtful and self._values.of(source.name).gain(step.rate) <= 0.0:
+            # Looking in vain is exploring too.
+            self._exploration.spend(source.name, self._pace.ask_ms)
         if step.ahead and source.costs_forwards and self._holds_up(worth):
             worth = [each for each in worth if asks_for_drafts(step.requests[each.place])]
         elif doubtful:
