@@ -36,7 +36,7 @@ KINDS = [f"{kind} {backend}" for backend in BACKENDS for kind in HYBRIDS]
 DTYPES = ["int8", "bfloat16"]
 if why_not_native() is None:
     DTYPES += [f"native-{dtype}" for dtype in PACKED_DTYPES if dtype != "file"]
-DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "several", "random")
+DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "mtp_tree", "several", "random")
 kinds = pytest.mark.parametrize("kind", KINDS)
 NARROW = {"max_num_batched_tokens": 8, "max_step_ms": 1e6}
 STATE_MIXES: dict[str, dict[str, Any]] = {

@@ -1,7 +1,9 @@
-"""MTP layers that are mixtures, with latent attention or without, against transformers."""
+"""MTP layers of mixtures and of hybrid models, against decoder layers of transformers."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 from paceline.config import parse_speculative_config
 from paceline.engine.bundled_drafts import bundled_drafts
@@ -30,9 +35,19 @@ from tests.models.reference import VOCAB, Driver, save_model
 from tests.proposers.heads import target_info
 from tests.proposers.mtp import mtp_options
 
-LAYERS = {"glm4-moe": Glm4MoeDecoderLayer, "deepseek-v3": DeepseekV3DecoderLayer}
+# Classes of decoder layers, and the number of a layer that is like the MTP layer.
+LAYERS: dict[str, tuple[Any, int]] = {
+    "glm4-moe": (Glm4MoeDecoderLayer, 2),
+    "deepseek-v3": (DeepseekV3DecoderLayer, 2),
+    "qwen3-next": (Qwen3NextDecoderLayer, 2),
+    "qwen3-5": (Qwen3_5DecoderLayer, 2),
+    "qwen3-5-moe": (Qwen3_5MoeDecoderLayer, 2),
+}
 TOKENS = torch.randint(3, VOCAB, (12,), generator=torch.Generator().manual_seed(3)).tolist()
 KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen3-next": {"mlp_only_layers": []}
+}  # as GGUF files have it
 
 
 class Nextn(nn.Module):
@@ -41,11 +56,11 @@ class Nextn(nn.Module):
     def __init__(self, family: str, model: Any) -> None:
         super().__init__()
         config, self.model = model.config, [model]  # in a list: not a part of this one
-        width = config.hidden_size
-        self.enorm, self.hnorm = (nn.RMSNorm(width, config.rms_norm_eps) for _ in range(2))
+        width, norm = config.hidden_size, type(model.model.norm)
+        self.enorm, self.hnorm = (norm(width, config.rms_norm_eps) for _ in range(2))
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
-        self.layer = LAYERS[family](config, config.num_hidden_layers - 1)
-        self.shared_head = nn.ModuleDict({"norm": nn.RMSNorm(width, config.rms_norm_eps)})
+        self.layer = LAYERS[family][0](config, LAYERS[family][1])
+        self.shared_head = nn.ModuleDict({"norm": norm(width, config.rms_norm_eps)})
         torch.manual_seed(7)
         with torch.no_grad():
             for name, tensor in self.state_dict().items():
@@ -66,34 +81,49 @@ class Nextn(nn.Module):
         found = self.state_dict()
         return {behind + n.removeprefix("layer."): t.clone() for n, t in found.items()}
 
+    def qwen_tensors(self) -> dict[str, torch.Tensor]:
+        """As checkpoints of Qwen have them."""
+        names = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
+        names |= {"eh_proj": "fc", "shared_head.norm": "norm"}
+        found = {}
+        for name, tensor in self.tensors("").items():
+            stem, _, kind = name.rpartition(".")
+            plain = f"{names[stem]}.{kind}" if stem in names else f"layers.0.{name}"
+            found[f"mtp.{plain}"] = tensor
+        return found
+
 
 def saved(family: str, folder: Path) -> Nextn:
     """A folder with the layer, whose experts lie in stacks."""
     layer = Nextn(family, save_model(family, folder, stacked=True))
     behind = f"model.layers.{layer.model[0].config.num_hidden_layers}."
+    tensors = layer.qwen_tensors() if family.startswith("qwen") else layer.tensors(behind)
     path = folder / "model.safetensors"
-    save_file(load_file(path) | layer.tensors(behind), path, {"format": "pt"})
+    save_file(load_file(path) | tensors, path, {"format": "pt"})
     return layer
 
 
 def converted(family: str, path: Path) -> Nextn:
     """A GGUF file with the layer."""
-    layer = Nextn(family, save_model(family, path.with_suffix("")))
-    model = layer.model[0]
-    count = model.config.num_hidden_layers
+    model = save_model(family, path.with_suffix(""), **CHANGES.get(family, {}))
+    layer, config = Nextn(family, model), model.config
+    count = config.num_hidden_layers
     tensors = layer.tensors(f"model.layers.{count}.")
     apart = {n: t for n, t in tensors.items() if n.split(".")[3] in NEXTN}
-    model.config.num_hidden_layers += 1
-    if hasattr(model.config, "mlp_layer_types"):
-        model.config.mlp_layer_types = [*model.config.mlp_layer_types, "sparse"]
+    config.num_hidden_layers += 1
+    for kinds in ("mlp_layer_types", "layer_types"):
+        if getattr(config, kinds, None):
+            setattr(config, kinds, [*getattr(config, kinds), getattr(config, kinds)[2]])
+    one = float(family.startswith("qwen"))  # whose norms' weights have it added
     nextn = {
-        f"blk.{count}.nextn.{NEXTN[n.split('.')[3]]}.weight": t.numpy() for n, t in apart.items()
+        f"blk.{count}.nextn.{NEXTN[n.split('.')[3]]}.weight": t.numpy() + one * ("norm" in n)
+        for n, t in apart.items()
     }
     kept = {n: t for n, t in tensors.items() if n not in apart}
     metadata = {**CASES.get(family, {}), "ARCH.nextn_predict_layers": 1}
     all_tensors = {**model.state_dict(), **kept}
-    write_gguf(path, model.config, all_tensors, metadata=metadata, extra_tensors=nextn)
-    model.config.num_hidden_layers -= 1
+    write_gguf(path, config, all_tensors, metadata=metadata, extra_tensors=nextn)
+    config.num_hidden_layers -= 1
     return layer
 
 
@@ -103,18 +133,13 @@ FORMS = {"folder": saved, "m.gguf": converted}
 assert "nextn" in gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.NEXTN_EH_PROJ]
 
 
-@pytest.mark.parametrize("backend", KINDS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", LAYERS)
-def test_logits_are_those_of_the_decoder_layer(
-    tmp_path: Path, family: str, form: str, backend: str
-) -> None:
-    layer = FORMS[form](family, tmp_path / form)
-    checkpoint = load_checkpoint(tmp_path / form, with_tokenizer=False)
-    target = Driver(checkpoint, max_len=64, ops=KINDS[backend]("float32"))
+def check_logits(layer: Nextn, path: Path, ops: type[ReferenceOps] | type[CpuOps]) -> None:
+    """That the MTP layer of a folder or file says what transformers' decoder layer says."""
+    checkpoint = load_checkpoint(path, with_tokenizer=False)
+    target = Driver(checkpoint, max_len=64, ops=ops("float32"))
     info = replace(target_info(target.runner), vocab_size=VOCAB, checkpoint=checkpoint)
     runner = build(mtp_options(), info)._runner
-    assert runner.decoder.config.experts is not None
+    assert (runner.decoder.config.experts is None) == (checkpoint.config.experts is None)
     hidden = torch.randn(len(TOKENS), 64, generator=torch.Generator().manual_seed(1))
     rows = range(len(TOKENS))
     runner.kv.open(0)
@@ -127,9 +152,46 @@ def test_logits_are_those_of_the_decoder_layer(
     assert_close(torch.as_tensor(found), wanted, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("backend", KINDS)
 @pytest.mark.parametrize("form", FORMS)
-def test_it_drafts_by_itself_and_changes_no_token(tmp_path: Path, form: str) -> None:
-    FORMS[form]("glm4-moe", tmp_path / form)
+@pytest.mark.parametrize("family", LAYERS)
+def test_logits_are_those_of_the_decoder_layer(
+    tmp_path: Path, family: str, form: str, backend: str
+) -> None:
+    layer = FORMS[form](family, tmp_path / form)
+    check_logits(layer, tmp_path / form, KINDS[backend])
+
+
+def test_of_a_quantised_model_inside_a_multimodal_one(tmp_path: Path) -> None:
+    """As Qwen publishes them: a matrix that is two linears, head by head, is quantised."""
+    layer = saved("qwen3-5", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {
+        re.sub(r"^model\.", "model.language_model.", name): tensor
+        for name, tensor in load_file(path).items()
+    }
+    linears = {
+        "mtp.fc": layer.eh_proj,
+        "mtp.layers.0.self_attn.q_proj": layer.layer.self_attn.q_proj,
+    }
+    for name, linear in linears.items():
+        scale = linear.weight.detach().abs().max() / 448
+        stored = (linear.weight.detach() / scale).to(torch.float8_e4m3fn)
+        tensors |= {f"{name}.weight": stored, f"{name}.weight_scale": scale}
+        linear.weight.data = stored.float() * scale
+    save_file(tensors, path, {"format": "pt"})
+    raw = json.loads((tmp_path / "config.json").read_text())
+    outer = {"model_type": "qwen3_5", "text_config": raw, "architectures": raw.pop("architectures")}
+    outer["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    check_logits(layer, tmp_path, ReferenceOps)
+    assert bundled_drafts(str(tmp_path)) == parse_speculative_config({"method": "mtp"})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ["glm4-moe", "qwen3-next", "qwen3-5"])
+def test_it_drafts_by_itself_and_changes_no_token(tmp_path: Path, family: str, form: str) -> None:
+    FORMS[form](family, tmp_path / form)
     source = str(tmp_path / form)
     assert bundled_drafts(source) == parse_speculative_config({"method": "mtp"})
     params = SamplingParams(temperature=0.0, max_tokens=16)

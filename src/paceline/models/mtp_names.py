@@ -5,7 +5,7 @@ no tensors, and imports nothing slow.
 
 * DeepSeek-V3 and GLM-4.5: a decoder layer behind the last one, ``model.layers.N``. GGUF files have
   the same, as ``blk.N`` with what is of the head alone under ``nextn``.
-* Qwen3-Next and Qwen3.5: ``mtp``.
+* Qwen3-Next and Qwen3.5: ``mtp``, beside ``model``, in multimodal checkpoints too.
 * MiMo: ``model.mtp_layers.0``, whose linear reads the hidden state first and the token after it.
 * The `speculators` library: ``mtp_layers.0``, MiMo's names in the usual order.
 

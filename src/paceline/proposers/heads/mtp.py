@@ -23,6 +23,7 @@ from paceline.models.latent import LatentTensors
 from paceline.models.mtp_names import mtp_part
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
+from paceline.models.recurrent_tensors import RecurrentTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import RenamedTensors, StoredTensors
 from paceline.proposers.base import TargetInfo
@@ -88,12 +89,12 @@ def _renamed(tensors: StoredTensors, names: Mapping[str, str], shape: ModelConfi
     Of a quantised checkpoint the parts of weights are renamed, and put together afterwards: those
     of MTP layers were not, since the target does without them.
     """
-    if not isinstance(tensors, QuantisedTensors | LatentTensors):
+    if not isinstance(tensors, QuantisedTensors | LatentTensors | RecurrentTensors):
         return RenamedTensors(tensors, names)
     part = mtp_part(tensors.stored)
     assert part is not None
-    if isinstance(tensors, LatentTensors):
-        return LatentTensors(_renamed(tensors.stored, part.names, shape), shape)
+    if not isinstance(tensors, QuantisedTensors):
+        return type(tensors)(_renamed(tensors.stored, part.names, shape), shape)
     return QuantisedTensors(RenamedTensors(tensors.stored, part.names), tensors.schemes)
 
 
