@@ -18,7 +18,7 @@ CUTS = ("drop_layers", "mlp_width")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder that is trained from scratch, of Qwen3's form or Qwen3 MoE's.
+    """Sizes of a decoder that is trained from scratch, of Qwen3's form, Qwen3 MoE's or Qwen3.5's.
 
     Attributes:
         num_layers: decoder layers of a model from scratch.
@@ -29,6 +29,8 @@ class ModelShape:
         intermediate_size: the width of its feed-forward layers, of each expert where it has some.
         num_experts: experts of each feed-forward layer, which is a mixture then; 0 leaves it dense.
         experts_per_token: how many of them a token chooses.
+        layers: kinds of its layers, repeated as often as it has some: d is a gated delta net, a
+            attention; ddda is Qwen3.5's order. Empty: attention alone.
         max_position: its context limit in tokens.
         rope_theta: the base of its rotary embedding.
         tie_embeddings: use one matrix for tokens in and out.
@@ -42,6 +44,7 @@ class ModelShape:
     intermediate_size: int = 864
     num_experts: int = 0
     experts_per_token: int = 2
+    layers: str = ""
     max_position: int = 2048
     rope_theta: float = 10000.0
     tie_embeddings: bool = True
@@ -64,6 +67,13 @@ class ModelShape:
                 f"experts_per_token is {self.experts_per_token}; it must be from 1 to num_experts "
                 f"({self.num_experts})"
             )
+        if self.layers and set(self.layers[: self.num_layers]) != {"d", "a"}:
+            raise TrainingError(
+                f"layers is {self.layers!r}; it must be letters d and a, and both must occur in "
+                f"the first {self.num_layers}, as in ddda"
+            )
+        if self.layers and self.num_experts:
+            raise TrainingError("layers and num_experts exclude each other; leave one of them away")
 
     def mixture_keys(self, width: int) -> dict[str, Any]:
         """What a ``config.json`` says of experts of this width."""
@@ -112,7 +122,7 @@ class LMTrainingConfig(TrainingConfig):
 
     Attributes:
         init: folder of a model to continue, whose shape is kept; with num_experts its dense layers
-            become mixtures of copies first.
+            become mixtures of copies first, with layers some become gated delta nets.
         tokenizer: folder of a tokenizer; default: one trained on the text.
         vocab_size: entries of a tokenizer that is trained.
         chat_tokens: give that tokenizer the tokens of a chat.
@@ -198,6 +208,8 @@ class DraftTrainingConfig(TrainingConfig):
             raise ConfigError("generate_temperatures is empty; 0 alone means greedy")
         for temperature in self.generate_temperatures:
             check_range("generate_temperatures", temperature, 0.0, 100.0)
+        if self.shape.layers:
+            raise ConfigError("a hybrid cannot draft; leave layers away")
         if any(self.cuts.values()) and not self.init:
             raise ConfigError(f"{', '.join(CUTS)} cut a model; name it with init")
 

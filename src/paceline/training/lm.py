@@ -26,6 +26,7 @@ from paceline.training.data import (
     split_held_out,
     tokenize,
 )
+from paceline.training.hybrid import hybridise
 from paceline.training.losses import cross_entropy
 from paceline.training.model_files import (
     TrainableModel,
@@ -104,14 +105,23 @@ def _tokenizer_folder(config: LMTrainingConfig, folder: Path) -> Path:
 
 def _initial_model(config: LMTrainingConfig, tokenizer: Any) -> TrainableModel:
     if config.init:
-        model = load_model(config.init)
+        model = load_model(config.init, hybrid=True)
         check_whole_head(config.init, model.config)
-        grows = config.shape.num_experts and not model.config.experts
-        return upcycle(model, config.shape, config.seed) if grows else model
+        return _grown(model, config)
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None:
         raise TrainingError(f"the tokenizer has no {END_OF_TEXT}, which separates documents")
-    return new_model(config.shape, tokenizer.get_vocab_size(), end, config.seed)
+    return _grown(new_model(config.shape, tokenizer.get_vocab_size(), end, config.seed), config)
+
+
+def _grown(model: TrainableModel, config: LMTrainingConfig) -> TrainableModel:
+    """A dense model as the mixture or the hybrid that is asked for; others stay."""
+    shape = config.shape
+    if shape.num_experts and not model.config.experts:
+        return upcycle(model, shape, config.seed)
+    if shape.layers and model.config.recurrent is None:
+        return hybridise(model, shape.layers, config.seed)
+    return model
 
 
 def separator_id(model: TrainableModel) -> int:

@@ -36,6 +36,7 @@ WEIGHTS = "model.safetensors"
 FIXED = (HEAD_TOKENS,)
 EMBEDDING = "model.embed_tokens.weight"
 PACKED = "int8"
+HYBRID = "qwen3_5_text"
 ROUTER = ".mlp.gate.weight"
 ONE_EXPERT = re.compile(r"\.mlp\.experts\.0\.gate_proj\.weight$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -116,8 +117,11 @@ def _parameter_shapes(shape: ModelShape, vocab_size: int) -> dict[str, tuple[int
     return sizes
 
 
-def load_model(folder: str | Path) -> TrainableModel:
+def load_model(folder: str | Path, hybrid: bool = False) -> TrainableModel:
     """A model folder's weights as float32, to train on or to teach.
+
+    Args:
+        hybrid: whether it may be one of Qwen3.5's form, dense.
 
     Raises:
         ModelLoadError: its configuration or its weights cannot be read.
@@ -127,7 +131,8 @@ def load_model(folder: str | Path) -> TrainableModel:
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     config = config_from_hf(raw)
-    if not config.is_like_llama or layout_from_hf(raw) != PLAIN:
+    fits = config.is_like_llama or (hybrid and raw.get("model_type") == HYBRID)
+    if not fits or layout_from_hf(raw) != PLAIN:
         raise TrainingError(
             f"{folder} is of the family {config.architecture}, which cannot be trained here; "
             "families whose layers and checkpoints are like Llama's can"

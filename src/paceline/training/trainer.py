@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from paceline.errors import TrainingError
 from paceline.models.ops.rows import Rows
 from paceline.training.checkpoint import Progress, load_state, save_state
 from paceline.training.data import TokenArray
+from paceline.training.hybrid import HybridRows
 from paceline.training.losses import imbalance
 from paceline.training.model_files import TrainableModel
 from paceline.training.ops import TrainingOps, differentiable_decoder
@@ -97,7 +98,10 @@ class DecoderTask:
         return total / len(chosen), f"{len(chosen)} of {len(self.data.held_out)} windows"
 
     def _decoder(self, windows: TokenArray) -> Rows:
-        ops = TrainingOps(resolve_dtype(self.config.dtype))
+        dtype = resolve_dtype(self.config.dtype)
+        if self.model.config.recurrent is not None:
+            return cast(Rows, HybridRows(self.model, dtype))
+        ops = TrainingOps(dtype)
         return differentiable_decoder(self.model.config, self.model.tensors, ops, windows.shape[1])
 
 
