@@ -13,6 +13,7 @@ import pytest
 from paceline.config import PACKED_DTYPES
 from paceline.engine.engine import Engine
 from paceline.models.ops.native import why_not_native
+from paceline.proposers.draft_model import DraftModelProposer
 from paceline.runtime import kv_cache
 from paceline.runtime.model_runner import ModelRunner
 from tests.contracts.test_identity import (
@@ -27,16 +28,36 @@ from tests.contracts.test_identity import (
     prompts,
     staggered,
 )
-from tests.toy import HYBRIDS, Job, assert_no_leak, run_jobs, toy_engine
+from tests.proposers.self_drafts import self_drafter
+from tests.toy import (
+    HYBRIDS,
+    Job,
+    assert_no_leak,
+    draft_config,
+    run_jobs,
+    toy_engine,
+    toy_runner,
+)
 
 BACKENDS = {"reference": "float32"}
 if why_not_native() is None:
     BACKENDS["native"] = "native-int8"
+OWN = {
+    "hybrid_draft": lambda shape, dtype: DraftModelProposer(
+        draft_config(max_branching=2, max_tree_nodes=8),
+        toy_runner(dtype, prefix_caching=False, noise=0.3, shape=shape, max_num_seqs=3),
+    ),
+    "hybrid_self": lambda shape, dtype: (
+        lambda runner: self_drafter(runner, 1, max_branching=2, max_tree_nodes=8)
+    ),
+}
+"""Drafts with states: another model of the target's kind, for at most three requests at a time, and
+the target's first layer."""
 KINDS = [f"{kind} {backend}" for backend in BACKENDS for kind in HYBRIDS]
 DTYPES = ["int8", "bfloat16"]
 if why_not_native() is None:
     DTYPES += [f"native-{dtype}" for dtype in PACKED_DTYPES if dtype != "file"]
-DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "mtp_tree", "several", "random")
+DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "mtp_tree", "several", "random", *OWN)
 kinds = pytest.mark.parametrize("kind", KINDS)
 NARROW = {"max_num_batched_tokens": 8, "max_step_ms": 1e6}
 STATE_MIXES: dict[str, dict[str, Any]] = {
@@ -47,9 +68,12 @@ STATE_MIXES: dict[str, dict[str, Any]] = {
 
 
 def engine_of(kind: str, proposer: str = "", **config: Any) -> Engine:
-    made = [factory() for factory in PROPOSERS[proposer]] if proposer else []
     shape, _, backend = kind.partition(" ")
     config.setdefault("dtype", BACKENDS[backend])
+    if proposer in OWN:
+        made = [OWN[proposer](HYBRIDS[shape], config["dtype"])]
+    else:
+        made = [factory() for factory in PROPOSERS[proposer]] if proposer else []
     return toy_engine(made, shape=HYBRIDS[shape], **config)
 
 

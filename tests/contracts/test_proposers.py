@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.models.recurrent import DELTA, MAMBA2
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
@@ -28,13 +29,18 @@ from tests.proposers.parallel_heads import toy_dspark, toy_peagle
 from tests.proposers.plugins import repeating_plugin
 from tests.proposers.self_drafts import following
 from tests.proposers.vocabularies import far_pair, foreign_drafter
-from tests.toy import EOS, VOCAB, draft_config, lookup_config, suffix_config, toy_runner
+from tests.toy import EOS, HYBRIDS, VOCAB, draft_config, lookup_config, suffix_config, toy_runner
 
 TREE = {"max_tree_nodes": 9, "max_branching": 3, "num_speculative_tokens": 5}
 
 
 def draft_model(**options: int) -> Proposer:
     return DraftModelProposer(draft_config(**options), toy_runner(prefix_caching=False, noise=0.2))
+
+
+def hybrid_draft(kind: str, **options: int) -> Proposer:
+    runner = toy_runner(prefix_caching=False, noise=0.2, shape=HYBRIDS[kind])
+    return DraftModelProposer(draft_config(**options), runner)
 
 
 def suffix_after_others() -> Proposer:
@@ -60,6 +66,8 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "draft_model": draft_model,
     "draft_model tree": lambda: draft_model(**TREE),
     "draft_model behind": lambda: draft_model(catch_up_tokens=6),
+    "hybrid draft tree": lambda: hybrid_draft(MAMBA2, **TREE),
+    "hybrid draft behind": lambda: hybrid_draft(DELTA, catch_up_tokens=6, **TREE),
     "other vocabulary": lambda: foreign_drafter(far_pair(), num_speculative_tokens=2),
     "parallel_draft": parallel_drafter,
     "parallel_draft tree": lambda: parallel_drafter(**TREE),
@@ -72,6 +80,7 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "dspark tree behind": lambda: following_parallel(toy_dspark, catch_up_tokens=6, **TREE),
     "self": following,
     "self tree": lambda: following(**TREE),
+    "self of a hybrid tree": lambda: following(shape=HYBRIDS[DELTA], **TREE),
 }
 PROMPTS = [[3, 4, 3, 4, 3], [3, 4, 5, 3, 4, 6, 3, 4], [9], [1, 2, 1, 2, 1, 2] * 8, [7, 7, 7]]
 SAMPLING = [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 3, "frequency_penalty": 1.0}]

@@ -52,7 +52,7 @@ class Target:
             kv.open(request_id)
         held, last = kv[request_id].length, len(request.token_ids) - 1
         if held < last:
-            assert kv.reserve(request_id, last - held)
+            assert kv.reserve(request_id, last - held, last - held)
             chunk = request.token_ids[held:last]
             self.runner.forward(self.runner.pack([Span.chunk(request_id, held, chunk, False)]))
             kv.commit(request_id, range(last - held))

@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from paceline.config import SpeculativeConfig
+from paceline.models.config import ModelConfig
 from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model.self_draft import SelfDraftProposer
@@ -52,7 +53,7 @@ def read_all_but_last(target: ModelRunner, request: Request) -> tuple[int, Tenso
     chunk = request.token_ids[held:-1]
     if not chunk:
         return held, None
-    assert kv.reserve(request_id, len(chunk))
+    assert kv.reserve(request_id, len(chunk), len(chunk))
     spans = [Span.chunk(request_id, held, chunk, sample=False)]
     result = target.forward(target.pack(spans))
     kv.commit(request_id, range(len(chunk)))
@@ -74,8 +75,10 @@ class Following(SelfDraftProposer):
         self.whole.kv.free(request.request_id)
 
 
-def following(target_dtype: str = "float32", **options: Any) -> SelfDraftProposer:
-    target = toy_runner(target_dtype, prefix_caching=False)
+def following(
+    target_dtype: str = "float32", shape: ModelConfig = TOY, **options: Any
+) -> SelfDraftProposer:
+    target = toy_runner(target_dtype, prefix_caching=False, shape=shape)
     proposer = self_drafter(target, kind=Following, **options)
     assert isinstance(proposer, Following)
     proposer.whole = target

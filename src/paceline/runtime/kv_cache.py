@@ -76,6 +76,11 @@ class KVCache:
     def __getitem__(self, request_id: int) -> SequenceKV:
         return self._sequences[request_id]
 
+    @property
+    def can_open(self) -> bool:
+        """Whether another sequence can be opened; of states there may be room for so many."""
+        return self.states is None or self.states.has_lane
+
     def open(self, request_id: int, salt: str = "") -> SequenceKV:
         """Start an empty sequence."""
         assert request_id not in self._sequences, "the sequence is open already"

@@ -6,6 +6,7 @@ token, below which the first level of the tree hangs.
 Each further level is one forward over all requests, for the nodes that can still have a child among
 the best: the tree is exactly the ``max_nodes`` nodes with the highest path probability. After
 verification the KV of drafted nodes that were committed is kept and the rest is rolled back.
+Of drafts with recurrent layers there is more in :mod:`paceline.proposers.base.draft_states`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import suppress
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, RequestError
 from paceline.policy.prices import Prices
-from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.base import DraftBudget, Proposer, draft_states
 from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.growth import DraftState, Growth, ranking_params
 from paceline.request import Request, VerifyResult
@@ -138,7 +139,10 @@ class Drafter(Proposer, ABC):
             return None
         draft = self._drafts.get(request.request_id)
         if draft is None:
-            draft = DraftState(ranking_params(self.config, request.params))
+            if not self._kv.can_open:
+                return None
+            params, has_states = ranking_params(self.config, request.params), self._has_states
+            draft = DraftState(params, holds_last=not has_states)
             self._drafts[request.request_id] = draft
             self._kv.open(request.request_id)
         self._settle(request, draft)
@@ -151,6 +155,9 @@ class Drafter(Proposer, ABC):
 
         KV of the request's last token is never kept: its logits begin the next tree.
         """
+        if self._has_states:
+            draft_states.settle(self._kv, request, draft)
+            return
         if draft.kv_tokens:
             next_token = self._first(request) + len(draft.tokens)
             path = self._kept(draft, request.token_ids[next_token:-1])
@@ -193,13 +200,17 @@ class Drafter(Proposer, ABC):
                 room -= count
             # Room for all of it, lest many requests each hold a part and none can go on.
             fits = self._kv.blocks_missing(request_id, lag) <= self._kv.pool.num_available
-            if not count or not fits or not self._kv.reserve(request_id, count):
+            certain = 0
+            if self._has_states:
+                certain = draft_states.certain_rows(self._kv, count, is_last=count == lag)
+            if not count or not fits or not self._kv.reserve(request_id, count, certain):
                 continue
             next_token = self._first(growth.request) + held
             chunk = growth.request.token_ids[next_token : next_token + count]
             spans.append(Span.chunk(request_id, held, chunk, sample=count == lag))
-            self._kv.commit(request_id, range(count))
-            growth.draft.tokens += chunk
+            if not self._has_states:
+                self._kv.commit(request_id, range(count))
+                growth.draft.tokens += chunk
             if count == lag:
                 ready.append(growth)
         return ready, spans
@@ -208,7 +219,17 @@ class Drafter(Proposer, ABC):
         """Forward spans, and grow the trees of those whose last tokens they sample, in order."""
         if spans:
             candidates = self._candidates(spans, [sampling_row(each, ROOT) for each in growths])
+            if self._has_states:
+                self._commit_read(spans)
             self._add_levels(growths, candidates, prices)
+
+    @property
+    def _has_states(self) -> bool:
+        return self._kv.states is not None
+
+    def _commit_read(self, spans: Sequence[Span]) -> None:
+        """Make what a forward has read part of the states."""
+        draft_states.commit_read(self._kv, self._drafts, spans)
 
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
@@ -229,12 +250,13 @@ class Drafter(Proposer, ABC):
             ]
             nodes = [(growth, node) for growth in growths for node in growth.frontier]
             if nodes:
-                spans = [growth.span() for growth in growths]
+                spans = [growth.span(again=self._has_states) for growth in growths]
                 candidates = self._candidates(spans, [sampling_row(*each) for each in nodes])
 
     def _reserve(self, growth: Growth, drafted: int) -> bool:
         """Room for so many drafted nodes; False where there is none."""
-        return self._kv.reserve(growth.request.request_id, drafted)
+        last = not growth.draft.holds_last
+        return self._kv.reserve(growth.request.request_id, drafted + last)
 
 
 def sampling_row(growth: Growth, node: int) -> SamplingRow:

@@ -23,12 +23,15 @@ class DraftState:
         tokens: the tokens whose KV is committed in the draft's cache.
         kv_tokens, kv_parents: the span of the draft that awaits verification: the last committed
             token, then the drafted nodes that were forwarded. Empty when there is none.
+        holds_last: whether ``tokens`` ends with that last token; not where the draft has states,
+            which do not go back: there it is drafted like the nodes below it.
     """
 
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
     kv_tokens: list[int] = field(default_factory=list)
     kv_parents: list[int] = field(default_factory=list)
+    holds_last: bool = True
 
     def walk(self, committed: Sequence[int]) -> list[int]:
         """Slots, after the committed ones, of the forwarded nodes that carry ``committed``."""
@@ -112,8 +115,12 @@ class Growth:
             node = self.tree.parents[node]
         return self.index, path[::-1]
 
-    def span(self) -> Span:
-        """The chosen nodes below everything that was forwarded before them."""
+    def span(self, again: bool = False) -> Span:
+        """The chosen nodes below everything that was forwarded before them.
+
+        Args:
+            again: forward that again, too. States have none of the nodes, as a KV cache has.
+        """
         tokens, parents = self.draft.kv_tokens, self.draft.kv_parents
         cached = len(tokens)
         for node in self.frontier:
@@ -122,8 +129,8 @@ class Growth:
             tokens.append(self.tree.token_ids[node])
             parents.append(0 if parent < 0 else self.kv_nodes[parent])
         rows = range(cached, len(tokens))
-        start = len(self.draft.tokens) - 1  # node 0 is the last committed token
-        return Span(self.request.request_id, start, tokens, parents, rows, cached)
+        start = len(self.draft.tokens) - self.draft.holds_last  # node 0 is the last token
+        return Span(self.request.request_id, start, tokens, parents, rows, 0 if again else cached)
 
     def finished(self, origin: str) -> DraftTree:
         """The best nodes of all levels so far, drafted by the proposer of this name."""

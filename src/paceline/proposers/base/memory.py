@@ -1,26 +1,18 @@
-"""The KV caches of models that draft. Owns their size; knows no weights."""
+"""The KV caches of models that draft, with states of recurrent layers where they have some. Owns
+their size; knows no weights.
+"""
 
 from __future__ import annotations
 
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.proposers.base import TargetInfo
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.kv_room import bytes_per_block
 from paceline.runtime.sequence_kv import blocks_for
-
-
-def check_drafts(shape: ModelConfig) -> None:
-    """Raise :class:`ConfigError` where a model cannot draft: states of recurrent layers do not go
-    back to where the target's text has left the draft."""
-    if shape.recurrent is not None:
-        raise ConfigError(
-            f"{shape.architecture} has recurrent layers and cannot draft; as a target it can be "
-            "drafted for by prompt_lookup, suffix, ngram_model, heads, or a draft model whose "
-            "layers are all attention"
-        )
+from paceline.runtime.state_room import state_room
+from paceline.runtime.states import States
 
 
 def draft_kv(
@@ -29,13 +21,17 @@ def draft_kv(
     """As many blocks as all requests at their longest could use, or as the bytes allow.
 
     Raises:
-        ConfigError: there is no memory for it, or the model cannot draft.
+        ConfigError: there is no memory for it.
     """
-    check_drafts(shape)
+    states, budget = None, target.kv_bytes
+    if shape.recurrent is not None:
+        room = state_room(shape, budget, target.max_num_seqs, config.tree_nodes, checkpoints=False)
+        states = States(ops.state_memory(shape, room.num_slots, room.num_lanes, room.num_nodes))
+        budget -= room.num_bytes
     per_request = blocks_for(max_len + config.tree_nodes)
     num_blocks = min(
-        target.kv_bytes // bytes_per_block(shape, ops.default_kv_dtype),
+        budget // bytes_per_block(shape, ops.default_kv_dtype),
         1 + target.max_num_seqs * per_request,
     )
     memory = ops.kv_memory(shape, max(0, num_blocks), ops.default_kv_dtype)
-    return KVCache(memory, prefix_caching=False)
+    return KVCache(memory, prefix_caching=False, states=states)

@@ -10,7 +10,12 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
-from paceline.proposers.draft_model.loading import draft_runner, load_draft, open_draft
+from paceline.proposers.draft_model.loading import (
+    check_goes_back,
+    draft_runner,
+    load_draft,
+    open_draft,
+)
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
@@ -74,7 +79,8 @@ def foreign_runner(
     """A draft of another vocabulary ready to run; its logits stay as they are.
 
     Raises:
-        ConfigError: there is no memory for its KV cache.
+        ConfigError: it has recurrent layers, or there is no memory for its KV cache.
     """
+    check_goes_back(checkpoint.config, "another vocabulary")
     own = replace(target, vocab_size=checkpoint.config.vocab_size)
     return draft_runner(checkpoint, shadow_config(config), own, EXPANSION)

@@ -12,6 +12,7 @@ from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError
 from paceline.models.arrays import Floats
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import PackedBatch
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
@@ -69,6 +70,16 @@ def num_draft_layers(config: SpeculativeConfig, most: int) -> int:
     if count > most:
         raise ConfigError(f"draft_layers is {count}; the target has {most} layers")
     return count
+
+
+def check_goes_back(shape: ModelConfig, use: str) -> None:
+    """Raise :class:`ConfigError` where a use of drafts needs to forget tokens that were read, which
+    states of recurrent layers cannot."""
+    if shape.recurrent is not None:
+        raise ConfigError(
+            f"{shape.architecture} has recurrent layers, and {use} needs a draft whose layers are "
+            'all attention; as a draft of the target\'s vocabulary it runs by method "draft_model"'
+        )
 
 
 def draft_dtype(config: SpeculativeConfig, checkpoint: Checkpoint, target: TargetInfo) -> str:

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.parallel import MaskDrafter
-from paceline.proposers.draft_model.loading import load_draft
+from paceline.proposers.draft_model.loading import check_goes_back, load_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
@@ -49,6 +49,7 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> ParallelDraftPropose
         ConfigError: it does not fit to the target, or is no parallel draft.
     """
     runner = load_draft(config, target)
+    check_goes_back(runner.decoder.config, "parallel_draft")
     return ParallelDraftProposer(config, runner, needed_mask_token(config, runner))
 
 

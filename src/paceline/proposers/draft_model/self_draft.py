@@ -8,6 +8,8 @@ of all tokens but the last, so drafting needs to read nothing first.
 The KV of the last token and of drafted nodes is written behind the committed tokens, into slots
 that the verification of the same step writes anew before it reads them. It is never committed,
 and what was reserved for it is given back before :meth:`SelfDraftProposer.propose` returns.
+Likewise states of recurrent layers are the target's, and drafted nodes are written into a log that
+the verification writes anew; what was due of it is folded into the state by who reads it first.
 How trees grow is the affair of :mod:`paceline.proposers.base.drafter`.
 """
 
@@ -23,7 +25,6 @@ from paceline.models.fewer_bits import read_layers
 from paceline.models.ops.resolve import fewer_bits
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.base.growth import DraftState, Growth, ranking_params
-from paceline.proposers.base.memory import check_drafts
 from paceline.proposers.draft_model.loading import num_draft_layers
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request import Request, VerifyResult
@@ -78,6 +79,9 @@ class SelfDraftProposer(DraftModelProposer):
         draft = DraftState(ranking_params(self.config, request.params), tokens)
         return Growth(index, request, draft, nodes, depth)
 
+    def _commit_read(self, spans: Sequence[Span]) -> None:
+        """The target has read all but the last token."""
+
     def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], list[Span]]:
         ready = [g for g in growths if self._kv.reserve(g.request.request_id, ROOT_SLOTS)]
         spans = []
@@ -113,7 +117,6 @@ def cheaper_decoder(config: SpeculativeConfig, whole: Decoder, checkpoint: Check
     Raises:
         ConfigError, ModelLoadError: as :func:`build`.
     """
-    check_drafts(whole.config)
     most = whole.config.num_layers
     count = num_draft_layers(config, most)
     ops = fewer_bits(config.dtype, whole.ops)
