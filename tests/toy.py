@@ -220,6 +220,7 @@ class Job:
     prompt: Sequence[int]
     params: SamplingParams
     at: int = 0
+    resume_at: int = 0
 
 
 @dataclass(slots=True)
@@ -265,7 +266,11 @@ def run_jobs(
             index = pending.pop(0)
             job = jobs[index]
             ids[index] = engine.add_request(
-                job.prompt, job.params, checkers(job), constraints=constraints(job)
+                job.prompt,
+                job.params,
+                checkers(job),
+                constraints=constraints(job),
+                resume_at=job.resume_at,
             )
             for request_id in ids[index]:
                 results[request_id] = Result(request=engine.requests[request_id])

@@ -28,6 +28,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread, Sink
 from paceline.errors import ConfigError, RequestError
 from paceline.metrics import EngineStats
+from paceline.models.answer_opening import answer_opening, resume_point
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.detokenizer import TextStream
 from paceline.models.embedded import embedded_model as embedded_model
@@ -94,6 +95,8 @@ class LLM:
         shape, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
         num_blocks = self.call(lambda engine: engine.kv.pool.num_blocks)
         self.kv_bytes = num_blocks * bytes_per_block(shape, self.config.kv_cache_dtype)
+        resumes = shape.recurrent is not None and self.config.enable_prefix_caching
+        self._opening = answer_opening(tokenizer) if resumes else []
         self._grammars = GrammarCompiler(tokenizer, shape.vocab_size, shape.eos_token_ids)
 
     def _speculative(self, source: SpeculativeSource) -> tuple[SpeculativeConfig, ...]:
@@ -214,7 +217,8 @@ class LLM:
             try:
                 for token_ids, wish, grammar in zip(prompts, params, grammars, strict=True):
                     stops = self._stop_checkers(token_ids, wish)
-                    ids = engine.add_request(token_ids, wish, stops, cache_salt, grammar)
+                    resume_at = resume_point(token_ids, self._opening)
+                    ids = engine.add_request(token_ids, wish, stops, cache_salt, grammar, resume_at)
                     jobs.append(Job(token_ids, [engine.requests[i] for i in ids]))
                     for request_id in ids:
                         self._thread.attach(request_id, sink)

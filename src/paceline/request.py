@@ -106,6 +106,8 @@ class Request:
     ``sampling_rules`` is what the sampler keeps between steps, by parameters; nobody else reads it.
     ``pooled`` is what :mod:`paceline.engine.pooling` keeps until ``embedding`` is the prompt's
     vector, float32 values with the lowest byte first.
+    ``resume_at`` is the position near the prompt's end up to which a later one is likely to be the
+    same; 0 where that is not known.
     ``wants_argmax`` says that nothing of its logits is needed but the best token of each row.
     """
 
@@ -119,6 +121,7 @@ class Request:
     sample_index: int = 0
     fork_of: int | None = None
     cache_salt: str = ""
+    resume_at: int = 0
     stop_checker: StopChecker | None = None
     constraint: Constraint | None = None
     status: RequestStatus = RequestStatus.WAITING

@@ -22,6 +22,7 @@ from tests.contracts.test_identity import (
     MIXES,
     PROPOSERS,
     SAMPLING,
+    WARM,
     answers,
     checkers,
     in_turns,
@@ -191,6 +192,28 @@ def test_the_next_turn_begins_where_the_last_one_ended(kind: str) -> None:
     engine.kv.flush_prefixes()
     assert_no_leak(engine)
     assert engine.kv.pool.num_used == 0
+
+
+@kinds
+@pytest.mark.parametrize("budget", [64, 9])
+def test_a_state_is_kept_where_a_prompt_says(kind: str, budget: int) -> None:
+    """Its last tokens, and those of its answer, are others in the next turn."""
+    params, narrow = (
+        replace(WARM, max_tokens=9, ignore_eos=True),
+        {"max_num_batched_tokens": budget},
+    )
+    engine, text = engine_of(kind, "lookup_tree", **narrow), prompts()[0]
+    jobs = [
+        Job([*text, 9, 8, 7], params, resume_at=len(text)),
+        Job([*text, 9, 8, 7], replace(params, seed=8), resume_at=len(text)),
+        Job([*text, 9, 6, 5, 5], params, resume_at=len(text) + 3),
+        Job([*text, 9, 6, 5, 4, 3], params, resume_at=1),  # too far from the end
+    ]
+    for job, cached in zip(jobs, [0, len(text), len(text), len(text) + 3], strict=True):
+        before = engine.stats()
+        check(engine, [job], plain(kind, [job]))
+        assert engine.stats().num_cached_tokens - before.num_cached_tokens == cached
+    check(engine, jobs, plain(kind, jobs))
 
 
 @kinds

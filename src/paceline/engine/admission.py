@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from paceline.config import EngineConfig
 from paceline.errors import ContextLengthError, RequestError
 from paceline.request import Constraint, Request, StopChecker
+from paceline.runtime.state_room import LEAST_NODES
 from paceline.sampling_params import SamplingParams
 
 
@@ -33,6 +34,7 @@ class Admission:
         stop_checkers: Sequence[StopChecker],
         cache_salt: str,
         constraints: Sequence[Constraint],
+        resume_at: int = 0,
     ) -> list[Request]:
         """One request per sample; without a seed they share one that is drawn here.
 
@@ -50,6 +52,7 @@ class Admission:
             cache_salt=cache_salt,
             stop_checkers=stop_checkers,
             constraints=constraints,
+            resume_at=resume_at,
         )
         self._next_id += len(group)
         return group
@@ -90,11 +93,14 @@ def make_requests(
     cache_salt: str,
     stop_checkers: Sequence[StopChecker],
     constraints: Sequence[Constraint] = (),
+    resume_at: int = 0,
 ) -> list[Request]:
     """One request per sample; all but the first begin with the KV of the first one's prompt."""
     limit = context
     if params.max_tokens is not None:
         limit = min(context, len(prompt_token_ids) + params.max_tokens)
+    # What comes after that point has to find room in a log; several samples begin at the very end.
+    tail = len(prompt_token_ids) - resume_at
     return [
         Request(
             request_id=first_id + index,
@@ -107,6 +113,7 @@ def make_requests(
             sample_index=index,
             fork_of=first_id if index else None,
             cache_salt=cache_salt,
+            resume_at=resume_at if params.n == 1 and tail <= LEAST_NODES else 0,
             stop_checker=stop_checkers[index] if stop_checkers else None,
             constraint=constraints[index] if constraints else None,
         )

@@ -234,12 +234,15 @@ class Engine:
         stop_checkers: Sequence[StopChecker] = (),
         cache_salt: str = "",
         constraints: Sequence[Constraint] = (),
+        resume_at: int = 0,
     ) -> list[int]:
         """Queue a prompt; returns one request id per sample (``params.n`` of them).
 
         Args:
             stop_checkers: one per sample, or none at all.
             constraints: one per sample where ``params.structured_outputs`` is given, else none.
+            resume_at: up to where a later prompt is likely to be the same, as the next turn of a
+                chat is; there a state of recurrent layers is kept. 0: that is not known.
 
         Raises:
             RequestError: the prompt is empty, does not fit, or names tokens outside the vocabulary.
@@ -247,7 +250,7 @@ class Engine:
         assert not params.bad_words, "words are the caller's to spell in tokens"
         assert len(constraints) == (params.n if params.structured_outputs is not None else 0)
         group = self._admission.requests(
-            prompt_token_ids, params, stop_checkers, cache_salt, constraints
+            prompt_token_ids, params, stop_checkers, cache_salt, constraints, resume_at
         )
         for request in group:
             self.scheduler.add(request)

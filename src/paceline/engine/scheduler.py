@@ -53,7 +53,15 @@ class Scheduled:
 
     @property
     def certain(self) -> int:
-        """Tokens after which nothing is sampled."""
+        """Tokens that go into the states of recurrent layers at once; the others are logged.
+
+        Those after which nothing is sampled, but where the request says where a later one may go
+        on: the state up to there is the one that is kept.
+        """
+        request = self.request
+        begin = request.resume_at - request.num_computed
+        if self.samples and begin >= 0 and request.resume_at and not request.num_output_tokens:
+            return begin
         return self.num_tokens - self.samples
 
     def span(self) -> Span:
@@ -172,6 +180,8 @@ class Scheduler:
         count = min(budget, request.num_uncomputed)
         if request.params.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROB_ROWS)
+        if count < request.num_uncomputed and request.num_computed < request.resume_at:
+            count = min(count, request.resume_at - request.num_computed)  # its state is kept
         item = Scheduled(request, count)
         if not self._kv.reserve(request.request_id, count, item.certain):
             return 0

@@ -287,7 +287,7 @@ class KVCache:
             self.checkpoints.add(Checkpoint(key, tail, slot, block))
 
     def publish_prompt(self, request_id: int) -> None:
-        """Keep the states after a prompt's certain tokens for the next :meth:`publish`."""
+        """Keep the state after a prompt's certain tokens for the next :meth:`publish`."""
         if self.states is not None and self.prefix_caching:
             self.states.keep(request_id, 1)
 
