@@ -101,25 +101,24 @@ def _slopes(growth: Any) -> list[float]:
     return [max(0.0, each) for each in [*steps, *steps[-1:]]] or [0.0]
 
 
-def _is_worth_at_once(self: Any, name: str, candidate: Any) -> bool:
-    is_forced = asks_for_drafts(self._step.requests[candidate.place])
-    return candidate.value.gain(self._step.rate) > 0.0 or is_forced
+def _is_worth_at_once(self: Any, step: Any, candidate: Any) -> bool:
+    is_forced = asks_for_drafts(step.requests[candidate.place])
+    return candidate.value.gain(step.rate) > 0.0 or is_forced
 
 
-_NOBODY_WAITS = {"cost_aware.CostAwarePlanner._holds_up": _constant(False)}
+_NOBODY_WAITS = {"asking._holds_up": _constant(False)}
 _NO_PRIOR = {"acceptance.logits_of": lambda origin: priors.logits_of("")}
 _NO_RESIDUAL = {"cost_filter.MAX_VISITS": 0.0}
 _NO_SHARES = [0.0] * len(cost_filter.SHARES)
 
 SWITCHES: dict[str, Switch] = {
     # who is asked
-    "exploring proposers": Switch(20, 1, {"cost_aware.CostAwarePlanner._explored": _constant(())}),
+    "exploring proposers": Switch(20, 1, {"asking.Asking._explored": _constant(())}),
     "values by situation": Switch(5, 1, {"proposer_value.SITUATIONS": ()}),
+    "looking at matches": Switch(20, 1, {"engine.contained.Entry.sees_matches": False}),
     "asking texts together": Switch(20, 1, {"cost_aware.CostAwarePlanner.asks_together": False}),
     "enough of one text's drafts": Switch(3, 1, {"engine.contained.ENOUGH_FROM_TEXT": ALWAYS}),
-    "reading as an investment": Switch(
-        10, 0, {"cost_aware.CostAwarePlanner._is_worth": _is_worth_at_once}
-    ),
+    "reading as an investment": Switch(10, 0, {"asking.Asking._is_worth": _is_worth_at_once}),
     "learnt host times": Switch(8, 1, {"pace.HOST_PACE": 0.0}),
     "saved exploration": Switch(5, 1, {"exploration.SAVED": 1}),
     "skipped steps": Switch(20, 1, {"cost_aware.MAX_SKIPPED": 1}),

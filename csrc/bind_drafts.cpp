@@ -87,9 +87,8 @@ Calibration::Rows read_rows(nb::handle source) {
     return rows;
 }
 
-// What is drafted below a text, of which the drafter is given what it has not read.
-TextDraft draft_below(TextDrafter& drafter, const Items& text, size_t max_nodes,
-                      size_t max_depth) {
+// The tokens of a text that a drafter is to be given.
+std::vector<int32_t> tail_of(const TextDrafter& drafter, const Items& text) {
     std::vector<int32_t> tail;
     for (size_t i = drafter.first_unread(text.size()); i < text.size(); ++i) {
         const long token = to_long(text[i]);
@@ -98,7 +97,17 @@ TextDraft draft_below(TextDrafter& drafter, const Items& text, size_t max_nodes,
         }
         tail.push_back(static_cast<int32_t>(token));
     }
-    return drafter.draft(tail, text.size(), max_nodes, max_depth);
+    return tail;
+}
+
+TextDraft draft_below(TextDrafter& drafter, const Items& text, size_t max_nodes,
+                      size_t max_depth) {
+    return drafter.draft(tail_of(drafter, text), text.size(), max_nodes, max_depth);
+}
+
+size_t matched(TextDrafter& drafter, nb::handle token_ids) {
+    const Items text(token_ids, "token_ids are no sequence");
+    return drafter.matched(tail_of(drafter, text), text.size());
 }
 
 void read_limit(PyObject* limit, PlanRequest* request) {
@@ -408,7 +417,8 @@ void bind_drafts(nb::module_& module) {
     using namespace paceline;
     module.def("is_sound", &is_sound, arg("tree"), arg("vocab_size"));
     nb::class_<TextDrafter>(module, "TextDrafter")
-        .def("draft", &draft_of_text, arg("token_ids"), arg("max_nodes"), arg("max_depth"));
+        .def("draft", &draft_of_text, arg("token_ids"), arg("max_nodes"), arg("max_depth"))
+        .def("matched", &matched, arg("token_ids"));
     nb::class_<StepDrafts>(module, "Drafts")
         .def(nb::init<bool>(), arg("calibrates") = true)
         .def("begin", &StepDrafts::begin, arg("request_ids"))

@@ -49,6 +49,9 @@ class TextDrafter {
     // `tail`: the text's tokens from there on, each from 0 to INT32_MAX.
     virtual TextDraft draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
                             size_t max_depth) = 0;
+    // Tokens at the text's end that are known to have occurred before and gone on; 0 where that
+    // cannot be told at once. `tail` as above.
+    virtual size_t matched(const std::vector<int32_t>&, size_t) { return 0; }
 };
 
 // A trie whose nodes' children are chained.

@@ -286,6 +286,18 @@ namespace {
 
 using Cursors = std::vector<const SuffixCursor*>;
 
+void step_up(const SuffixAutomaton& automaton, SuffixPlace* place) {
+    place->state = automaton.state(place->state).link;
+    place->length = automaton.state(place->state).length;
+}
+
+// To the longest suffix of a place that was continued; to the root where there is none.
+void rise(const SuffixAutomaton& automaton, SuffixPlace* place) {
+    while (place->state != SuffixAutomaton::root && !automaton.state(place->state).only.count) {
+        step_up(automaton, place);
+    }
+}
+
 struct Candidate {
     int32_t token;
     double prob;
@@ -357,17 +369,6 @@ class Growth {
             contexts_[i] = kept_[places + i];
             rise(automaton(i), &contexts_[i]);
         }
-    }
-
-    static void rise(const SuffixAutomaton& automaton, SuffixPlace* place) {
-        while (place->state != SuffixAutomaton::root && !automaton.state(place->state).only.count) {
-            step_up(automaton, place);
-        }
-    }
-
-    static void step_up(const SuffixAutomaton& automaton, SuffixPlace* place) {
-        place->state = automaton.state(place->state).link;
-        place->length = automaton.state(place->state).length;
     }
 
     // Which context is longest, the first of equals; they end with the root's length 0.
@@ -488,14 +489,31 @@ size_t SuffixText::first_unread(size_t length) const {
     return first;
 }
 
-TextDraft SuffixText::draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
-                            size_t max_depth) {
+void SuffixText::read(const std::vector<int32_t>& tail, size_t length) {
     for (size_t i = own_.num_tokens() - (length - tail.size()); i < tail.size(); ++i) {
         own_.append(tail[i]);
     }
-    Cursors cursors;
     for (SuffixCursor& cursor : cursors_) {
         cursor.advance(tail, length);
+    }
+}
+
+size_t SuffixText::matched(const std::vector<int32_t>& tail, size_t length) {
+    read(tail, length);
+    uint32_t longest = 0;
+    for (const SuffixCursor& cursor : cursors_) {
+        SuffixPlace place = cursor.place();
+        rise(cursor.automaton(), &place);
+        longest = std::max(longest, place.length);
+    }
+    return longest;
+}
+
+TextDraft SuffixText::draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
+                            size_t max_depth) {
+    read(tail, length);
+    Cursors cursors;
+    for (const SuffixCursor& cursor : cursors_) {
         cursors.push_back(&cursor);
     }
     return grow_suffix_draft(cursors, *rules_, max_nodes, static_cast<uint32_t>(max_depth));

@@ -143,8 +143,11 @@ class SuffixText : public TextDrafter {
     size_t first_unread(size_t length) const override;
     TextDraft draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
                     size_t max_depth) override;
+    size_t matched(const std::vector<int32_t>& tail, size_t length) override;
 
   private:
+    void read(const std::vector<int32_t>& tail, size_t length);
+
     const SuffixRules* rules_;
     SuffixAutomaton own_;
     std::vector<SuffixCursor> cursors_;

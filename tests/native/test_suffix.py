@@ -83,10 +83,10 @@ def test_both_follow_a_growing_text_alike(depth: int, pieces: list[tuple[list[in
                 shared.extend(tokens)
             else:
                 text = text + tokens
-            drafts.append(tuple(followed.draft(text, 9, 5)))
+            drafts.append((followed.matched(text), *followed.draft(text, 9, 5)))
             fresh = drafting.SuffixText(drafter, depth)
             fresh.share([shared])
-            assert drafts[-1] == tuple(fresh.draft(text, 9, 5))
+            assert drafts[-1] == (fresh.matched(text), *fresh.draft(text, 9, 5))
         found.append(drafts)
     assert found[0] == found[1]
 

@@ -85,6 +85,8 @@ class Machine:
         plain = StepShape(count, 0, 0, count, count)
         trees = [DraftTree() for _ in requests]
         draft_ms, planner = 0.0, self.planner
+        if planner.wakes(requests):
+            self._skipped = 0
         if self._skipped:
             self._skipped -= 1
         elif steps := planner.begin(plain, requests):

@@ -10,7 +10,7 @@ from paceline.config.objective import Objective
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.drafting_cost import DraftTime
 from paceline.policy.exploration import SHARE
-from paceline.policy.planner import StepReport
+from paceline.policy.planner import Source, StepReport
 from tests.policy.machine import DEPTH, LOOKUP, Machine, cost_table, request
 
 FLAT = [10.0 + 0.2 * w for w in range(600)]
@@ -92,6 +92,30 @@ def test_what_a_request_asks_for_it_gets() -> None:
     machine.run([asks, declines], lambda _: 0.0, 300)
     assert {nodes[0] for nodes in machine.nodes} == {3}
     assert sum(nodes[1] for nodes in machine.nodes[100:]) < 60
+
+
+def test_a_text_is_asked_where_it_has_come_to_a_match_that_pays() -> None:
+    matched = 0
+    source = Source("suffix", matched=lambda _: matched)
+    machine = Machine(FLAT, sources=(source,), draft_time=DraftTime(0.5))
+    one, asked = request(1), {0: 0, 6: 0}
+    for step in range(2000):
+        matched, right, machine.claimed = (6, 0.95, 0.9) if step % 20 == 0 else (0, 0.0, 0.1)
+        before = machine.asked
+        machine.run([one], lambda _, right=right: right, 1)
+        if step >= 1000:
+            asked[matched] += machine.asked - before
+    assert asked[6] == 1000 / 20
+    assert asked[0] <= 1000 * SHARE * FLAT[0] / 0.5
+
+
+def test_a_match_that_has_become_good_is_found_out() -> None:
+    source = Source("suffix", matched=lambda each: each.request_id)
+    machine = Machine(FLAT, sources=(source,), draft_time=DraftTime(0.1))
+    machine.run([request(4)], lambda _: 0.0, 600)
+    before = machine.asked
+    machine.run([request(4)], lambda _: 0.95, 600)
+    assert machine.asked - before > 400
 
 
 def test_while_no_draft_pays_asking_takes_its_share_of_the_time() -> None:

@@ -261,3 +261,15 @@ def test_a_long_context_takes_no_longer(is_native: bool, tokens: list[int]) -> N
         steps.append(time.thread_time() - began)
     assert first < (1.0 if is_native else 15.0)
     assert min(steps) < (1e-4 if is_native else 5e-3)
+
+
+@pytest.mark.parametrize("is_native", IMPLEMENTATIONS)
+def test_what_a_text_matches_is_known_before_it_is_drafted_from(is_native: bool) -> None:
+    proposer = suffix(is_native)
+    one = make_request(1, [1, 2, 3, 4, 9, 2, 3, 4])
+    assert proposer.matched(one) == 3
+    one.token_ids.append(7)
+    assert proposer.matched(one) == 0
+    one.token_ids += [3, 4]
+    assert proposer.matched(one) == 2
+    proposer.finish(one)

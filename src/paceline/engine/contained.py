@@ -52,6 +52,10 @@ class Entry:
     def num_forwards(self) -> int:
         return self.proposer.num_forwards
 
+    @property
+    def sees_matches(self) -> bool:
+        return getattr(self.proposer, "sees_matches", False)
+
     def is_for(self, request: Request) -> bool:
         """Whether it may serve a request at all."""
         methods = request.params.speculative.methods
@@ -343,6 +347,7 @@ class ContainedProposers:
 def source_of(entries: Sequence[Entry]) -> Source:
     """Proposers as planners know them: one that stands for all."""
     proposer = entries[0].proposer
+    seeing = [each.proposer for each in entries if each.sees_matches]
     return Source(
         " + ".join([entry.proposer.name for entry in entries]),
         proposer.costs_forwards,
@@ -351,6 +356,7 @@ def source_of(entries: Sequence[Entry]) -> Source:
         if len(entries) == 1
         else lambda request: any(entry.is_for(request) for entry in entries),
         proposer.costs_levels,
+        seeing[0].matched if seeing else None,
     )
 
 

@@ -59,13 +59,14 @@ class Skipped:
     forward_ms: float = 0.0
     total_ms: float = 0.0
 
-    def goes_on(self, items: Sequence[Scheduled]) -> bool:
+    def goes_on(self, items: Sequence[Scheduled], planner: Planner) -> bool:
         """Whether the next step is one of them."""
-        if self.left and len(items) == self.count and items[-1].request is self.latest:
-            self.left -= 1
-            return True
-        self.left = 0
-        return False
+        are_the_same = len(items) == self.count and items[-1].request is self.latest
+        if not self.left or not are_the_same or planner.wakes([item.request for item in items]):
+            self.left = 0
+            return False
+        self.left -= 1
+        return True
 
     def add(self, shape: StepShape, emitted: int, forward_ms: float, total_ms: float) -> None:
         """One of them is over."""
@@ -175,7 +176,7 @@ class Drafting:
             node_budget: most draft nodes that the step has room for.
         """
         self._is_active = False  # also if what follows raises
-        self._is_skipped = self._skipped.goes_on(items)
+        self._is_skipped = self._skipped.goes_on(items, self.planner)
         if self._is_skipped:
             return []
         self._end_skipped()

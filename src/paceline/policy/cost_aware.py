@@ -18,25 +18,16 @@ from collections.abc import Sequence
 from math import inf
 
 from paceline.config.objective import Objective
+from paceline.policy.asking import Asking
 from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
-from paceline.policy.credit import ENOUGH, Credits
-from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
+from paceline.policy.credit import Credits
 from paceline.policy.drafts import Drafts
-from paceline.policy.exploration import Exploration
 from paceline.policy.pace import Pace
-from paceline.policy.planned import (
-    UNPLANNED,
-    Asked,
-    Candidate,
-    Lesson,
-    PlannedStep,
-    asks_for_drafts,
-)
+from paceline.policy.planned import UNPLANNED, PlannedStep, asks_for_drafts
 from paceline.policy.planner import Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
-from paceline.policy.proposer_value import ProposerValues
 from paceline.policy.wide_steps import WideSteps
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
@@ -71,12 +62,11 @@ class CostAwarePlanner:
         self.cost = cost
         self.objective = objective or Objective()
         self.drafts = drafts or Drafts()
-        self._sources: list[Source] = []
-        self._drafting, self._values = DraftingCost(), ProposerValues()
-        self._pace, self._exploration = Pace(cost.table.host), Exploration()
+        self._pace = Pace(cost.table.host)
+        self._asking = Asking(self._pace, self.drafts)
         is_strict = self.objective.kind == "latency"
         self._credits = None if is_strict else Credits()
-        self._wide = WideSteps(cost, self._exploration, is_strict)
+        self._wide = WideSteps(cost, self._asking.exploration, is_strict)
         self._step = self.planned = UNPLANNED
         """The step that is open, and the latest, for whatever shows how it was planned."""
 
@@ -86,9 +76,7 @@ class CostAwarePlanner:
         return 0 if self._credits is None else len(self._credits)
 
     def set_sources(self, sources: Sequence[Source]) -> None:
-        if not all(source in sources for source in self._sources):
-            self._values = ProposerValues()  # what one brought says nothing of another
-        self._sources = list(sources)
+        self._asking.set_sources(sources)
 
     # --- before drafting -----------------------------------------------------------------------
 
@@ -101,7 +89,7 @@ class CostAwarePlanner:
             if step.requests == len(requests) and self.cost.deviation(step) > PLAIN_DOUBT:
                 # An engine that always speculates never sees what it is compared with.
                 return self._pass(1)
-            pause_ms = self._pause_ms(requests, rate)
+            pause_ms = self._asking.pause_ms(self._step)
             if pause_ms > 0.0:
                 longest_ms = MAX_SKIPPED * self._pace.plain_ms(plain_ms)
                 return self._pass(max(1, int(MAX_SKIPPED * min(1.0, pause_ms / longest_ms))))
@@ -124,40 +112,8 @@ class CostAwarePlanner:
             return max(0.0, 1.0 - self._pace.plain_ms(plain_ms) / tpot_ms)
         return SLOWDOWN if self._credits is not None else 0.0
 
-    def _pause_ms(self, requests: Sequence[Request], rate: float) -> float:
-        """Time that has to pass before any proposer is worth asking first, or may be explored."""
-        willing = [i for i, each in enumerate(requests) if each.params.speculative.enabled]
-        least_ms = inf if self._sources else 0.0  # a planner that was told of none asks all
-        for source in self._sources:
-            name, able = source.name, [i for i in willing if source.applies(requests[i])]
-            if not able:
-                continue
-            is_hopeful = self._values.of(name).gain(rate) > 0.0
-            cost_ms = self._ask_ms(name)
-            pause_ms = self._exploration.milliseconds_until(name, cost_ms)
-            if is_hopeful or pause_ms <= 0.0:
-                found = self._candidates(source, able)
-                if is_hopeful and (not found or any(self._is_worth(name, each) for each in found)):
-                    return 0.0  # where none is found, one may be from the next token on
-                if found:
-                    cost_ms += min(self._drafting.catch_up(name, each.lag) for each in found)
-                    pause_ms = self._exploration.milliseconds_until(name, cost_ms)
-            least_ms = min(least_ms, pause_ms)
-        return least_ms
-
-    def _candidates(self, source: Source, places: Sequence[int]) -> list[Candidate]:
-        """Those of some requests for which a source could draft."""
-        expected = self.drafts.expected if self._step.asks else lambda index: 0.0
-        found = []
-        for i in places:
-            lag = source.lag(self._step.requests[i])
-            if lag is not None:
-                value = self._values.of(source.name, expected(i))
-                found.append(Candidate(i, value, lag if lag > USUAL_LAG else 0))
-        return found
-
-    def _ask_ms(self, name: str) -> float:
-        return self._drafting.milliseconds(name) + self._pace.ask_ms
+    def wakes(self, requests: Sequence[Request]) -> bool:
+        return self._asking.wakes(requests)
 
     def _rate(self, step: StepShape, decoding: int, plain_ms: float) -> float:
         """The value of time is that of decoding alone: a prefill chunk does not lower it."""
@@ -167,61 +123,7 @@ class CostAwarePlanner:
         return self._pace.tokens_per_ms(decoding, plain_ms)
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
-        step, worth, doubtful = self._step, list[Candidate](), list[Candidate]()
-        for each in self._candidates(source, candidates):
-            (worth if self._is_worth(source.name, each) else doubtful).append(each)
-        if not worth and not doubtful and self._values.of(source.name).gain(step.rate) <= 0.0:
-            # Looking in vain is exploring too.
-            self._exploration.spend(source.name, self._pace.ask_ms)
-        if step.ahead and source.costs_forwards and self._holds_up(worth):
-            worth = [each for each in worth if asks_for_drafts(step.requests[each.place])]
-        elif doubtful:
-            worth += self._explored(source.name, doubtful)
-            worth.sort()
-        if worth:
-            lag = sum([each.lag for each in worth])
-            lessons = self._lessons(worth)
-            step.asks.append(Asked(source.name, len(worth), lag, len(candidates), lessons))
-        return [each.place for each in worth]
-
-    def _lessons(self, candidates: Sequence[Candidate]) -> Sequence[Lesson]:
-        lessons: dict[int, Lesson] = {}
-        for index, value, lag in candidates:
-            if not lag and not asks_for_drafts(self._step.requests[index]):
-                lesson = lessons.get(id(value))
-                if lesson is None:
-                    lesson = lessons[id(value)] = Lesson(value)
-                lesson.indices.append(index)
-        return [*lessons.values()]
-
-    def _is_worth(self, name: str, candidate: Candidate) -> bool:
-        request, rate = self._step.requests[candidate.place], self._step.rate
-        gain = candidate.value.gain(rate)
-        if (gain > 0.0 and not candidate.lag) or asks_for_drafts(request):
-            return True
-        if gain <= 0.0:
-            return False
-        # Catching up is an investment: it has to come back before the request ends, in the usual
-        # situation, in which no other proposer drafts.
-        gain = min(gain, self._values.of(name).gain(rate))
-        steps = request.remaining / (1 + gain)
-        return gain * steps > rate * self._drafting.catch_up(name, candidate.lag)
-
-    def _holds_up(self, candidates: Sequence[Candidate]) -> bool:
-        """Whether drafts for these hold up a request that cannot wait for them."""
-        indices = {each.place for each in candidates}
-        ahead = self._step.ahead or ()
-        return any(has < ENOUGH and i not in indices for i, has in enumerate(ahead))
-
-    def _explored(self, name: str, doubtful: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Those of these that are asked to see whether it pays by now: who is not behind first."""
-        ready = [each for each in doubtful if not each.lag]
-        chosen = ready or [min(doubtful, key=lambda each: each.lag)]
-        cost_ms = self._ask_ms(name) + self._drafting.catch_up(name, chosen[0].lag)
-        if not self._exploration.covers(name, cost_ms):
-            return ()
-        self._step.explored.add(name)
-        return chosen
+        return self._asking.ask(self._step, source, candidates)
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
         step = self._step
@@ -240,7 +142,7 @@ class CostAwarePlanner:
         growth = self._wide.growth(step, growth)
         return Prices(
             nodes=[step.rate * ms for ms in cheapest_ahead(growth)],
-            level=step.rate * self._drafting.of(name).level,
+            level=step.rate * self._asking.times.of(name).level,
             estimate=estimate,
         )
 
@@ -256,18 +158,14 @@ class CostAwarePlanner:
     # --- after drafting ------------------------------------------------------------------------
 
     def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
-        step, name, drafting = self._step, source.name, self._drafting
-        levels, has_levels = 1, source.costs_forwards and source.costs_levels
+        step, levels = self._step, 1
+        has_levels = source.costs_forwards and source.costs_levels
         if has_levels:
-            levels = self.drafts.depth(name)
-        asked = step.asks[-1]
-        drafting.observe(name, levels, asked.lag, milliseconds, has_levels)
+            levels = self.drafts.depth(source.name)
+        self._asking.drafted(step, source, levels, milliseconds)
         if has_levels:
-            step.levels, step.level_ms = levels, drafting.of(name).level
+            step.levels, step.level_ms = levels, self._asking.times.of(source.name).level
         step.draft_ms += milliseconds
-        if name in step.explored:
-            self._exploration.spend(name, milliseconds + self._pace.ask_ms)
-        asked.cost_ms = drafting.milliseconds(name, levels) / asked.able
 
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         step, drafts = self._step, self.drafts
@@ -305,17 +203,14 @@ class CostAwarePlanner:
     def end(self, report: StepReport) -> None:
         step, self._step = self._step, UNPLANNED
         self.planned = step
-        self._exploration.passed(report.total_ms)
+        self._asking.exploration.passed(report.total_ms)
         plain_ms = report.forward_ms / report.num_steps
         if step is not UNPLANNED:
             self._wide.end(step, report)
             plain_ms = step.plain_ms if report.shape.rows > step.shape.rows else plain_ms
         if report.shape.requests == report.num_decoding and report.total_ms > 0.0:
             self._pace.observe(report, plain_ms, step.draft_ms, bool(step.asks))
-        shared_ms = self._pace.ask_ms / (sum([asked.count for asked in step.asks]) or 1)
-        for asked in step.asks:
-            for lesson in asked.lessons:
-                lesson.learn(asked.cost_ms + shared_ms)
+        self._asking.learn(step)
         if self._credits is not None:
             longer = self._longer(step, report.shape)
             self._credits.passed(1.0 + longer, self._slowdown(plain_ms), report.num_steps)

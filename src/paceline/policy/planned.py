@@ -10,6 +10,9 @@ from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.policy.proposer_value import ProposerValue
 from paceline.request import Request
 
+Explored = tuple[str, int]
+"""A source, and a situation in which it is asked."""
+
 
 class Candidate(NamedTuple):
     """A request for which a source may be asked.
@@ -18,11 +21,13 @@ class Candidate(NamedTuple):
         place: in the step.
         value: what the source is expected to bring, and what learns from what it does.
         lag: tokens that the source has to catch up with, where they are more than usual.
+        what: is explored where it is asked against this value.
     """
 
     place: int
     value: ProposerValue
     lag: int
+    what: Explored
 
 
 @dataclass(slots=True)
@@ -80,7 +85,7 @@ class PlannedStep:
         ahead: tokens that each request has had beyond what it is owed; None where all may be held
             up.
         asks: who was asked.
-        explored: proposers that are asked to see whether it pays by now.
+        explored: who is asked to see whether it pays by now.
         levels, level_ms: of the proposer that drafts by forwards: how many, and the time of a
             further one.
         draft_ms: time of the proposers.
@@ -95,7 +100,7 @@ class PlannedStep:
     slowdown: float = 0.0
     ahead: Sequence[float] | None = None
     asks: list[Asked] = field(default_factory=list)
-    explored: set[str] = field(default_factory=set)
+    explored: set[Explored] = field(default_factory=set)
     levels: int = 1
     level_ms: float = 0.0
     draft_ms: float = 0.0

@@ -27,6 +27,8 @@ class Source:
         lag: tokens of a request that it has to read before it can draft; None where it will not.
         applies: whether it is for a request at all, whatever its text.
         costs_levels: each further level of its trees takes one more forward.
+        matched: tokens at the end of a request's text that occurred before, which says beforehand
+            what a draft may be worth; None where nothing does.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Source:
     lag: Callable[[Request], int | None] = lambda request: 0
     applies: Callable[[Request], bool] = lambda request: True
     costs_levels: bool = True
+    matched: Callable[[Request], int] | None = None
 
 
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long
@@ -88,8 +91,16 @@ class Planner(Protocol):
 
         Returns:
             0 where proposers are to be asked. Else for how many steps, this one included, none of
-            them is, as long as the same requests decode and no others come: the planner need not be
-            called before.
+            them is, as long as the same requests decode, no others come and :meth:`wakes` does not
+            say otherwise: the planner need not be called before.
+        """
+        ...
+
+    def wakes(self, requests: Sequence[Request]) -> bool:
+        """Whether a text has come to where a draft may pay, in steps that :meth:`begin` skips.
+
+        Args:
+            requests: the same as there.
         """
         ...
 
@@ -149,6 +160,9 @@ class FixedPlanner:
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         return 0
+
+    def wakes(self, requests: Sequence[Request]) -> bool:
+        return False
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         if not source.costs_forwards:

@@ -3,7 +3,8 @@
 A value is the tokens that a proposer's chosen nodes promised beyond the time of verifying them,
 less the time of drafting at the going rate, which depends on how many requests decode. All requests
 share it: what one of them shows, the others need not find out. A proposer has a value for each
-situation, which is how much other proposers have drafted in the step already.
+situation. That is how long a match it has in the request's text, where it knows that before it
+drafts, and else how much other proposers have drafted in the step already.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 
 SITUATIONS = (0.25, 0.75, 1.5)
 """Expected tokens of the drafts that are there already; between these situations are told apart."""
+MATCHES = (2, 3, 5, 12)
+"""Lengths of matches in tokens, from which on situations are told apart."""
 FIRST_VALUE = 0.5
 """Tokens that are expected of a proposer that was never asked: enough to be asked some times."""
 PACE = 0.1
@@ -53,6 +56,15 @@ class ProposerValues:
     def __init__(self) -> None:
         self._values: defaultdict[tuple[str, int], ProposerValue] = defaultdict(ProposerValue)
 
-    def of(self, name: str, expected_tokens: float = 0.0) -> ProposerValue:
-        """Of a proposer, where others expect so many tokens of their drafts for the request."""
-        return self._values[name, bisect_right(SITUATIONS, expected_tokens)]
+    def of(self, name: str, situation: int = 0) -> ProposerValue:
+        return self._values[name, situation]
+
+
+def drafted_situation(expected_tokens: float) -> int:
+    """Where others expect so many tokens of their drafts for the request."""
+    return bisect_right(SITUATIONS, expected_tokens)
+
+
+def matched_situation(num_tokens: int) -> int:
+    """Where so many tokens at the text's end occurred before."""
+    return bisect_right(MATCHES, num_tokens)

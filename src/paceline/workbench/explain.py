@@ -151,7 +151,7 @@ class RecordingPlanner:
         self._step = _Step(step, list(requests), positions)
         steps, before = self._asleep
         now = [request.request_id for request in requests]
-        if not steps or now != before:
+        if not steps or now != before or self.inner.wakes(requests):
             steps = self.inner.begin(step, requests)
         self._asleep = max(0, steps - 1), now
         return min(steps, 1)

@@ -40,8 +40,10 @@ class Charged:
         self.costs_forwards = proposer.costs_forwards
         self.costs_levels = proposer.costs_levels
         self.drafts_from_text = proposer.drafts_from_text
+        self.sees_matches = proposer.sees_matches
         self.taps = proposer.taps
         self.lag = proposer.lag
+        self.matched = proposer.matched
         self.follows = proposer.follows
         self.read = proposer.read
         self.observe = proposer.observe

@@ -85,6 +85,8 @@ class Proposer(Protocol):
     """True when drafting takes forwards of a model, so that it is worth asking whether to."""
     costs_levels: bool = True
     """Where drafting takes forwards: each further level of its trees takes one more."""
+    sees_matches: bool = False
+    """True where :meth:`matched` says what a draft may be worth before it is made."""
     drafts_from_text: bool = False
     """True for a :class:`TextProposer`, which offers :meth:`drafters`."""
     taps: Sequence[int] = ()
@@ -98,6 +100,14 @@ class Proposer(Protocol):
 
     def lag(self, request: Request) -> int | None:
         """Tokens of a request that it has to read before it can draft; None where it will not."""
+        return 0
+
+    def matched(self, request: Request) -> int:
+        """Tokens at the end of a request's text that occurred before: long matches promise much.
+
+        Where :attr:`sees_matches` is true it is asked in nearly every step, before it is decided
+        who drafts, so it takes next to no time.
+        """
         return 0
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:

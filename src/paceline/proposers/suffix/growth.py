@@ -159,6 +159,13 @@ class SuffixText:
         """Match these too, in place of those that were shared before."""
         self._cursors[1:] = map(SuffixCursor, automata)
 
+    def matched(self, token_ids: list[int]) -> int:
+        """Tokens at the text's end that occurred before and went on."""
+        self._own.extend(token_ids, self._own.num_tokens)
+        automata = [cursor.automaton for cursor in self._cursors]
+        places = [cursor.advance(token_ids) for cursor in self._cursors]
+        return max((length for length, _, _ in _contexts(automata, places)), default=0)
+
     def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
         self._own.extend(token_ids, self._own.num_tokens)
         return self._drafter.draft(self._cursors, token_ids, max_nodes, max_depth)

@@ -27,6 +27,7 @@ class SuffixProposer(TextProposer):
     """
 
     name = NAME
+    sees_matches = True
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
         super().__init__(config, is_native)
@@ -57,6 +58,10 @@ class SuffixProposer(TextProposer):
                 self._known[request.request_id] = shared
                 cast(Any, text).share(shared)
         return drafters
+
+    def matched(self, request: Request) -> int:
+        text = self._texts.get(request.request_id) or self.drafters([request])[0]
+        return int(cast(Any, text).matched(request.token_ids))
 
     def finish(self, request: Request) -> None:
         super().finish(request)
