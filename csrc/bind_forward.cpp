@@ -462,6 +462,17 @@ void set_cache(Decoder& decoder, nb::list keys, nb::list values) {
     decoder.set_cache(std::move(caches), static_cast<int>(blocks), nb::make_tuple(keys, values));
 }
 
+void set_experts(Decoder& decoder, const nb::object& object) {
+    ExpertCache* cache = nb::cast<ExpertCache*>(object);
+    for (size_t index = 0; index < decoder.num_layers(); ++index) {
+        const auto& mixture = decoder.all_layers()[index].mixture;
+        const size_t number = cache->number(index);
+        check(number == 0 || (mixture && mixture->experts.size() == number),
+              "the cache has another number of experts than a layer");
+    }
+    decoder.set_cache_of_experts(cache, object);
+}
+
 // conv [layers, slots, kernel - 1, channels], state [layers, slots, heads, state of a head], logs
 // [layers, lanes, nodes, numbers of a row] and due [layers, lanes].
 void set_states(Decoder& decoder, States conv, States state, States log_conv, States log_key,
@@ -560,7 +571,11 @@ void bind_forward(nb::module_& module) {
     nb::class_<Decoder>(module, "Decoder")
         .def("__init__", &make_decoder, nb::arg("spec"))
         .def("set_stream", [](Decoder& decoder, nb::object stream) {
-            decoder.set_stream(nb::cast<LayerStream*>(stream), stream);
+            if (nb::isinstance<ExpertCache>(stream)) {
+                set_experts(decoder, stream);
+            } else {
+                decoder.set_stream(nb::cast<LayerStream*>(stream), stream);
+            }
         })
         .def("set_cache", &set_cache, nb::arg("keys"), nb::arg("values"))
         .def("set_states", &set_states, nb::arg("conv").noconvert(), nb::arg("state").noconvert(),
@@ -579,6 +594,7 @@ void bind_forward(nb::module_& module) {
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
         .def_prop_ro("experts_read", &Decoder::experts_read)
+        .def_prop_ro("experts_fetched", &Decoder::experts_fetched)
         .def_prop_ro("chosen_experts", &Decoder::chosen_experts)
         .def("write_kv", &write_kv, nb::arg("batch"), nb::arg("inputs"))
         .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("inputs").none(),

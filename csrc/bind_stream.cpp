@@ -1,10 +1,11 @@
-// Layers that are read from disk, for Python: see paceline/models/streaming.py.
+// Layers and experts that are read from disk, for Python: see paceline/models/streaming.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "expert_cache.h"
 #include "layer_stream.h"
 
 namespace nb = nanobind;
@@ -12,24 +13,28 @@ namespace nb = nanobind;
 namespace paceline {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+using Extents = std::vector<std::tuple<int, int64_t, int64_t>>;
+
+std::vector<Extent> extents_of(const Extents& given, size_t files) {
+    std::vector<Extent> extents;
+    for (const auto& [file, offset, bytes] : given) {
+        if (file < 0 || static_cast<size_t>(file) >= files || offset < 0 || bytes < 1) {
+            throw nb::value_error("an extent is not of a file");
+        }
+        extents.push_back({file, offset, bytes});
+    }
+    return extents;
+}
 
 void bind_stream(nb::module_& module) {
     nb::exception<ReadError>(module, "ReadError", PyExc_OSError);
     nb::class_<LayerStream>(module, "LayerStream")
         .def("__init__",
              [](LayerStream* self, const std::vector<std::string>& files,
-                const std::vector<std::vector<std::tuple<int, int64_t, int64_t>>>& layers, int slots,
-                int readers) {
+                const std::vector<Extents>& layers, int slots, int readers) {
                  std::vector<std::vector<Extent>> extents;
-                 for (const auto& layer : layers) {
-                     extents.emplace_back();
-                     for (const auto& [file, offset, bytes] : layer) {
-                         if (file < 0 || file >= static_cast<int>(files.size()) || offset < 0 ||
-                             bytes < 1) {
-                             throw nb::value_error("an extent is not of a file");
-                         }
-                         extents.back().push_back({file, offset, bytes});
-                     }
+                 for (const Extents& layer : layers) {
+                     extents.push_back(extents_of(layer, files.size()));
                  }
                  if (slots < 1 || readers < 1) {
                      throw nb::value_error("slots and readers are at least 1");
@@ -46,6 +51,30 @@ void bind_stream(nb::module_& module) {
         .def("end", &LayerStream::end)
         .def_prop_ro("bytes_read", &LayerStream::bytes_read)
         .def_prop_ro("seconds_waited", &LayerStream::seconds_waited);
+    nb::class_<ExpertCache>(module, "ExpertCache")
+        .def("__init__",
+             [](ExpertCache* self, const std::vector<std::string>& files,
+                const std::vector<std::vector<Extents>>& layers, int64_t bytes, int readers) {
+                 std::vector<std::vector<std::vector<Extent>>> experts;
+                 for (const std::vector<Extents>& layer : layers) {
+                     experts.emplace_back();
+                     for (const Extents& each : layer) {
+                         experts.back().push_back(extents_of(each, files.size()));
+                     }
+                 }
+                 if (bytes < 1 || readers < 1) {
+                     throw nb::value_error("bytes and readers are at least 1");
+                 }
+                 new (self) ExpertCache(files, std::move(experts), bytes, readers);
+             },
+             nb::arg("files"), nb::arg("experts"), nb::arg("bytes"), nb::arg("readers"))
+        // The bytes of an extent, which only a forward can read.
+        .def("array", [](nb::object self, size_t layer, size_t expert, size_t extent, size_t bytes) {
+            uint8_t* place = nb::cast<ExpertCache&>(self).place(layer, expert, extent);
+            return Bytes(place, {bytes}, self);
+        })
+        .def_prop_ro("bytes_read", &ExpertCache::bytes_read)
+        .def_prop_ro("seconds_waited", &ExpertCache::seconds_waited);
 }
 
 }  // namespace paceline

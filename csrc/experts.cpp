@@ -201,7 +201,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
     });
     assignment_.sort(rows, mixture);
     count_experts(layer, count);
-    experts(mixture, count);
+    experts(mixture, &layer - layers_.data(), rows);
     if (mixture.shared) {
         pool().each(rows, [&](int row, int thread) {
             if (mixture.norms.experts) {
@@ -261,31 +261,58 @@ void Decoder::count_experts(const DecoderLayer& layer, int entries) {
     }
 }
 
-void Decoder::experts(const Mixture& mixture, int count) {
+void Decoder::experts(const Mixture& mixture, size_t index, int rows) {
+    const std::vector<Assignment::Group>& groups = assignment_.groups;
+    std::vector<ReadyExpert> ready;
+    if (!cache_ || cache_->number(index) == 0) {
+        for (const Assignment::Group& group : groups) {
+            ready.push_back({group, &mixture.experts[group.expert]});
+        }
+        run_experts(mixture, ready);
+        return;
+    }
+    std::vector<ExpertCache::Wish> wishes;
+    for (const Assignment::Group& group : groups) {
+        wishes.push_back({group.expert, group.count});
+    }
+    ExpertCache::Use use(*cache_, index, wishes, rows);
+    experts_fetched_ += use.read();
+    // In the order in which they come: each has its own rows of the results.
+    std::vector<FeedForward> moved(groups.size());
+    for (std::vector<int> some = use.next(); !some.empty(); some = use.next()) {
+        ready.clear();
+        for (const int wish : some) {
+            moved[wish] = mixture.experts[groups[wish].expert].moved(use.shift(wish));
+            ready.push_back({groups[wish], &moved[wish]});
+        }
+        run_experts(mixture, ready);
+    }
+}
+
+void Decoder::run_experts(const Mixture& mixture, const std::vector<ReadyExpert>& ready) {
     const int orders = most_orders_, ld_expert = round_up(2 * mixture.width(), TILE);
-    const auto groups_of = [&](int width) {
+    const int count = int(assignment_.rows.size());
+    const auto inputs_of = [&](int width) {
         const Inputs all = expert_inputs_.view(count, width, orders);
         std::vector<Inputs> found;
-        for (const Assignment::Group& group : assignment_.groups) {
-            found.push_back(rows_of(all, group.first, group.count, orders));
+        for (const ReadyExpert& each : ready) {
+            found.push_back(rows_of(all, each.group.first, each.group.count, orders));
         }
         return found;
     };
-    std::vector<int> group_of(count);
-    for (int index = 0; index < int(assignment_.groups.size()); ++index) {
-        const Assignment::Group& group = assignment_.groups[index];
-        std::fill_n(group_of.begin() + group.first, group.count, index);
+    struct Entry {
+        int index, row;  // of the expert, and among its rows
+    };
+    std::vector<Entry> entries;
+    for (int index = 0; index < int(ready.size()); ++index) {
+        for (int row = 0; row < ready[index].group.count; ++row) {
+            entries.push_back({index, row});
+        }
     }
-    const auto take = [&](const Linear& to, const float* x, const std::vector<Inputs>& inputs,
-                          int entry, int thread) {
-        const int index = group_of[entry];
-        to.take(x, inputs[index], entry - assignment_.groups[index].first, spare(thread));
-    };
-    const auto expert_of = [&](int entry) -> const FeedForward& {
-        return mixture.experts[assignment_.groups[group_of[entry]].expert];
-    };
-    std::vector<Inputs> inputs = groups_of(shape_.hidden);
-    pool().each(count, [&](int entry, int thread) {
+    std::vector<Inputs> inputs = inputs_of(shape_.hidden);
+    pool().each(int(entries.size()), [&](int piece, int thread) {
+        const auto [index, row] = entries[piece];
+        const int entry = ready[index].group.first + row;
         const float* x = normed_.get() + size_t(assignment_.rows[entry]) * ld_hidden_;
         if (mixture.weighs_inputs) {
             const float weight = assignment_.entry_weights[entry];
@@ -293,35 +320,36 @@ void Decoder::experts(const Mixture& mixture, int count) {
                            [&](float value) { return weight * value; });
             x = scratch(thread);
         }
-        take(expert_of(entry).gate_up, x, inputs, entry, thread);
+        ready[index].weights->gate_up.take(x, inputs[index], row, spare(thread));
     });
-    grouped(mixture, &FeedForward::gate_up, inputs, expert_gate_up_.get(), ld_expert);
-    inputs = groups_of(mixture.width());
-    pool().each(count, [&](int entry, int thread) {
-        const float* up = expert_gate_up_.get() + size_t(entry) * ld_expert;
+    grouped(ready, &FeedForward::gate_up, inputs, expert_gate_up_.get(), ld_expert);
+    inputs = inputs_of(mixture.width());
+    pool().each(int(entries.size()), [&](int piece, int thread) {
+        const auto [index, row] = entries[piece];
+        const float* up =
+            expert_gate_up_.get() + size_t(ready[index].group.first + row) * ld_expert;
         if (shape_.gated) {
             kernels().gated(up, mixture.width(), shape_.activation, scratch(thread));
         } else {
             kernels().activate(up, mixture.width(), shape_.activation, nullptr, scratch(thread));
         }
-        take(expert_of(entry).down, scratch(thread), inputs, entry, thread);
+        ready[index].weights->down.take(scratch(thread), inputs[index], row, spare(thread));
     });
-    grouped(mixture, &FeedForward::down, inputs, expert_out_.get(), ld_hidden_);
+    grouped(ready, &FeedForward::down, inputs, expert_out_.get(), ld_hidden_);
 }
 
-void Decoder::grouped(const Mixture& mixture, Linear FeedForward::*which,
+void Decoder::grouped(const std::vector<ReadyExpert>& ready, Linear FeedForward::*which,
                       const std::vector<Inputs>& inputs, float* y, int ld) {
-    const std::vector<Assignment::Group>& groups = assignment_.groups;
-    const int tiles = (mixture.experts.front().*which).tiles();
-    const int all = tiles * int(groups.size());
+    const int tiles = (ready.front().weights->*which).tiles();
+    const int all = tiles * int(ready.size());
     const int share = std::max(1, all / (pool().size() * PIECES_PER_THREAD));
     const int per_piece = std::min(round_up(share, TILES_TOGETHER), tiles);
     const int pieces = (tiles + per_piece - 1) / per_piece;  // of each expert
-    pool().each(pieces * int(groups.size()), [&](int piece, int) {
-        const Assignment::Group& group = groups[piece / pieces];
+    pool().each(pieces * int(ready.size()), [&](int piece, int) {
+        const auto& [group, weights] = ready[piece / pieces];
         const int begin = piece % pieces * per_piece, end = std::min(begin + per_piece, tiles);
         const LinearOut out{y + size_t(group.first) * ld, nullptr, ld, 1.0f};
-        (mixture.experts[group.expert].*which).run(inputs[piece / pieces], out, begin, end);
+        (weights->*which).run(inputs[piece / pieces], out, begin, end);
     });
 }
 

@@ -13,6 +13,7 @@ struct FeedForward {
     Linear gate_up, down;
 
     int width() const { return down.k(); }
+    FeedForward moved(ptrdiff_t bytes) const { return {gate_up.moved(bytes), down.moved(bytes)}; }
 };
 
 // Norms [hidden] of a mixture whose parts have their own: before the router and the chosen experts,
@@ -75,6 +76,12 @@ struct Assignment {
 
     void need(int rows, int per_token);
     void sort(int rows, const Mixture& mixture);
+};
+
+// An expert whose weights are there, with the rows that take it.
+struct ReadyExpert {
+    Assignment::Group group;
+    const FeedForward* weights;
 };
 
 }  // namespace paceline

@@ -136,7 +136,7 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     is_read_.assign(layers_.size(), {});
     chosen_.assign(layers_.size(), {});
-    experts_read_ = 0;
+    experts_read_ = experts_fetched_ = 0;
     for (const Slice& slice : slices(batch)) {
         prepare(batch, slice);
         layers(batch, slice, streams);
@@ -377,6 +377,11 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
 
 void Decoder::set_stream(LayerStream* stream, nanobind::object keep_alive) {
     stream_ = stream;
+    keep_stream_ = std::move(keep_alive);
+}
+
+void Decoder::set_cache_of_experts(ExpertCache* cache, nanobind::object keep_alive) {
+    cache_ = cache;
     keep_stream_ = std::move(keep_alive);
 }
 

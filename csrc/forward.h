@@ -11,6 +11,7 @@
 #include "altup.h"
 #include "batch.h"
 #include "buffers.h"
+#include "expert_cache.h"
 #include "experts.h"
 #include "latent.h"
 #include "layer_inputs.h"
@@ -116,6 +117,8 @@ class Decoder {
 
     // What brings those layers whose weights do not stay in memory.
     void set_stream(LayerStream* stream, nanobind::object keep_alive);
+    // What brings experts that do not.
+    void set_cache_of_experts(ExpertCache* cache, nanobind::object keep_alive);
 
     // What recurrent layers keep, one layer after another from the first one on.
     void set_states(const LayerStates& first, nanobind::object keep_alive);
@@ -132,6 +135,8 @@ class Decoder {
     const DecoderShape& shape() const { return shape_; }
     // Pairs of a layer and an expert that the latest forward read.
     int experts_read() const { return experts_read_; }
+    // Experts that it had to read from disk.
+    int experts_fetched() const { return experts_fetched_; }
     // [layers][rows, per_token], of the latest forward; empty where a layer is no mixture.
     const std::vector<std::vector<int>>& chosen_experts() const { return chosen_; }
     bool has_entry() const { return entry_.has_value(); }
@@ -224,12 +229,14 @@ class Decoder {
               const LinearOut& out);
     // csrc/experts.cpp: the feed-forward of a layer that is a mixture.
     void mixture(const DecoderLayer& layer, int rows);
-    // The results of all entries of the assignment, to `expert_out_`.
-    void experts(const Mixture& mixture, int entries);
+    // The results of all entries of the assignment, which are those of `rows`, to `expert_out_`; and
+    // of some experts' entries.
+    void experts(const Mixture& mixture, size_t index, int rows);
+    void run_experts(const Mixture& mixture, const std::vector<ReadyExpert>& ready);
     // Counts those of the assignment that no slice before has read in this layer.
     void count_experts(const DecoderLayer& layer, int entries);
-    // One linear of every expert that some row takes, its tiles shared out among all threads.
-    void grouped(const Mixture& mixture, Linear FeedForward::*which,
+    // One linear of each of these experts, its tiles shared out among all threads.
+    void grouped(const std::vector<ReadyExpert>& ready, Linear FeedForward::*which,
                  const std::vector<Inputs>& inputs, float* y, int ld);
     // Keys and values of rows first..end - 1 from `qkv_`, which begins with row `first`, to the cache,
     // and their queries to `q_`.
@@ -273,6 +280,7 @@ class Decoder {
     nanobind::object keep_alive_, keep_cache_, keep_states_;
 
     LayerStream* stream_ = nullptr;
+    ExpertCache* cache_ = nullptr;
     nanobind::object keep_stream_;
     std::vector<KvLayer> caches_;
     int num_blocks_ = 0;
@@ -299,7 +307,7 @@ class Decoder {
     Assignment assignment_;
     std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
     std::vector<std::vector<int>> chosen_;
-    int experts_read_ = 0;
+    int experts_read_ = 0, experts_fetched_ = 0;
     // Views of one memory, used in turn.
     Inputs in_joined_{}, in_hidden_{};
     std::vector<RowBlock> blocks_;

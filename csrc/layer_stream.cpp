@@ -5,9 +5,7 @@
 #include <cstring>
 
 #if defined(__linux__)
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #endif
 
@@ -17,35 +15,15 @@ namespace paceline {
 
 namespace {
 
-constexpr int64_t PAGE = 4096, CHUNK = 4 << 20;
+constexpr int64_t CHUNK = 4 << 20;
 constexpr size_t RESIDENT = SIZE_MAX;  // the turn of a layer that stays
-
-int64_t page_floor(int64_t n) { return n / PAGE * PAGE; }
-int64_t page_ceiling(int64_t n) { return page_floor(n + PAGE - 1); }
-
-std::string reason(const char* what, const std::string& path) {
-    return std::string(what) + " " + path + ": " + std::strerror(errno);
-}
-
-bool look(int descriptor, int64_t* size, int64_t* modified) {
-    struct stat found {};
-    if (fstat(descriptor, &found) != 0) {
-        return false;
-    }
-    *size = found.st_size;
-    *modified = found.st_mtim.tv_sec * 1'000'000'000LL + found.st_mtim.tv_nsec;
-    return true;
-}
 
 }  // namespace
 
 LayerStream::LayerStream(const std::vector<std::string>& files,
                          std::vector<std::vector<Extent>> layers, int slots, int readers)
-    : layers_(std::move(layers)) {
+    : files_(files), layers_(std::move(layers)) {
     try {
-        for (const std::string& path : files) {
-            open_file(path);
-        }
         map_layers(slots);
         for (int i = 0; i < readers; ++i) {
             readers_.emplace_back([this] { read_on(); });
@@ -70,26 +48,8 @@ void LayerStream::give_back() {
     for (const Mapping& mapping : mappings_) {
         munmap(mapping.start, mapping.bytes);
     }
-    for (const File& file : files_) {
-        close(file.descriptor);
-    }
     if (memory_ >= 0) {
         close(memory_);
-    }
-}
-
-void LayerStream::open_file(const std::string& path) {
-    File file{path, open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC), true, 0, 0};
-    if (file.descriptor < 0 && errno == EINVAL) {
-        file.is_direct = false;
-        file.descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    }
-    if (file.descriptor < 0) {
-        throw ReadError(reason("cannot open", path));
-    }
-    files_.push_back(file);
-    if (!look(file.descriptor, &files_.back().size, &files_.back().modified)) {
-        throw ReadError(reason("cannot look at", path));
     }
 }
 
@@ -105,7 +65,7 @@ void LayerStream::map_layers(int slots) {
     slots_.resize(static_cast<size_t>(slots));
     memory_ = memfd_create("paceline-layers", MFD_CLOEXEC);
     if (memory_ < 0 || ftruncate(memory_, largest * slots) != 0) {
-        throw std::runtime_error(reason("no memory for", "streamed layers"));
+        throw std::runtime_error(system_reason("no memory for", "streamed layers"));
     }
     for (const std::vector<Extent>& extents : layers_) {
         places_.emplace_back();
@@ -116,7 +76,7 @@ void LayerStream::map_layers(int slots) {
         const int64_t at = largest * static_cast<int64_t>(chunks_.size() % slots_.size());
         void* start = mmap(nullptr, largest, PROT_READ | PROT_WRITE, MAP_SHARED, memory_, at);
         if (start == MAP_FAILED) {
-            throw std::runtime_error(reason("no memory for", "streamed layers"));
+            throw std::runtime_error(system_reason("no memory for", "streamed layers"));
         }
         mappings_.push_back({start, static_cast<size_t>(largest)});
         chunks_.emplace_back();
@@ -225,7 +185,7 @@ void LayerStream::read_on() {
     while (take(lock, &turn, &chunk)) {
         room_.notify_one();  // there may be more
         lock.unlock();
-        std::string error = read(chunk);
+        std::string error = files_.read(chunk);
         lock.lock();
         bytes_read_ += error.empty() ? chunk.bytes : 0;
         Slot& slot = slots_[turn % slots_.size()];
@@ -239,43 +199,11 @@ void LayerStream::read_on() {
     }
 }
 
-std::string LayerStream::read(const Chunk& chunk) {
-    const File& file = files_[static_cast<size_t>(chunk.file)];
-    int64_t size = 0, modified = 0;
-    if (!look(file.descriptor, &size, &modified)) {
-        return reason("cannot look at", file.path);
-    }
-    if (size != file.size || modified != file.modified) {
-        return file.path + " was changed while it was in use; load the model again";
-    }
-    const int64_t wanted = std::min(chunk.bytes, size - chunk.offset);
-    for (int64_t done = 0; done < wanted;) {
-        // Direct reads are of whole pages, also where the file ends within one.
-        const int64_t most = file.is_direct ? chunk.bytes - done : wanted - done;
-        const ssize_t count = pread(file.descriptor, chunk.to + done, static_cast<size_t>(most),
-                                    chunk.offset + done);
-        if (count < 0 && errno == EINTR) {
-            continue;
-        }
-        if (count < 0) {
-            return reason("cannot read", file.path);
-        }
-        if (count == 0) {
-            return file.path + " ends too early";
-        }
-        done += count;
-    }
-    if (!file.is_direct) {
-        posix_fadvise(file.descriptor, chunk.offset, wanted, POSIX_FADV_DONTNEED);
-    }
-    return "";
-}
-
 #else
 
-LayerStream::LayerStream(const std::vector<std::string>&, std::vector<std::vector<Extent>>, int, int) {
-    throw std::runtime_error("weights are read from disk on Linux alone");
-}
+LayerStream::LayerStream(const std::vector<std::string>& files, std::vector<std::vector<Extent>>, int,
+                         int)
+    : files_(files) {}
 LayerStream::~LayerStream() = default;
 void LayerStream::begin(size_t) {}
 void LayerStream::end(size_t) {}

@@ -4,31 +4,18 @@
 // good, so that whatever points to its weights goes on to; a few slots of memory stand behind all of
 // these places by turns, layer i in slot i % slots. Threads of its own read a layer as soon as the
 // layer that had the slot before is done with. Knows no weights and no arithmetic.
-//
-// Files are read past the page cache where their system allows it; otherwise what was read is
-// dropped from it. Linux alone has what this needs.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "direct_files.h"
+
 namespace paceline {
-
-// A layer could not be read; the message names the file.
-struct ReadError : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-// Bytes of a file.
-struct Extent {
-    int file;
-    int64_t offset, bytes;
-};
 
 class LayerStream {
   public:
@@ -53,17 +40,6 @@ class LayerStream {
     double seconds_waited() const;
 
   private:
-    struct File {
-        std::string path;
-        int descriptor;
-        bool is_direct;
-        int64_t size, modified;  // bytes; nanoseconds
-    };
-    struct Chunk {
-        int file;
-        int64_t offset, bytes;  // whole pages, but for the end of a file
-        uint8_t* to;
-    };
     enum class State { free, reading, ready };
     struct Slot {
         State state = State::free;
@@ -73,16 +49,13 @@ class LayerStream {
     };
 
     void give_back();
-    void open_file(const std::string& path);
     void map_layers(int slots);
     void read_on();
     // The next chunk to read, once its slot is free. Waits; false when all is over.
     bool take(std::unique_lock<std::mutex>& lock, size_t* turn, Chunk* chunk);
-    // Empty, or what went wrong.
-    std::string read(const Chunk& chunk);
     void start_at(std::unique_lock<std::mutex>& lock, size_t turn);
 
-    std::vector<File> files_;
+    const DirectFiles files_;
     std::vector<std::vector<Extent>> layers_;
     std::vector<std::vector<uint8_t*>> places_;  // [layers][extents]
     std::vector<size_t> turns_;                  // [layers]: place among those that are streamed

@@ -35,6 +35,7 @@ struct LinearPart {
     int n() const { return is_float ? floats.n : blocks.n; }
     int k() const { return is_float ? floats.k : blocks.k; }
     int tiles() const { return (n() + TILE - 1) / TILE; }
+    void move(ptrdiff_t bytes) { (is_float ? floats.data : blocks.data) += bytes; }
 
     void run(const Inputs& x, const LinearOut& out, int tile_begin, int tile_end) const {
         if (is_float) {
@@ -90,6 +91,13 @@ struct Linear {
             tiles += parts[i].tiles();
         }
         return tiles;
+    }
+
+    // The same with its weights so much further on.
+    Linear moved(ptrdiff_t bytes) const {
+        Linear other = *this;
+        std::for_each(other.parts, other.parts + num_parts, [&](LinearPart& part) { part.move(bytes); });
+        return other;
     }
 
     // Makes a row of inputs, padded with zeros to a multiple of 16, what the parts take. `spare` has

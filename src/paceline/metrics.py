@@ -149,7 +149,8 @@ class EngineStats:
         num_cached_tokens: tokens that it had.
         num_experts_read: pairs of a layer and an expert that the target's forwards read, each pair
             counted once per forward.
-        num_weight_bytes_read: from disk, of layers that do not stay in memory; as the reads end.
+        num_experts_fetched: of these, those that were not in memory and came from disk.
+        num_weight_bytes_read: from disk, of weights that do not stay in memory; as the reads end.
         weight_wait_seconds: that forwards waited for them.
         expected_accepted_tokens: the planner's estimate for all drafts that were verified.
         decode_steps_by_rows: forwards in which all requests decoded, by their rows: the width that
@@ -168,6 +169,7 @@ class EngineStats:
     num_draft_forwards: int = 0
     num_rows: int = 0
     num_experts_read: int = 0
+    num_experts_fetched: int = 0
     num_weight_bytes_read: int = 0
     weight_wait_seconds: float = 0.0
     num_preemptions: int = 0

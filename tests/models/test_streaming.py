@@ -19,8 +19,10 @@ from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.packed_folder import write_packed
-from paceline.models.streaming import SLOTS, StreamedTensors, place_layers
-from paceline.span import DraftTree
+from paceline.models.placement import SLOTS, place_experts, place_layers
+from paceline.models.stored import StoredTensors
+from paceline.models.streaming import StreamedTensors
+from paceline.span import DraftTree, Span
 from paceline.workbench.doctor import model_facts
 from paceline.workbench.profile_machine import Roofs
 from tests.arrays import same
@@ -52,6 +54,27 @@ def test_a_limit_below_what_has_to_stay_is_refused() -> None:
         place_layers([12_000_000] * 8, 3_000_000, 100)
 
 
+@pytest.mark.parametrize("limit", range(152, 300, 13))
+def test_experts_are_placed_within_the_limit(limit: int) -> None:
+    """All else stays, and as many experts as fit beside it."""
+    placed = place_experts([[4] * 16, [6] * 16, [4] * 16], 40, limit)
+    assert placed.resident_bytes <= limit
+    assert bool(placed.experts) == (limit < 40 + 14 * 16)
+    if placed.experts:
+        assert placed.experts == 48
+        assert placed.kept * placed.expert_bytes <= limit - 40
+        assert placed.bytes_of_row(48) == (48 - placed.kept) * placed.expert_bytes
+
+
+def test_a_limit_below_a_few_experts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="all but its experts, and 8 of these"):
+        place_experts([[4] * 16, [6] * 16, [4] * 16], 40, 40 + 8 * 10)
+
+
+PER_TOKEN = 3
+MIXTURES = ["qwen3-moe", "gpt-oss", "deepseek-v3"]
+
+
 @pytest.fixture
 def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Path:
     """A tiny model of more layers than there are slots, all of whose linears can be streamed."""
@@ -71,14 +94,14 @@ def drivers(folder: Path) -> tuple[Driver, Driver, Any]:
         except ConfigError:
             continue
         few = replace(whole, tensors=tensors)
-        assert len(tensors.placement.streamed) > SLOTS
+        assert len(tensors.placement.streamed) > SLOTS or tensors.placement.experts
         return Driver(whole, ops=CpuOps("int8")), Driver(few, ops=CpuOps("int8")), tensors.stream
     raise AssertionError("no limit is large enough")
 
 
 @native
 @linux
-@pytest.mark.parametrize("packed", ["llama", "qwen3", "qwen3-moe"], indirect=True)
+@pytest.mark.parametrize("packed", ["llama", "qwen3", *MIXTURES], indirect=True)
 def test_prefill_decoding_and_trees_have_the_same_bits(packed: Path) -> None:
     resident, streamed, stream = drivers(packed)
     for _ in range(3):
@@ -108,6 +131,7 @@ def test_layers_come_in_any_order(packed: Path) -> None:
 
 @native
 @linux
+@pytest.mark.parametrize("packed", ["llama", "qwen3-moe"], indirect=True)
 def test_a_file_that_changes_ends_the_requests_and_not_the_engine(packed: Path) -> None:
     checkpoint = load_checkpoint(packed, with_tokenizer=False)
     least = drivers(packed)[2] and min_limit(checkpoint)
@@ -137,6 +161,7 @@ def min_limit(checkpoint: Any) -> int:
 
 @native
 @linux
+@pytest.mark.parametrize("packed", ["llama", "qwen3-moe"], indirect=True)
 def test_a_file_that_is_deleted_is_still_read(packed: Path) -> None:
     resident, streamed, _ = drivers(packed)
     for file in packed.glob("*.safetensors"):
@@ -178,6 +203,47 @@ def test_what_is_read_is_counted(packed: Path) -> None:
         stats = llm.stats()
     assert stats.num_weight_bytes_read > 0
     assert stats.weight_wait_seconds >= 0.0
+
+
+@native
+@linux
+def test_experts_that_are_there_are_not_read_again(tmp_path: Path) -> None:
+    """The same token chooses the same experts."""
+    driver = caching_driver(tmp_path, 0.9)
+    assert [fetched_for(driver, TOKENS[:1]) for _ in range(3)] == [4 * PER_TOKEN, 0, 0]
+
+
+@native
+@linux
+def test_experts_that_rows_choose_more_often_stay(tmp_path: Path) -> None:
+    """A token that comes again and again between others, which together need all experts."""
+    driver = caching_driver(tmp_path, 0.6)
+    often, rarely = [], []
+    for token in TOKENS:
+        often.append(fetched_for(driver, [7]))
+        rarely.append(fetched_for(driver, [token]))
+    assert sum(often[3:]) < 0.3 * sum(rarely[3:])
+
+
+def caching_driver(folder: Path, part: float) -> Driver:
+    """A mixture of experts of 100 KB, with memory for that part of them."""
+    save_model("qwen3-moe", folder / "large", num_hidden_layers=4, moe_intermediate_size=512)
+    write_packed(load_checkpoint(folder / "large"), folder / "packed", Packer("int8"))
+    whole = load_checkpoint(folder / "packed", with_tokenizer=False)
+    stored = whole.tensors
+    assert isinstance(stored, StoredTensors)
+    experts = sum(stored[name].nbytes for name in stored if ".experts." in name)
+    limit = stored.num_bytes() - int((1.0 - part) * experts)
+    return Driver(replace(whole, tensors=StreamedTensors(stored, 4, limit)), ops=CpuOps("int8"))
+
+
+def fetched_for(driver: Driver, tokens: list[int]) -> int:
+    """Experts that a chunk reads from disk."""
+    driver.kv.reserve(0, len(tokens))
+    batch = driver.runner.pack([Span.chunk(0, 0, tokens, True)])
+    found = driver.runner.forward(batch).experts_fetched
+    driver.kv.rollback(0)
+    return found
 
 
 @native

@@ -42,7 +42,8 @@ class Machine:
 
     A draft is a chain of :data:`DEPTH` nodes that claims to be right with ``claimed``. ``table`` is
     what the planner believes; ``times`` what steps take, and of a mixture ``expert_ms`` for each of
-    the experts that so many rows of so many requests read.
+    the experts that so many rows of so many requests read, and ``disk_ms`` more for the part of
+    them that comes from disk.
     """
 
     times: Sequence[float]
@@ -56,10 +57,15 @@ class Machine:
     objective: Objective | None = None
     read: Callable[[int, int], int] = lambda rows, requests: 0
     expert_ms: float = 0.0
+    disk_ms: float = 0.0
+    from_disk: float = 0.0
 
     def __post_init__(self) -> None:
         table = self.table or cost_table(self.times)
-        cost = CostModel(table if self.has_profile else None, learns=self.learns)
+        measured = table if self.has_profile else None
+        cost = CostModel(
+            measured, learns=self.learns, experts=table.experts, from_disk=self.from_disk
+        )
         self.planner = CostAwarePlanner(cost, self.objective)
         self.planner.set_sources(self.sources)
         self._skipped = 0
@@ -114,10 +120,11 @@ class Machine:
         }
         rows = count + sum(map(len, trees))
         self.nodes.append([len(tree) for tree in trees])
-        shape = StepShape(rows, 0, 0, rows, count, self.read(rows, count))
-        forward_ms = self.times[rows - 1] + self.expert_ms * shape.experts
+        read = self.read(rows, count)
+        shape = StepShape(rows, 0, 0, rows, count, read, round(self.from_disk * read))
+        forward_ms = self.times[rows - 1] + self._expert_ms(read)
         self.milliseconds += forward_ms + draft_ms
-        plain_ms = self.times[count - 1] + self.expert_ms * self.read(count, count)
+        plain_ms = self.times[count - 1] + self._expert_ms(self.read(count, count))
         self.plain_milliseconds += plain_ms * sum(emitted.values()) / count
         planner.cost.observe(shape, forward_ms)
         planner.end(
@@ -130,6 +137,9 @@ class Machine:
             )
         )
         return emitted
+
+    def _expert_ms(self, read: int) -> float:
+        return self.expert_ms * read + self.disk_ms * round(self.from_disk * read)
 
     def _levels(self, source: Source, chosen: Sequence[int]) -> int:
         """How deep a proposer drafts that stops where its prices say so."""

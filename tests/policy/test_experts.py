@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -14,7 +15,7 @@ from paceline.policy.cost_points import CostPoint, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
-from paceline.policy.experts import ExpertCost, ExpertUnion
+from paceline.policy.experts import ExpertCost, ExpertPrices, ExpertUnion
 from tests.policy.machine import LOOKUP, Machine, request
 
 MIXTURE = ExpertCost(layers=4, number=32, per_token=4, ms=0.05)
@@ -235,6 +236,41 @@ def test_drafts_are_small_where_each_row_adds_experts_and_large_where_none_does(
         apart = nodes_per_step(machine, 60)
         assert local > 5.0
         assert apart < local / 2
+
+
+@pytest.mark.parametrize("has_profile", [True, False])
+def test_drafts_that_would_read_more_from_disk_than_they_bring_are_left_out(
+    has_profile: bool,
+) -> None:
+    """The profile is that of the model in memory, where the same drafts pay."""
+    nodes = []
+    for from_disk in (0.0, 0.75):
+        machine = replace(
+            mixture_machine(True, [24]),
+            has_profile=has_profile,
+            from_disk=from_disk,
+            disk_ms=4.0,
+        )
+        nodes.append(nodes_per_step(machine, 150, right=0.6))
+    in_memory, with_disk = nodes
+    assert in_memory > 1.0
+    assert with_disk < 0.25
+
+
+def test_the_price_of_an_expert_follows_how_many_come_from_disk() -> None:
+    """By counts alone: nothing is said of a time."""
+    prices = ExpertPrices(MIXTURE, 4.0, plain_ms=8.9, from_disk=0.5)
+    in_memory = ExpertPrices(MIXTURE, 4.0, plain_ms=8.9)
+    many = prices.ms
+    assert many > 3.0 * in_memory.ms
+    for _ in range(200):
+        prices.count(16, 16)
+    assert prices.ms > many
+    for _ in range(500):
+        prices.count(16, 0)
+    assert prices.ms == pytest.approx(in_memory.ms, rel=0.15)
+    assert in_memory.beyond(20, 0, 16.0) == 4.0
+    assert prices.beyond(16, 8, 16.0) > prices.beyond(16, 0, 16.0) + 8.0
 
 
 def test_expert_prices_pay_where_routing_changes_and_cost_nothing_where_it_does_not() -> None:

@@ -90,7 +90,14 @@ def _model(model: ModelFacts) -> str:
 
 
 def _streaming(model: ModelFacts, rate: float) -> str:
-    plain = rate * 1e9 / model.streamed_bytes
+    plain = rate * 1e9 / max(1, model.streamed_bytes)
+    if model.experts:
+        return (
+            f"{model.kept_experts} of {model.experts} experts stay in memory with all that is no "
+            f"expert; a step of one row reads {model.streamed_bytes / 1e9:.2f} GB at {rate:.2f} "
+            f"GB/s if it chooses among all alike, so plain decoding makes {plain:.1f} tok/s; less "
+            "is read where a text chooses the same ones again"
+        )
     return (
         f"{model.streamed_layers} of {model.layers} layers, {model.streamed_bytes / 1e9:.2f} GB in "
         f"every step at {rate:.2f} GB/s, so plain decoding makes at most {plain:.1f} tok/s, and "

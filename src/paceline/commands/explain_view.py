@@ -94,6 +94,7 @@ class StepView:
         asked = f"asked in vain in {num_asked}" if num_asked else "nobody was asked"
         name = f"step {first}" if first == last else f"steps {first}-{last}"
         added = "".join(map(self._added, records))
+        asked += _from_disk(records)
         yield (
             f"{name}: plain, {asked}; {milliseconds:.2f} ms each{self._pace(records[-1])}; "
             f'+{sum(record.num_emitted for record in records)} "{one_line(added)}"'
@@ -115,6 +116,7 @@ class StepView:
         if experts:
             megabytes = experts * self._expert_bytes / 1e6
             measured += f" ({experts} experts read, {megabytes:.1f} MB)"
+        measured += _from_disk([record])
         yield (
             f"  forward {predicted}{measured}, step {record.total_ms:.2f}"
             f'{self._pace(record)}; +{record.num_emitted} "{one_line(self._added(record))}"'
@@ -159,6 +161,15 @@ class StepView:
 
     def _paint(self, line: str, colour: str) -> str:
         return f"{colour}{line}{RESET}" if self._coloured else line
+
+
+def _from_disk(records: Sequence[StepRecord]) -> str:
+    """What a step read from disk, on average; nothing where all weights are in memory."""
+    megabytes = sum(record.disk_bytes for record in records) / len(records) / 1e6
+    if not megabytes:
+        return ""
+    waited = sum(record.disk_ms for record in records) / len(records)
+    return f", {megabytes:.1f} MB from disk, for which it waited {waited:.1f} ms"
 
 
 def _asks(record: StepRecord) -> Iterator[str]:

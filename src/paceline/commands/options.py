@@ -112,8 +112,8 @@ class EngineOptions:
     max_model_len: int | None = option(None, "Context limit (default: the model's own).")
     weight_memory: str | None = option(
         None,
-        "Memory for weights, e.g. 6G; layers beyond that are read from disk in every step "
-        "(default: what there is).",
+        "Memory for weights, e.g. 6G; layers, or experts, beyond that are read from disk when they "
+        "are needed (default: what there is).",
     )
     kv_cache_memory: str | None = option(None, "Memory for keys and values, e.g. 512M or 2G.")
     kv_cache_dtype: str = option(

@@ -62,8 +62,9 @@ class EngineConfig:
         max_num_batched_tokens: most rows of one forward.
         max_step_ms: while anyone decodes, prefill chunks are sized so that a step stays below this;
             None means the larger of 100 ms and four plain decode steps.
-        weight_memory: bytes for the target's weights; layers beyond that are read from disk in
-            every step. None takes what is available, which is as much as it needs or a share.
+        weight_memory: bytes for the target's weights; layers or experts beyond that are read from
+            disk when they are needed. None takes what is available, which is as much as it needs
+            or a share.
         kv_cache_memory: bytes for keys and values of target and drafts; None derives it from free
             memory.
         kv_cache_dtype: ``auto`` follows the arithmetic.

@@ -165,7 +165,13 @@ def build_engine(
     if find_table is not None:
         name, shape = checkpoint.name, checkpoint.config
         table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
-    cost = CostModel(table, ops=ops.name, experts=expert_cost(checkpoint.config))
+    placement = runner.decoder.placement
+    cost = CostModel(
+        table,
+        ops=ops.name,
+        experts=expert_cost(checkpoint.config),
+        from_disk=placement.share_from_disk if placement else 0.0,
+    )
     planner = PLANNERS[config.planner](cost, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)

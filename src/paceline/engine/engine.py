@@ -157,8 +157,10 @@ class Engine:
         result = self.runner.forward(batch, greedy=greedy)
         step.share(result.features)
         step.forward_ms = (self.runner.seconds - before) * 1e3
-        step.shape = step.shape._replace(experts=result.experts_read)
-        self._stats.num_experts_read += result.experts_read
+        experts, fetched = result.experts_read, result.experts_fetched
+        step.shape = step.shape._replace(experts=experts, fetched=fetched)
+        self._stats.num_experts_read += experts
+        self._stats.num_experts_fetched += fetched
         self._stats.num_rows += batch.num_rows
         self._stats.count_width(step.shape.rows, step.shape.samples)
         step.done("forward")

@@ -22,16 +22,19 @@ class Totals(NamedTuple):
     weight_wait_seconds: float
 
 
-def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
+def from_disk(runner: ModelRunner) -> tuple[int, float]:
+    """Bytes of weights that were read from disk so far, and seconds that forwards waited."""
     stream = runner.decoder.stream
-    read, waited = (0, 0.0) if stream is None else (stream.bytes_read, stream.seconds_waited)
+    return (0, 0.0) if stream is None else (stream.bytes_read, stream.seconds_waited)
+
+
+def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
     return Totals(
         runner.num_forwards,
         drafting.num_forwards,
         queue.num_cached_tokens,
         queue.num_queried_tokens,
-        read,
-        waited,
+        *from_disk(runner),
     )
 
 

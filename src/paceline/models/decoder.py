@@ -14,6 +14,7 @@ from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.entry import read_entry
 from paceline.models.ops.base import Ops
 from paceline.models.pages import give_back_freed
+from paceline.models.placement import Placement
 from paceline.models.rope import RotaryTable
 from paceline.models.streaming import StreamedTensors
 from paceline.models.weights import Ends, Layer, WeightReader
@@ -35,8 +36,9 @@ class Decoder:
         entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
         places: what is added to the embedding at each position; None where nothing is.
-        stream: brings layers that do not stay in memory (:mod:`paceline.models.streaming`); None
+        stream: brings weights that do not stay in memory (:mod:`paceline.models.streaming`); None
             where all stay.
+        placement: which ones these are; None where all stay.
         layer_inputs: what the inputs of layers are made of; None where they have none.
         altup: what several residual streams are made of and become; None where there is one.
 
@@ -55,7 +57,9 @@ class Decoder:
     ) -> None:
         self.config = config
         self.ops = ops
-        self.stream: Any = tensors.stream if isinstance(tensors, StreamedTensors) else None
+        streamed = tensors if isinstance(tensors, StreamedTensors) else None
+        self.stream: Any = streamed.stream if streamed else None
+        self.placement: Placement | None = streamed.placement if streamed else None
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
@@ -86,6 +90,8 @@ class Decoder:
         other = copy.copy(self)
         other.config = self.config.first_layers(len(layers))
         other.layers, other.ops = list(layers), ops
+        if ops is not self.ops:  # what others packed is in memory
+            other.stream = None
         return other
 
     @property

@@ -1,15 +1,17 @@
-"""Layers whose weights do not stay in memory: which, and where in their files they are read.
+"""Weights that do not stay in memory: which, and where in their files they are read.
 
-Owns the choice of layers. Reading is ``csrc/layer_stream.h``'s; bits do not depend on it. Files in
-other layouts than that of ``paceline convert`` would have to be packed again in every step.
+Of a dense model some layers are read in every step (``csrc/layer_stream.h``). Of a mixture all
+stays but the experts, which have a cache (``csrc/expert_cache.h``). Owns the choice; bits do not
+depend on it. Files in other layouts than that of ``paceline convert`` would have to be packed again
+in every step.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,70 +19,25 @@ from paceline.errors import ConfigError
 from paceline.models.arrays import Array
 from paceline.models.ops.native import native_module
 from paceline.models.pages import Arena
+from paceline.models.placement import SLOTS, Placement, place_experts, place_layers
 from paceline.models.stored import FilePart, StoredTensors
 
 log = logging.getLogger(__name__)
-SLOTS = 3
-"""Layers in memory of those that are read: one computes, two come."""
 READERS = 2
+EXPERT_READERS = 16
+"""Reads of experts at once."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.")
 LEAST_BYTES = 1 << 16
 """What is smaller stays in memory."""
 
 
 _Parts = dict[str, FilePart]
-
-
-class Placement(NamedTuple):
-    """What of a model stays in memory.
-
-    Attributes:
-        streamed: layers that do not, in their order.
-        resident_bytes: that stay, with the memory of those that come and go.
-        streamed_bytes: that every step reads.
-    """
-
-    streamed: tuple[int, ...]
-    resident_bytes: int
-    streamed_bytes: int
-
-
-def place_layers(layers: Sequence[int], others: int, limit: int) -> Placement:
-    """Stream as few layers as the limit allows, evenly between those that stay.
-
-    Args:
-        layers: bytes of each that could be streamed.
-        others: bytes that have to stay.
-        limit: bytes for all weights.
-
-    Raises:
-        ConfigError: what has to stay is more than that.
-    """
-    whole, largest = sum(layers), max(layers)
-    if others + whole <= limit:
-        return Placement((), others + whole, 0)
-    least = others + SLOTS * largest
-    if least > limit:
-        raise ConfigError(
-            f"--weight-memory is {limit / 1e6:.0f} MB; this model needs {least / 1e6:.0f} or more: "
-            f"its embedding and its head, and {SLOTS} of its {len(layers)} layers"
-        )
-    count = SLOTS
-    while others + SLOTS * largest + whole - sum(layers[i] for i in _spread(count, layers)) > limit:
-        # Whole rounds, so that the first layer of a step can come while the last ones compute.
-        count = min(count + SLOTS, len(layers))
-    streamed = _spread(count, layers)
-    num_bytes = sum(layers[i] for i in streamed)
-    return Placement(streamed, others + SLOTS * largest + whole - num_bytes, num_bytes)
-
-
-def _spread(count: int, layers: Sequence[int]) -> tuple[int, ...]:
-    """So many layers at even distances."""
-    return tuple((2 * i + 1) * len(layers) // (2 * count) for i in range(count))
+_Experts = dict[int, _Parts]
 
 
 class StreamedTensors(StoredTensors):
-    """A packed checkpoint, some of whose layers have their place and come when they are needed.
+    """A packed checkpoint of which some weights have their place and come when they are needed.
 
     Args:
         tensors: all of them.
@@ -88,8 +45,9 @@ class StreamedTensors(StoredTensors):
         limit: bytes for all weights.
 
     Attributes:
-        stream: what a decoder of these tensors needs, a ``LayerStream``; None where all fit.
-        placement: which layers it reads.
+        stream: what a decoder of these tensors needs, a ``LayerStream`` or an ``ExpertCache``; None
+            where all fit.
+        placement: what it reads.
 
     Raises:
         ConfigError: the limit is too small, or this system cannot read so.
@@ -100,33 +58,35 @@ class StreamedTensors(StoredTensors):
         self._arrays: dict[str, Array] = {}
         self._arena = Arena()
         self.stream: Any = None
-        parts = _streamable(tensors, num_layers)
-        self.placement = _placed(tensors, parts, limit)
-        if self.placement.streamed:
-            streamed = self.placement.streamed
-            self._open([part if i in streamed else {} for i, part in enumerate(parts)])
-            log.info(
-                "%d of %d layers are read from disk in every step, %.2f GB; %.2f GB stay in memory",
-                len(self.placement.streamed),
-                num_layers,
-                self.placement.streamed_bytes / 1e9,
-                self.placement.resident_bytes / 1e9,
-            )
+        experts, layers = _parts_of(tensors, num_layers)
+        self.placement = placement = _placed(tensors, experts, layers, limit)
+        if placement.experts:
+            self._open_experts(experts, limit - tensors.num_bytes() + _size_of(experts))
+        elif placement.streamed:
+            streamed = placement.streamed
+            self._open_layers([each if i in streamed else {} for i, each in enumerate(layers)])
+        if placement.experts or placement.streamed:
+            log.info("%s", placement.told(num_layers))
 
-    def _open(self, parts: Sequence[_Parts]) -> None:
-        paths = list(dict.fromkeys(each.path for layer in parts for each in layer.values()))
-        extents = [
-            [(paths.index(each.path), each.offset, each.num_bytes) for each in layer.values()]
-            for layer in parts
-        ]
-        try:
-            stream = native_module().LayerStream(list(map(str, paths)), extents, SLOTS, READERS)
-        except (OSError, RuntimeError) as error:
-            raise ConfigError(f"--weight-memory cannot be kept here: {error}") from error
-        self.stream = stream
+    def _open_layers(self, parts: Sequence[_Parts]) -> None:
+        files = _Files(parts)
+        extents = [list(map(files.extent, layer.values())) for layer in parts]
+        self.stream = _opened("LayerStream", files.paths, extents, SLOTS, READERS)
         for index, layer in enumerate(parts):
             for at, (name, each) in enumerate(layer.items()):
-                self._arrays[name] = stream.array(index, at, each.num_bytes)
+                self._arrays[name] = self.stream.array(index, at, each.num_bytes)
+
+    def _open_experts(self, layers: Sequence[_Experts], room: int) -> None:
+        files = _Files(part for experts in layers for part in experts.values())
+        extents = [
+            [list(map(files.extent, part.values())) for part in experts.values()]
+            for experts in layers
+        ]
+        self.stream = _opened("ExpertCache", files.paths, extents, room, EXPERT_READERS)
+        for index, experts in enumerate(layers):
+            for number, part in enumerate(experts.values()):
+                for at, (name, each) in enumerate(part.items()):
+                    self._arrays[name] = self.stream.array(index, number, at, each.num_bytes)
 
     def __getitem__(self, name: str) -> Array:
         found = self._arrays.get(name)
@@ -145,28 +105,63 @@ class StreamedTensors(StoredTensors):
         return self._tensors.type_of(name)
 
 
+class _Files:
+    """The files of parts, by their place in a list."""
+
+    def __init__(self, groups: Iterable[_Parts]) -> None:
+        found = dict.fromkeys(each.path for group in groups for each in group.values())
+        self._places = {path: place for place, path in enumerate(found)}
+        self.paths = list(map(str, found))
+
+    def extent(self, part: FilePart) -> tuple[int, int, int]:
+        return self._places[part.path], part.offset, part.num_bytes
+
+
+def _opened(kind: str, *arguments: Any) -> Any:
+    try:
+        return getattr(native_module(), kind)(*arguments)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"--weight-memory cannot be kept here: {error}") from error
+
+
+def _size(parts: Iterable[_Parts]) -> int:
+    return sum(each.num_bytes for part in parts for each in part.values())
+
+
+def _size_of(experts: Iterable[_Experts]) -> int:
+    return _size(part for each in experts for part in each.values())
+
+
 def placement_of(tensors: StoredTensors, num_layers: int, limit: int) -> Placement:
-    """As :class:`StreamedTensors` would place a model's layers, without opening anything.
+    """As :class:`StreamedTensors` would place a model's weights, without opening anything.
 
     Raises:
         ConfigError: the limit is too small.
     """
-    return _placed(tensors, _streamable(tensors, num_layers), limit)
+    return _placed(tensors, *_parts_of(tensors, num_layers), limit)
 
 
-def _placed(tensors: StoredTensors, parts: Sequence[_Parts], limit: int) -> Placement:
-    sizes = [sum(each.num_bytes for each in layer.values()) for layer in parts]
+def _placed(
+    tensors: StoredTensors, experts: Sequence[_Experts], layers: Sequence[_Parts], limit: int
+) -> Placement:
+    if any(experts):
+        of_experts = [[_size([part]) for part in each.values()] for each in experts if each]
+        return place_experts(of_experts, tensors.num_bytes() - _size_of(experts), limit)
+    sizes = [sum(each.num_bytes for each in layer.values()) for layer in layers]
     return place_layers(sizes, tensors.num_bytes() - sum(sizes), limit)
 
 
-def _streamable(tensors: StoredTensors, num_layers: int) -> list[_Parts]:
-    """Of each layer the large tensors of packed bytes, as they lie in files."""
-    found: list[_Parts] = [{} for _ in range(num_layers)]
+def _parts_of(tensors: StoredTensors, num_layers: int) -> tuple[list[_Experts], list[_Parts]]:
+    """Of each layer the packed parts of its experts, or else its large ones, in their files."""
+    experts: list[_Experts] = [{} for _ in range(num_layers)]
+    layers: list[_Parts] = [{} for _ in range(num_layers)]
     for name in tensors:
         match = _IN_LAYER.match(name)
-        if match is None or int(match[1]) >= num_layers:
+        if match is None or int(match[1]) >= num_layers or tensors.type_of(name) != "U8":
             continue
-        part = tensors.file_part(name)
-        if part is not None and part.num_bytes >= LEAST_BYTES and tensors.type_of(name) == "U8":
-            found[int(match[1])][name] = part
-    return found
+        part, expert = tensors.file_part(name), _EXPERT.match(name)
+        if part is not None and expert is not None:
+            experts[int(match[1])].setdefault(int(expert[2]), {})[name] = part
+        elif part is not None and part.num_bytes >= LEAST_BYTES:
+            layers[int(match[1])][name] = part
+    return [dict(sorted(each.items())) for each in experts], layers

@@ -17,7 +17,7 @@ from operator import add, mul
 from typing import Any
 
 from paceline.policy.cost_filter import ASSUMED, MEASURED, NOISE, CostFilter
-from paceline.policy.cost_points import MAX_MS, NO_STEP, StepShape
+from paceline.policy.cost_points import MAX_MS, NO_STEP, PLAIN_STEP, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
 from paceline.policy.experts import ExpertCost, ExpertPrices
@@ -45,6 +45,7 @@ class CostModel:
         learns: False freezes the predictions: :meth:`observe` does nothing.
         ops, experts: name of the model's operations, and its mixtures; what is assumed without a
             profile depends on them.
+        from_disk: share of the experts that a step reads which is expected to come from disk.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class CostModel:
         learns: bool = True,
         ops: str = "",
         experts: ExpertCost | None = None,
+        from_disk: float = 0.0,
     ) -> None:
         self.has_profile = table is not None
         """False where the table is only the prior."""
@@ -64,7 +66,11 @@ class CostModel:
         self._experts: ExpertPrices | None = None
         if self.table.experts is not None:
             self._experts = ExpertPrices(
-                self.table.experts, (NOISE / spread) ** 2, is_measured=self.has_profile
+                self.table.experts,
+                (NOISE / spread) ** 2,
+                is_measured=self.has_profile,
+                plain_ms=self.table.step(PLAIN_STEP),
+                from_disk=from_disk,
             )
             self._read = CostModel(self.table.experts_read(), learns=False)
         self._curves: dict[CurveKey, list[float]] = {}
@@ -128,12 +134,15 @@ class CostModel:
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
         time, experts = self._time(shape), self._experts_of(shape)
+        if self._experts is not None:
+            self._experts.count(shape.experts, shape.fetched)
         if time > 0.0:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
             if experts is not None and shape.experts:
                 (step,) = self._unions(shape, [self._read.predict(shape)])
                 expected = experts.union.learn(*step, shape.experts, _requests(shape))
-                experts.learn(shape.experts - expected, time, *error)
+                further = experts.beyond(shape.experts, shape.fetched, expected)
+                experts.learn(further, time, *error)
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step, with what its own experts take."""
@@ -185,7 +194,7 @@ class CostModel:
 
 
 def _key(shape: StepShape) -> CurveKey:
-    rows, rows_x_context, context_sum, samples, requests, _ = shape
+    rows, rows_x_context, context_sum, samples, requests, *_ = shape
     of_row = round(rows_x_context / (rows or 1) / CONTEXT_GRAIN)
     of_request = round(context_sum / (requests or 1) / CONTEXT_GRAIN)
     return rows, samples, requests, of_row, of_request

@@ -57,6 +57,7 @@ class StepShape(NamedTuple):  # made several times per step: a frozen dataclass 
         requests: spans in the step.
         experts: pairs of a layer and an expert that it read; 0 where that is not known yet, and
             where no layer is a mixture.
+        fetched: of these, those that came from disk.
     """
 
     rows: int
@@ -65,9 +66,11 @@ class StepShape(NamedTuple):  # made several times per step: a frozen dataclass 
     samples: int
     requests: int = 1
     experts: int = 0
+    fetched: int = 0
 
 
 NO_STEP = StepShape(0, 0, 0, 0, 0)
+PLAIN_STEP = StepShape(1, 0, 0, 1)
 
 
 def to_rows(points: Sequence[CostPoint], columns: Sequence[str]) -> list[list[Any]]:

@@ -24,6 +24,11 @@ TRUST, MOST = 0.1, 1.0
 GUESS = 0.01
 """The same where no table says it: no more than a beginning."""
 BISECTIONS = 40
+DISK = 8.0
+"""By how many times an expert takes longer that comes from disk, about. Where many do, reading them
+is all that a step takes, whatever this is."""
+DISK_TRUST, MOST_DISK = 1.0, 64.0
+"""Steps that what is expected of a cache is worth, and that what was seen is worth at most."""
 MAX_VISITS = 6.0
 """What was seen of the price is worth at most so many steps whose time was all experts'."""
 
@@ -168,20 +173,54 @@ def alike_of(rows: float, experts: float, per_token: int, number: int) -> float:
 class ExpertPrices:
     """What the experts of a step add to a table's time, in the table's unit.
 
+    Where some come from disk, the table is taken to know nothing of it. An expert costs what its
+    reading costs, on average, over by how much that makes a plain step longer, which whoever
+    corrects the table for this machine sees anyway.
+
     Args:
         cost: as it was measured, or assumed.
         trust: steps that this is worth.
         is_measured: as of :class:`ExpertUnion`.
+        plain_ms: of a step of one row, in the table.
+        from_disk: which share of the experts that are read is expected to come from disk.
     """
 
-    def __init__(self, cost: ExpertCost, trust: float, is_measured: bool = True) -> None:
+    def __init__(
+        self,
+        cost: ExpertCost,
+        trust: float,
+        is_measured: bool = True,
+        plain_ms: float = 1.0,
+        from_disk: float = 0.0,
+    ) -> None:
         self.union, self._ms = ExpertUnion(cost, is_measured), cost.ms
         self._price = Estimate(1.0, trust, MAX_VISITS)
+        self._plain = min(1.0, cost.least * cost.ms / plain_ms)
+        self._from_disk = Estimate(from_disk, DISK_TRUST, MOST_DISK) if from_disk else None
 
     @property
     def ms(self) -> float:
         """In which an expert of a layer is read."""
-        return self._ms * max(0.0, self._price.mean())
+        return self._ms * self._longer() * max(0.0, self._price.mean())
+
+    def _disk(self) -> float:
+        """What an expert's reading from disk takes on average, in readings from memory."""
+        return DISK * max(0.0, self._from_disk.mean()) if self._from_disk else 0.0
+
+    def _longer(self) -> float:
+        """By what a reading takes longer, over by what a plain step does."""
+        return (1.0 + self._disk()) / (1.0 + self._plain * self._disk())
+
+    def count(self, read: int, fetched: int) -> None:
+        """Take in of how many experts that a step read how many came from disk."""
+        if self._from_disk and read:
+            self._from_disk.learn(fetched / read)
+
+    def beyond(self, read: int, fetched: int, expected: float) -> float:
+        """Experts that a step read beyond the expected ones; those from disk count accordingly."""
+        from_disk = self._disk() / DISK
+        further = read - expected + DISK * (fetched - from_disk * expected)
+        return further / (1.0 + self._disk())
 
     def learn(self, further: float, time: float, error: float, variance: float) -> None:
         """Take in a step's error.
@@ -190,11 +229,11 @@ class ExpertPrices:
         with its time, so what goes along with them is their price's.
 
         Args:
-            further: experts that it read beyond the expected ones.
+            further: experts that it read :meth:`beyond` the expected ones.
             time: what it was taken to be.
             error: of the logarithm of that.
             variance: of the error, in units of that of a known step.
         """
-        share = self._ms * further / time
+        share = self._ms * self._longer() * further / time
         if share:
             self._price.learn(self._price.mean() + error / share, weight=share**2 / variance)

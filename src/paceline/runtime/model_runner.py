@@ -32,6 +32,7 @@ class ForwardResult:
             None where it asked for nothing. A row for each node that was computed, spans in order:
             a span's first ``num_cached`` nodes have none.
         experts_read: pairs of a layer and an expert that it read, each counted once.
+        experts_fetched: of these, those that were not in memory.
     """
 
     logits: Floats
@@ -39,6 +40,7 @@ class ForwardResult:
     argmax: Sequence[int] | None = None
     features: Floats | None = None
     experts_read: int = 0
+    experts_fetched: int = 0
 
 
 class ModelRunner:
@@ -86,8 +88,8 @@ class ModelRunner:
         self.num_rows += batch.num_rows
         self.seconds += time.perf_counter() - began
         features = taps.features if self.taps else None
-        experts = self._forward.experts_read
-        return ForwardResult(logits, batch.sample_offsets, argmax, features, experts)
+        experts = self._forward.experts_read, self._forward.experts_fetched
+        return ForwardResult(logits, batch.sample_offsets, argmax, features, *experts)
 
     @property
     def chosen_experts(self) -> list[Array]:

@@ -117,8 +117,13 @@ PLAIN = (
         "num_experts_read",
     ),
     (
+        "experts_fetched",
+        "Those of them that were not in memory and were read from disk.",
+        "num_experts_fetched",
+    ),
+    (
         "weight_bytes_read",
-        "Bytes of weights that were read from disk, of layers that do not stay in memory.",
+        "Bytes of weights that were read from disk, because they do not stay in memory.",
         "num_weight_bytes_read",
     ),
     (

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.engine.build import can_stream, resolve_config, weight_limit
+from paceline.engine.build import can_stream, expert_cost, resolve_config, weight_limit
 from paceline.engine.compute_thread import COMPUTE
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
@@ -70,8 +70,9 @@ class ModelFacts:
             takes all of the time; None where a cache may hold them.
         can_be_int4: loading it with half the bits is possible.
         can_stream: layers can be read from disk.
-        layers: of the model; ``streamed_layers`` of them would be, ``streamed_bytes`` in every
-            step, at ``disk_gb_per_s``.
+        layers: of the model; ``streamed_layers`` of them would be. ``streamed_bytes`` come from
+            disk in a step of one row, at ``disk_gb_per_s``.
+        experts: that would come from disk where they are not in memory, as ``kept_experts`` are.
     """
 
     name: str | None
@@ -87,6 +88,8 @@ class ModelFacts:
     layers: int = 0
     streamed_layers: int = 0
     streamed_bytes: int = 0
+    experts: int = 0
+    kept_experts: int = 0
     disk_gb_per_s: float | None = None
 
 
@@ -159,14 +162,17 @@ def _streaming(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> dict[s
     found: dict[str, Any] = {"can_stream": can_stream(checkpoint, ops)}
     if limit is None or not found["can_stream"] or not isinstance(tensors, StoredTensors):
         return found
+    cost = expert_cost(checkpoint.config)
     placement = placement_of(tensors, checkpoint.config.num_layers, limit)
-    if not placement.streamed:
+    if not (placement.streamed or placement.experts):
         return found
     parts = (part for name in tensors if (part := tensors.file_part(name)) is not None)
     rate = disk_rate(max(parts, key=lambda part: part.num_bytes).path)
     return found | {
         "streamed_layers": len(placement.streamed),
-        "streamed_bytes": placement.streamed_bytes,
+        "streamed_bytes": placement.bytes_of_row(cost.least if cost else 0),
+        "experts": placement.experts,
+        "kept_experts": placement.kept,
         "disk_gb_per_s": rate / 1e9,
     }
 

@@ -8,12 +8,13 @@ out is found by asking the planner's own choice what it would have chosen withou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from paceline.engine.engine import Engine
+from paceline.engine.report import from_disk
 from paceline.policy.choice import DraftLimits, choose_nodes
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
@@ -125,19 +126,27 @@ class _Step:
     verified: dict[int, DraftTree] = field(default_factory=dict)
 
 
+Disk = Callable[[], tuple[int, float]]
+
+
 class RecordingPlanner:
     """A planner that decides as ``inner`` does and keeps a record of every step.
 
     A planner that learns from a clock sees the microseconds of noting things down while it plans.
     Steps for which it need not be asked are counted here, so that the engine reports each of them.
 
+    Args:
+        disk: bytes of weights that were read from disk so far, and seconds that forwards waited for
+            them.
+
     Attributes:
         inner: who decides; calls that tell nothing about a step go straight to it.
         steps: the records, the oldest first; of the latest :data:`MAX_STEPS`.
     """
 
-    def __init__(self, inner: Planner) -> None:
+    def __init__(self, inner: Planner, disk: Disk = lambda: (0, 0.0)) -> None:
         self.inner = inner
+        self._disk, self._seen = disk, disk()
         self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self._num_steps = 0
         self._step = _Step()
@@ -192,7 +201,10 @@ class RecordingPlanner:
         terms = self._terms()
         self.inner.end(report)
         step, self._step = self._step, _Step()
-        self.steps.append(_record(self._num_steps, step, terms, report))
+        (seen, waited), self._seen = self._seen, self._disk()
+        came, waited_ms = self._seen[0] - seen, (self._seen[1] - waited) * 1e3
+        record = _record(self._num_steps, step, terms, report)
+        self.steps.append(replace(record, disk_bytes=came, disk_ms=waited_ms))
         self._num_steps += 1
 
     def _terms(self) -> Terms:
@@ -241,7 +253,7 @@ def _parts(step: _Step, terms: Terms) -> list[RequestPart]:
 @contextmanager
 def recording(engine: Engine) -> Iterator[RecordingPlanner]:
     """Record the steps that an engine takes meanwhile. Call it where the engine lives."""
-    recorder = RecordingPlanner(engine.drafting.planner)
+    recorder = RecordingPlanner(engine.drafting.planner, lambda: from_disk(engine.runner))
     engine.drafting.planner = cast(Planner, recorder)
     try:
         yield recorder

@@ -111,6 +111,8 @@ class StepRecord:
         predicted_ms: of the forward that ran, before it ran; None where no cost was looked at.
         forward_ms, total_ms: as measured, of the forward and of the whole step.
         num_decoding, num_emitted: requests that decoded, and tokens that these emitted.
+        disk_bytes, disk_ms: of weights that came from disk since the step before, and the time that
+            the forward waited for them.
     """
 
     index: int
@@ -124,6 +126,8 @@ class StepRecord:
     total_ms: float
     num_decoding: int
     num_emitted: int
+    disk_bytes: int = 0
+    disk_ms: float = 0.0
 
     @property
     def nodes(self) -> list[Node]:

@@ -138,6 +138,11 @@ class Forward(Protocol):
         ...
 
     @property
+    def experts_fetched(self) -> int:
+        """Those of :attr:`experts_read` that were read from disk, each time that they were."""
+        ...
+
+    @property
     def chosen_experts(self) -> list[Array]:
         """Of each layer that is a mixture the experts of the latest forward's rows,
         ``[rows, per_token]``."""

@@ -165,6 +165,11 @@ class NativeForward:
         return count
 
     @property
+    def experts_fetched(self) -> int:
+        count: int = self._decoder.experts_fetched
+        return count
+
+    @property
     def chosen_experts(self) -> list[Array]:
         layers = [np.array(ids, np.int32) for ids in self._decoder.chosen_experts if ids]
         return [ids.reshape(-1, self._per_token) for ids in layers]

@@ -38,6 +38,8 @@ class RowForward:
         self._memory, self._states, self._row_multiple = memory.layers, states, row_multiple
         self.chosen_experts: list[Array] = []
 
+    experts_fetched = 0
+
     @property
     def experts_read(self) -> int:
         return sum(len(np.unique(ids)) for ids in self.chosen_experts)
