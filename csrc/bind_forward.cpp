@@ -439,8 +439,9 @@ KvLayer cache_of(const DecoderLayer& layer, const KvArray& k, const KvArray& v) 
     return {k.data(), latent ? nullptr : v.data(), type};
 }
 
-// The arrays [blocks, kv_heads, ...] that each layer reads; None where it has no attention.
-void set_cache(Decoder& decoder, nb::list keys, nb::list values) {
+// The arrays [blocks, kv_heads, ...] that each layer reads; None where it has no attention. Where no
+// layer has, `num_blocks` says how many blocks there are.
+void set_cache(Decoder& decoder, nb::list keys, nb::list values, int num_blocks) {
     std::vector<KvLayer> caches;
     const std::vector<DecoderLayer>& layers = decoder.all_layers();
     check(keys.size() == layers.size() && values.size() == layers.size(),
@@ -459,7 +460,8 @@ void set_cache(Decoder& decoder, nb::list keys, nb::list values) {
         blocks = k.shape(0);
         type = caches[i].type;
     }
-    decoder.set_cache(std::move(caches), static_cast<int>(blocks), nb::make_tuple(keys, values));
+    num_blocks = blocks ? static_cast<int>(blocks) : num_blocks;
+    decoder.set_cache(std::move(caches), num_blocks, nb::make_tuple(keys, values));
 }
 
 void set_experts(Decoder& decoder, const nb::object& object) {
@@ -577,7 +579,8 @@ void bind_forward(nb::module_& module) {
                 decoder.set_stream(nb::cast<LayerStream*>(stream), stream);
             }
         })
-        .def("set_cache", &set_cache, nb::arg("keys"), nb::arg("values"))
+        .def("set_cache", &set_cache, nb::arg("keys"), nb::arg("values"),
+             nb::arg("num_blocks") = 0)
         .def("set_states", &set_states, nb::arg("conv").noconvert(), nb::arg("state").noconvert(),
              nb::arg("log_conv").noconvert(), nb::arg("log_key").noconvert(),
              nb::arg("log_added").noconvert(), nb::arg("log_decay").noconvert(),

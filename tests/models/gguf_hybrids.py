@@ -18,6 +18,7 @@ HYBRID_ARCHES = {
     "qwen3_5_moe_text": "qwen35moe",
     "falcon_h1": "falcon-h1",
     "nemotron_h": "nemotron_h",
+    "mamba2": "mamba2",
 }
 HYBRID_INTERLEAVED = {"granitehybrid", "nemotron_h", "nemotron_h_moe"}
 _NO_WEIGHT = re.compile(r"(A_log|\.D|dt_bias|e_score_correction_bias|expert_bias)\.weight$")
@@ -44,7 +45,12 @@ def write_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_full_attention_interval(4)
     else:
         _write_mamba(writer, c)
-    if arch == "falcon-h1":
+    if arch == "mamba2":  # nothing is said of what it has not
+        for key in ("key_length", "value_length", "head_count_kv"):
+            del writer.kv_data[0][f"mamba2.attention.{key}"]
+        writer.add_head_count(0)
+        writer.add_feed_forward_length(0)
+    if arch in ("falcon-h1", "mamba2"):
         return
     types = c.layers_block_type if arch.startswith("nemotron") else c.layer_types
     if arch.startswith("qwen3"):
@@ -74,12 +80,12 @@ def _write_mamba(writer: gguf.GGUFWriter, config: Any) -> None:
     def of(*names: str) -> Any:
         return next(getattr(config, name) for name in names if hasattr(config, name))
 
-    heads = of("mamba_n_heads", "mamba_num_heads")
+    heads = of("mamba_n_heads", "mamba_num_heads", "num_heads")
     writer.add_ssm_conv_kernel(of("mamba_d_conv", "conv_kernel"))
-    writer.add_ssm_state_size(of("mamba_d_state", "ssm_state_size"))
+    writer.add_ssm_state_size(of("mamba_d_state", "ssm_state_size", "state_size"))
     writer.add_ssm_group_count(of("mamba_n_groups", "n_groups"))
     writer.add_ssm_time_step_rank(heads)
-    dims = of("mamba_d_head", "mamba_head_dim")
+    dims = of("mamba_d_head", "mamba_head_dim", "head_dim")
     writer.add_ssm_inner_size(getattr(config, "mamba_d_ssm", None) or heads * dims)
 
 

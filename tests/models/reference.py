@@ -465,21 +465,24 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families of mixtures of experts."""
 LINEAR = "linear_attention"
-DELTA = {
+DELTA_SIZES = {
     "num_hidden_layers": 4,
     "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
-    "head_dim": 16,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 500.0,
-        "partial_rotary_factor": 0.5,
-    },
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
     "rms_norm_eps": 1e-3,  # heads of few dimensions nearly cancel at times
+}
+DELTA = {
+    **DELTA_SIZES,
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.5,
+    },
 }
 CONVOLVED = {
     "num_hidden_layers": 4,
@@ -557,6 +560,28 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.75,
             "n_group": 4,
             "topk_group": 2,
+        },
+    ),
+    "mamba2": (
+        "Mamba2",
+        {
+            "num_hidden_layers": 5,
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 12,
+            "n_groups": 2,
+            "layer_norm_epsilon": 1e-3,
+        },
+    ),
+    "olmo-hybrid": ("OlmoHybrid", {**DELTA_SIZES, "linear_num_value_heads": 2}),
+    "olmo-hybrid-rotary": (
+        "OlmoHybrid",
+        {
+            **DELTA_SIZES,
+            "layer_types": [LINEAR, FULL, FULL, LINEAR],
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
     "granite-hybrid": (

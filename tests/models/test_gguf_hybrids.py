@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.models.packed_folder import write_packed
 from tests.arrays import same
 from tests.models import gguf_hybrids
+from tests.models.block_rows import HALVES, random_rows
 from tests.models.gguf_writing import convert
 from tests.models.reference import HYBRIDS, LINEAR, VOCAB, Driver, save_model
 
@@ -31,7 +33,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nemotron-h-moe": {"layers_block_type": [LINEAR, "moe", "full_attention", LINEAR, "moe"]},
     "falcon-h1-normed": {"mamba_norm_before_gate": False},
 }
-FAMILIES = [*HYBRIDS]
+FAMILIES = [family for family in HYBRIDS if not family.startswith("olmo")]  # which no file has
 WIDE = {"linear_value_head_dim": 32, "intermediate_size": 144, "moe_intermediate_size": 96}
 # Whole blocks of 32.
 WIDTHS = {
@@ -40,7 +42,26 @@ WIDTHS = {
     "lfm2": {"intermediate_size": 144},
     "falcon-h1": {"intermediate_size": 96},
     "nemotron-h": {"intermediate_size": 96},
+    "mamba2": {},
     "granite-hybrid": {"shared_intermediate_size": 96},
+}
+# Whole blocks of 256.
+WHOLE: dict[str, dict[str, Any]] = {
+    "qwen3-5-moe": {
+        "hidden_size": 256,
+        "head_dim": 64,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 64,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+    },
+    "granite-hybrid": {
+        "hidden_size": 256,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "shared_intermediate_size": 256,
+    },
+    "lfm2": {"hidden_size": 256, "intermediate_size": 384},
 }
 
 
@@ -75,19 +96,46 @@ def test_a_file_says_what_a_folder_says(tmp_path: Path, family: str) -> None:
     assert found.only_part == wanted.only_part
 
 
+def quantised(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Blocks of a matrix; where the gguf package only reads a type, random ones of its size."""
+    if kind.name not in SUPER:
+        return gguf_quantize(data, kind)
+    *outer, k = data.shape
+    blocks = random_rows(kind.name, int(np.prod(outer)), k).reshape(-1, SUPER[kind.name])
+    factor = data.std() / gguf.quants.dequantize(blocks, kind).std()
+    for at in HALVES[kind.name]:
+        half = blocks[:, at : at + 2].copy().view(np.float16) * np.float16(factor)
+        blocks[:, at : at + 2] = half.view(np.uint8)
+    return blocks.reshape(*outer, -1)
+
+
+SUPER = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
+gguf_quantize = gguf.quants.quantize
+
+
 @pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
-@pytest.mark.parametrize("family", WIDTHS)
-def test_weights_are_computed_with_as_they_are_stored(tmp_path: Path, family: str) -> None:
-    path = tmp_path / "m.gguf"
-    convert(family, path, qtype="Q8_0", changes=CHANGES.get(family, {}) | WIDTHS[family])
+@pytest.mark.parametrize(
+    ("family", "qtype"),
+    [
+        *((family, "Q8_0") for family in WIDTHS),
+        *((family, qtype) for family in WHOLE for qtype in ("Q4_0", "MXFP4", *SUPER)),
+    ],
+)
+def test_weights_are_computed_with_as_they_are_stored(
+    tmp_path: Path, family: str, qtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, widths = tmp_path / "m.gguf", WIDTHS if qtype == "Q8_0" else WHOLE
+    monkeypatch.setattr(gguf.quants, "quantize", quantised)
+    convert(family, path, qtype=qtype, changes=CHANGES.get(family, {}) | widths[family])
     checkpoint = load_checkpoint(path, with_tokenizer=False)
     assert checkpoint.is_quantised
     for part in ("out_proj", "in_proj_qkv" if family.startswith("qwen") else "in_proj"):
         name = f"model.layers.0.linear_attn.{part}.weight"
-        assert checkpoint.tensors.as_stored(name).format == "Q8_0"  # type: ignore[attr-defined]
+        assert checkpoint.tensors.as_stored(name).format == qtype  # type: ignore[attr-defined]
     plain = logits(path, ReferenceOps("float32"))
     native, reference = (logits(path, ops("file")) for ops in (CpuOps, ReferenceOps))
-    assert (native - reference).abs().median() < 1e-3 * plain.std()
+    # A rounded activation that lies between two codes may get the other one.
+    assert (native - reference).abs().median() < 0.02 * plain.std()
     assert (native - plain).abs().median() < 0.15 * plain.std()  # activations have 8 bits
 
 

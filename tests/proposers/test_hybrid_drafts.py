@@ -98,21 +98,23 @@ def test_states_have_their_part_of_the_memory() -> None:
         loading.draft_kv(shape, ops, config, replace(target, kv_bytes=10_000), 64)
 
 
-def test_self_of_layers_without_a_recurrence() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("recurrent", [(False, False, False, True), (True, True, False, True)])
+def test_self_of_layers_that_are_all_alike(dtype: str, recurrent: tuple[bool, ...]) -> None:
     shape = replace(
         HYBRIDS[SHORT_CONV],
-        recurrent=replace(CONVOLVED, layers=(False, False, False, True)),
+        recurrent=replace(CONVOLVED, layers=recurrent),
     )
-    model = Target(toy_runner(shape=shape, prefix_caching=False))
+    model = Target(toy_runner(dtype, shape=shape, prefix_caching=False))
     proposer, request = self_drafter(model.runner, 2), make_request(1, PROMPT)
     begun(model, request)
     assert len(model.step(proposer, request)[0]) == 4
 
 
-@pytest.mark.parametrize("family", ["qwen3-5", "granite-hybrid"])
+@pytest.mark.parametrize("family", ["qwen3-5", "granite-hybrid", "mamba2"])
 def test_engines_find_them(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path / "target")
-    save_model(family, tmp_path / "draft", num_hidden_layers=3, layer_types=LAYERS[family])
+    save_model(family, tmp_path / "draft", num_hidden_layers=3, **LAYERS[family])
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=24, ignore_eos=True)
     answers = []
     for config in (
@@ -122,17 +124,18 @@ def test_engines_find_them(tmp_path: Path, family: str) -> None:
         {"method": "self", "dtype": "int8"},
     ):
         folder = str(tmp_path / "target")
-        with LLM(folder, dtype="float32", speculative_config=config, max_model_len=96) as llm:
+        options = {"dtype": "float32", "max_model_len": 96, "planner": "fixed"}
+        with LLM(folder, speculative_config=config, **options) as llm:
             assert len(llm.proposers) == bool(config)
             outputs = llm.generate([PROMPT, LONG], params)
+            drafted = llm.stats().speculation.num_draft_tokens
+            assert bool(drafted) == bool(config)
         answers.append([output.token_ids for output in outputs])
     assert all(answer == answers[0] for answer in answers)
 
 
-LAYERS = {
-    "qwen3-5": ["linear_attention", "full_attention", "linear_attention"],
-    "granite-hybrid": ["linear_attention", "full_attention", "linear_attention"],
-}
+FEWER = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+LAYERS: dict[str, dict[str, Any]] = {"qwen3-5": FEWER, "granite-hybrid": FEWER, "mamba2": {}}
 
 
 def test_a_parallel_draft_has_attention_alone(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ class ModelConfig:
     sliding_sees_ahead: bool = False  # of "dflash": sliding layers see all of a block, as others do
     experts: Experts | None = None  # None: every feed-forward layer is dense
     pre_norms: bool = True  # norms before attention and feed-forward
+    norms_by_kind: bool = False  # before in recurrent layers, after in the others (OLMo Hybrid)
     layer_norm: bool = False  # norms subtract the mean; those of heads never do
     norm_bias: bool = False  # of layer norms
     gated_mlp: bool = True  # a dense feed-forward has a gate beside its way up
@@ -282,7 +283,15 @@ class ModelConfig:
 
     def has_input_norm(self, layer: int) -> bool:
         """Whether a layer begins with a norm of its own; the first one of some heads does not."""
-        return self.pre_norms and (layer > 0 or self.entry not in ("eagle", "eagle3"))
+        return self.has_pre_norms(layer) and (layer > 0 or self.entry not in ("eagle", "eagle3"))
+
+    def has_pre_norms(self, layer: int) -> bool:
+        """Whether a norm comes before a layer's mixer and one before its feed-forward."""
+        return self.recurrent_of(layer) is not None if self.norms_by_kind else self.pre_norms
+
+    def has_post_norms(self, layer: int) -> bool:
+        """Whether a norm comes after each of them."""
+        return self.recurrent_of(layer) is None if self.norms_by_kind else self.post_norms
 
     def attention_inputs(self, layer: int) -> int:
         """Width of what a layer's queries, keys and values read."""

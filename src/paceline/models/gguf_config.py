@@ -21,7 +21,12 @@ from paceline.models.gguf_heads import head_keys
 from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
 from paceline.models.gguf_layered import LAYERED, PER_LAYER_KEYS, layered_keys
 from paceline.models.gguf_names import ARCHITECTURES, HEADS
-from paceline.models.gguf_recurrent import HYBRIDS, recurrent_keys
+from paceline.models.gguf_recurrent import (
+    HYBRIDS,
+    NO_ATTENTION,
+    WITHOUT_ATTENTION,
+    recurrent_keys,
+)
 from paceline.models.gguf_tokenizer import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
 
@@ -56,6 +61,9 @@ class _Keys:
 
     def __init__(self, container: GgufContainer, architecture: str) -> None:
         self._metadata = container.metadata
+        if architecture in WITHOUT_ATTENTION:
+            own = {f"{architecture}.{key}": value for key, value in NO_ATTENTION.items()}
+            self._metadata = {**container.metadata, **own}
         self._listed = PER_LAYER_KEYS if architecture in LAYERED else ()
         self._prefix = architecture + "."
         self._is_hybrid = architecture in HYBRIDS

@@ -67,6 +67,7 @@ ARCHITECTURES = {
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
     "falcon-h1": "falcon_h1",
+    "mamba2": "mamba2",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
 }

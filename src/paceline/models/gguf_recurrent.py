@@ -14,9 +14,19 @@ from paceline.models.hf_fields import MOST_LAYERS
 
 DELTA_HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 _CONVOLVED = ("lfm2", "lfm2moe")
-_SINGLE_PARTS = ("nemotron_h", "nemotron_h_moe")
+WITHOUT_ATTENTION = ("mamba2",)
+_SINGLE_PARTS = ("nemotron_h", "nemotron_h_moe", *WITHOUT_ATTENTION)
 HYBRIDS = (*DELTA_HYBRIDS, *_CONVOLVED, *_SINGLE_PARTS, "granitehybrid", "falcon-h1")
 """Architectures of these models. Lists of theirs say 0 for layers that have nothing of the kind."""
+NO_ATTENTION = {
+    "attention.head_count": 1,
+    "attention.head_count_kv": 1,
+    "attention.key_length": 2,
+    "attention.value_length": 2,
+    "feed_forward_length": 1,
+}
+"""What stands for the zeros in files of :data:`WITHOUT_ATTENTION`, which have no feed-forwards
+either."""
 RECURRENT_BLOCK = {
     "shortconv.in_proj": "linear_attn.in_proj",
     "shortconv.conv": "linear_attn.conv1d",

@@ -296,9 +296,12 @@ def _rotated(
     fields: Fields, rotates: str, num_layers: int, window: int, sliding: tuple[bool, ...]
 ) -> tuple[bool, ...]:
     """Per layer, whether it rotates heads; empty: all do."""
-    if rotates == "none" or (
-        rotates == "if_asked" and fields.get("position_embedding_type") != "rope"
-    ):
+    is_still = rotates == "none"
+    if rotates == "if_asked":
+        is_still = fields.get("position_embedding_type") != "rope"
+    if rotates == "with_theta":
+        is_still = not (fields.get("rope_theta") or fields.mapping("rope_parameters"))
+    if is_still:
         return (False,) * num_layers
     if rotates == "sliding" and fields.get("sliding_window") is not None:
         return sliding if window else (False,) * num_layers

@@ -36,7 +36,8 @@ class Family:
         switches: a key -> the fields that it switches on.
         refused: keys that ask for what is not supported.
         rotates: which layers rotate heads: ``all``, ``none``, ``if_asked`` (all where
-            ``position_embedding_type`` is ``rope``, else none), ``listed`` (``no_rope_layers`` or
+            ``position_embedding_type`` is ``rope``, else none), ``with_theta`` (all where there is
+            a base frequency), ``listed`` (``no_rope_layers`` or
             ``no_rope_layer_interval`` say which do not) or ``sliding`` (where a window is given).
         widening: ``intermediate_size`` where there is none, in hidden sizes; 0: it must be there.
         logit_scale: whether logits are multiplied with the key of that name.

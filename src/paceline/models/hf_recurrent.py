@@ -17,6 +17,8 @@ _RECURRENT = ("linear_attention", "mamba", "conv")
 _MLP = ("mlp", "moe")
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of ``hybrid_override_pattern``."""
+_ALIKE = {"mamba2": "mamba"}
+"""Families whose layers are all of one type, which their configurations do not say."""
 _MOST = 1 << 17
 
 
@@ -86,6 +88,7 @@ def adjusted_width(fields: Fields, width: int) -> int:
 
 
 def _delta(fields: Fields) -> dict[str, Any]:
+    norm_eps = fields.number("rms_norm_eps", 1e-12, 0.1)
     heads = fields.integer("linear_num_value_heads", 1, 4096)
     groups = fields.integer("linear_num_key_heads", 1, 4096)
     key_dim = fields.integer("linear_key_head_dim", 1, 4096)
@@ -97,7 +100,8 @@ def _delta(fields: Fields) -> dict[str, Any]:
         "key_dim": key_dim,
         "value_dim": fields.integer("linear_value_head_dim", 1, 4096),
         "norm": "before_gate",
-        "norm_eps": fields.number("rms_norm_eps", 1e-12, 0.1),
+        "norm_eps": fields.number("linear_norm_eps", 1e-12, 0.1, norm_eps),
+        "beta_scale": 2.0 if fields.flag("linear_allow_neg_eigval") else 1.0,
     }
 
 
@@ -120,7 +124,7 @@ def _mamba2(fields: Fields, hidden_size: int) -> dict[str, Any]:
         "in_bias": bias,
         "out_bias": bias,
         "norm": _NORMS[_has_norm(fields), fields.flag("mamba_norm_before_gate")],
-        "least_step": fields.number("time_step_min", 0.0, 1e3, 0.0),
+        "least_step": fields.number("mamba_least_step", 0.0, 1e3, 0.0),
         "in_scales": _in_scales(fields),
         "out_scale": fields.number("ssm_out_multiplier", 1e-9, 1e9, 1.0),
         "norm_groups": groups,
@@ -173,6 +177,9 @@ def scales_from_hf(fields: Fields, head_dim: int) -> dict[str, float]:
 def with_layer_types(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """A configuration that lists its layers' types, where it says them by other names."""
     types, pattern = raw.get("layers_block_type"), raw.get("hybrid_override_pattern")
+    same, layers = _ALIKE.get(str(raw.get("model_type"))), raw.get("num_hidden_layers")
+    if same is not None and type(layers) is int and 0 < layers <= MOST_LAYERS:
+        types = [same] * layers
     if isinstance(pattern, str) and types is None:
         types = [_PATTERN.get(letter, letter) for letter in pattern]
     if not isinstance(types, list) or raw.get("layer_types") is not None:

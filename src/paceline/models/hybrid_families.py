@@ -182,7 +182,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "mamba_d_state": 128,
             "mamba_d_head": 64,
             "mamba_n_groups": 8,
-            "time_step_min": 0.001,
+            "mamba_least_step": 0.001,
             "num_experts_per_tok": 2,
             "intermediate_size": 21504,
         },
@@ -209,10 +209,64 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "mamba_d_conv": "conv_kernel",
             "mamba_conv_bias": "use_conv_bias",
             "mamba_proj_bias": "use_bias",
+            "mamba_least_step": "time_step_min",
         },
         layout=_NEMOTRON_LAYOUT,
         recurrent=MAMBA2,
         single_parts=True,
+    ),
+    "mamba2": Family(
+        {
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 1 << 17,  # nothing says how long texts may be
+            "mamba_d_state": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 8,
+            # Of attention and feed-forwards there are none.
+            "num_attention_heads": 1,
+            "intermediate_size": 1,
+        },
+        keys={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "mamba_n_heads": "num_heads",
+            "mamba_d_head": "head_dim",
+            "mamba_d_state": "state_size",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_expand": "expand",
+            "mamba_conv_bias": "use_conv_bias",
+            "mamba_proj_bias": "use_bias",
+        },
+        layout=_NEMOTRON_LAYOUT,
+        rotates="none",
+        recurrent=MAMBA2,
+        single_parts=True,
+    ),
+    "olmo_hybrid": Family(
+        {
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 65536,
+            "eos_token_id": 100257,
+            "linear_conv_kernel_dim": 4,
+            "linear_norm_eps": 1e-5,  # not the other norms'
+            "linear_allow_neg_eigval": True,
+        },
+        {"qk_norm": True, "qk_norm_whole": True, "norms_by_kind": True},
+        _BOTH,
+        rotates="with_theta",
+        layout=Layout(
+            renames=(
+                (r"\.attention_layer_norm\.", ".input_layernorm."),
+                (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+                (r"\.linear_attn\.([qkvba])_proj\.", r".linear_attn.in_proj_\1."),
+                (r"\.linear_attn\.g_proj\.", ".linear_attn.in_proj_z."),
+                (r"\.linear_attn\.o_(proj|norm)\.", r".linear_attn.out_\1."),
+                (r"\.linear_attn\.out_norm\.", ".linear_attn.norm."),
+            )
+        ),
+        recurrent=DELTA,
     ),
     "granitemoehybrid": Family(
         {**_MAMBA, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},

@@ -99,8 +99,8 @@ class TensorReader:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def num_dims(self, name: str) -> int:
-        return len(self._tensors[name].shape)
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
 
     def _packed_norm(self, weight: Any) -> Any:
         packed = self._ops.pack_vector(weight)

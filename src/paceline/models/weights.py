@@ -190,18 +190,18 @@ class WeightReader(LayeredReader):
         if mixture is None and c.has_mlp(index):
             gate_up, down = self._feed_forward(p + "mlp.", c.mlp_width(index), c.mlp_bias)
         input_norm = self._input_norm(index)
-        mlp_norm = input_norm if c.shared_norm or c.only_part else self._mlp_norm(p)
+        mlp_norm = input_norm if c.shared_norm or c.only_part else self._mlp_norm(index, p)
         return Layer(
             input_norm=input_norm,
             qkv=self._first(index, attn) if attends else None,
             qk_norm=self._qk_norm(index, attn) if c.qk_norm and attends else None,
             o=self._out(attn, width, o_in) if attends else None,
-            post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
+            post_attention_norm=self._post_norm(index, p + "post_attention_layernorm.weight"),
             mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=down,
             mixture=mixture,
-            post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
+            post_mlp_norm=self._post_norm(index, p + "post_feedforward_layernorm.weight"),
             learnt=self._learnt(index) if c.activation == XIELU else None,
             sinks=self._sinks(attn) if attends else None,
             latent=latent,
@@ -254,11 +254,12 @@ class WeightReader(LayeredReader):
             [linear(f"v_b_proj.{h}", latent.value_dim, latent.rank) for h in heads],
         )
 
-    def _mlp_norm(self, prefix: str) -> Any:
+    def _mlp_norm(self, index: int, prefix: str) -> Any:
         c = self._config
-        if not c.pre_norms:
+        if not c.has_pre_norms(index):
             return None
-        name = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
+        is_between = c.has_post_norms(index)
+        name = "pre_feedforward_layernorm" if is_between else "post_attention_layernorm"
         return self.norm(f"{prefix}{name}.weight", c.hidden_size)
 
     def _learnt(self, index: int) -> Any:
@@ -302,5 +303,6 @@ class WeightReader(LayeredReader):
             return None
         return self._ops.pack_vector(self.vector(attn + "sinks", self._config.num_heads))
 
-    def _post_norm(self, name: str) -> Any:
-        return self.norm(name, self._config.hidden_size) if self._config.post_norms else None
+    def _post_norm(self, index: int, name: str) -> Any:
+        c = self._config
+        return self.norm(name, c.hidden_size) if c.has_post_norms(index) else None

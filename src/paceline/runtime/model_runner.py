@@ -54,7 +54,9 @@ class ModelRunner:
         self.decoder = decoder
         self.kv = kv
         self.taps: tuple[int, ...] = ()
-        states = kv.states and kv.states.memory
+        # The first layers of a hybrid may all be attention.
+        self._states = kv.states if decoder.config.recurrent else None
+        states = self._states and self._states.memory
         self._forward = decoder.ops.forward(decoder, kv.memory, states)
         self.num_forwards = 0
         self.num_rows = 0
@@ -62,10 +64,10 @@ class ModelRunner:
 
     def pack(self, spans: Sequence[Span]) -> PackedBatch:
         ids = [span.request_id for span in spans]
-        tables, states = self.kv.block_tables(ids), self.kv.states
-        if states is None:
+        tables = self.kv.block_tables(ids)
+        if self._states is None:
             return self._forward.pack(spans, tables)
-        return self._forward.pack(spans, tables, states.spans(ids))
+        return self._forward.pack(spans, tables, self._states.spans(ids))
 
     def forward(
         self, batch: PackedBatch, greedy: bool = False, inputs: Floats | None = None

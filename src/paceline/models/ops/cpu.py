@@ -152,7 +152,10 @@ class NativeForward:
         if decoder.stream is not None:
             self._decoder.set_stream(decoder.stream)
         count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
-        self._decoder.set_cache(memory.keys[:count], memory.values[:count])
+        keys, values = memory.keys[:count], memory.values[:count]
+        attends = any(each is not None for each in keys)
+        blocks = {} if attends else {"num_blocks": memory.num_blocks}  # which arrays tell otherwise
+        self._decoder.set_cache(keys, values, **blocks)
         self.grows_trees = decoder.config.recurrent is None
         if decoder.config.recurrent is not None:
             assert states is not None
