@@ -74,24 +74,27 @@ class Asking:
 
     def _pause_of(self, step: PlannedStep, source: Source, able: Sequence[int]) -> float:
         """Milliseconds for which a source is asked for none of these requests."""
-        pause_ms = self.exploration.milliseconds_until((source.name, 0), self._ask_ms(source))
-        is_hopeful = self._values.of(source.name).gain(step.rate) > 0.0
-        if is_hopeful or pause_ms <= 0.0:
-            found = self._candidates(step, source, able)
-            if is_hopeful and (not found or any(self._is_worth(step, each) for each in found)):
-                return 0.0  # where none is found, one may be from the next token on
-            if found:
-                cost_ms = self._ask_ms(source, min(each.lag for each in found))
-                pause_ms = self.exploration.milliseconds_until((source.name, 0), cost_ms)
-        return pause_ms
+        what, cost_ms = (source.name, 0), self._ask_ms(source)
+        pause_ms = self.exploration.milliseconds_until(what, cost_ms)
+        is_hopeful = self._values.of(*what).gain(step.rate) > 0.0
+        if pause_ms > 0.0 and not is_hopeful:
+            return pause_ms
+        found = self._candidates(step, source, able)
+        if is_hopeful and (not found or any(self._is_worth(step, each) for each in found)):
+            return 0.0  # where none is found, one may be from the next token on
+        if found:
+            cost_ms = self._ask_ms(source, min(each.lag for each in found))
+        else:  # looking in vain is exploring too
+            self.exploration.spend(what, self._pace.ask_ms)
+        return self.exploration.milliseconds_until(what, cost_ms)
 
     def _pause_until_matched(self, step: PlannedStep, source: Source, able: Sequence[int]) -> float:
         """The same for a source that knows its matches."""
-        pauses_ms = []
+        pauses_ms, ask_ms = [], self._ask_ms(source)
         for situation in MATCHED:
             what, pause_ms = (source.name, situation), 0.0
             if self._values.of(*what).gain(step.rate) <= 0.0:
-                pause_ms = self.exploration.milliseconds_until(what, self._ask_ms(source))
+                pause_ms = self.exploration.milliseconds_until(what, ask_ms)
             pauses_ms.append(pause_ms)
         found = self._candidates(step, source, able)
         if any(pauses_ms[each.what[1]] <= 0.0 for each in found):
@@ -117,9 +120,6 @@ class Asking:
         worth, doubtful = list[Candidate](), list[Candidate]()
         for each in self._candidates(step, source, places):
             (worth if self._is_worth(step, each) else doubtful).append(each)
-        if not worth and not doubtful and self._values.of(source.name).gain(step.rate) <= 0.0:
-            # Looking in vain is exploring too.
-            self.exploration.spend((source.name, 0), self._pace.ask_ms)
         if step.ahead and source.costs_forwards and _holds_up(step, worth):
             worth = [each for each in worth if asks_for_drafts(step.requests[each.place])]
         elif doubtful:
