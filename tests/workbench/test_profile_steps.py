@@ -10,7 +10,15 @@ from paceline.models.ops.row_batch import Batch
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.workbench.profile_steps import CONTEXTS, WIDTHS, Step, StepBench, plan_steps
+from paceline.workbench.profile_steps import (
+    CONTEXTS,
+    WIDTHS,
+    Step,
+    StepBench,
+    num_fitting,
+    num_held,
+    plan_steps,
+)
 from tests.toy import HYBRIDS, TOY, toy_runner
 
 STEPS = [Step(1, 20, 5, 5), Step(1, 20, 5, 1), Step(1, 20, 5, 0), Step(3, 20, 4, 4)]
@@ -84,6 +92,18 @@ def test_a_small_cache_is_a_clear_error() -> None:
     bench = StepBench(toy_runner(num_blocks=4))
     with pytest.raises(ConfigError, match="--kv-cache-memory"):
         bench.tasks([Step(1, 64, 1, 1)])
+
+
+@pytest.mark.parametrize("requests", [1, 2, 8])
+def test_a_hybrid_has_a_lane_for_each_request_that_is_held(requests: int) -> None:
+    steps, _ = plan_steps([1], [16, 32, 48], 128, limits(requests, 512))
+    room = num_held(requests, 3)
+    assert num_fitting(room, 3) == requests
+    bench = StepBench(toy_runner(shape=HYBRIDS["delta"], max_num_seqs=room))
+    assert len(bench.tasks(steps)) == len(steps)
+    bench = StepBench(toy_runner(shape=HYBRIDS["delta"], max_num_seqs=room - 1))
+    with pytest.raises(ConfigError, match="--kv-cache-memory"):
+        bench.tasks(steps)
 
 
 # --- the plan ------------------------------------------------------------------------------------

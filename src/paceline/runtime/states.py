@@ -60,6 +60,11 @@ class States:
         """Slots that nobody uses."""
         return len(self._free)
 
+    @property
+    def has_lane(self) -> bool:
+        """Whether another sequence can be opened."""
+        return bool(self._lanes)
+
     def evict_by(self, evict: Callable[[], bool]) -> None:
         """Say how a slot that is kept for later sequences is given back; False: there is none."""
         self._evict = evict
@@ -94,7 +99,7 @@ class States:
         return bool(self._lanes)
 
     def open(self, request_id: int) -> None:
-        assert self._lanes, "more sequences run than there are lanes"
+        assert self.has_lane, "more sequences run than there are lanes"
         self._sequences[request_id] = SequenceState(self._lanes.pop())
 
     def free(self, request_id: int) -> None:

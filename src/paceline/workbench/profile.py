@@ -34,12 +34,15 @@ from paceline.workbench.profile_host import measure_host_time
 from paceline.workbench.profile_machine import ProfileKey, Roofs, Work, measure_roofs, profile_key
 from paceline.workbench.profile_steps import (
     CONTEXTS,
+    REQUESTS,
     WIDTHS,
     Step,
     StepBench,
     Task,
     Timing,
     measure,
+    num_fitting,
+    num_held,
     plan_steps,
 )
 
@@ -126,7 +129,7 @@ def _measure(
     settings: ProfileSettings,
     advance: Callable[[float], None],
 ) -> tuple[list[Profile], list[str]]:
-    built = build_engine(model, config)
+    built, limits = _with_room(model, config, len(settings.contexts))
     subjects, make = [_target(built)], None
     if draft is not None:
         drafting, make = (_head if draft.method in HEAD_METHODS else _draft)(draft, built)
@@ -138,7 +141,7 @@ def _measure(
         for index, subject in enumerate(subjects):
             longest, mixture = subject.runner.decoder.max_len, subject.experts is not None
             steps, remarks = plan_steps(
-                settings.widths, settings.contexts, longest, built.config, mixture
+                settings.widths, settings.contexts, longest, limits, mixture
             )
             notes += [f"{subject.name}: {remark}" for remark in remarks]
             bench = StepBench(subject.runner, text=_text(subject) if mixture else ())
@@ -168,6 +171,21 @@ def _measure(
             what = "what drafting takes beside forwards is not measured"
             notes.append(f"{subjects[1].name}: {what}: {error}")
     return profiles, notes
+
+
+def _with_room(
+    model: str, config: EngineConfig, num_contexts: int
+) -> tuple[BuiltEngine, EngineConfig]:
+    """The engine, with room for the requests of all contexts at once, and the limits of a step.
+
+    How many requests states have room for, the engine says when it is built.
+    """
+    most = min(config.max_num_seqs, max(REQUESTS))
+    held = max(config.max_num_seqs, num_held(most, num_contexts))
+    built = build_engine(model, replace(config, max_num_seqs=held))
+    if built.config.max_num_seqs < held:
+        most = min(most, num_fitting(built.config.max_num_seqs, num_contexts))
+    return built, replace(built.config, max_num_seqs=most)
 
 
 def _target(built: BuiltEngine) -> _Subject:

@@ -207,6 +207,17 @@ def _wanted(widths: Sequence[int], contexts: Sequence[int]) -> set[Step]:
     return alone | sampled | together | longer
 
 
+def num_held(requests: int, num_contexts: int) -> int:
+    """Requests that a bench has at once, whose steps are of so many requests at most."""
+    further = LONGER_REQUESTS - 1 if num_contexts > 1 and requests >= LONGER_REQUESTS else 0
+    return requests + num_contexts - 1 + further
+
+
+def num_fitting(room: int, num_contexts: int) -> int:
+    """Most requests of a step where so many can be held at once; at least 1."""
+    return max((n for n in REQUESTS if num_held(n, num_contexts) <= room), default=1)
+
+
 class StepBench:
     """Runs steps on a model and knows how long they took.
 
@@ -293,6 +304,8 @@ class StepBench:
         """A request that has read so many tokens."""
         request_id, kv = self._next_id, self._runner.kv
         self._next_id += 1
+        if kv.states is not None and not kv.states.has_lane:
+            raise _too_small()
         kv.open(request_id)
         for start in range(0, context, FILL_ROWS):
             count = min(FILL_ROWS, context - start)
@@ -310,10 +323,7 @@ class StepBench:
 
     def _reserve(self, request_id: int, count: int, certain: int = 0) -> None:
         if not self._runner.kv.reserve(request_id, count, certain):
-            raise ConfigError(
-                "the KV cache is too small for the steps to be measured: raise --kv-cache-memory, "
-                "or take shorter --contexts or a smaller --max-num-seqs"
-            )
+            raise _too_small()
 
     def _seconds(self, step: Step, spans: Sequence[Span]) -> float:
         """Pack and forward once. Both grow with the rows; what was reserved is rolled back."""
@@ -330,6 +340,13 @@ class StepBench:
         finally:
             for span in spans:
                 runner.kv.rollback(span.request_id)
+
+
+def _too_small() -> ConfigError:
+    return ConfigError(
+        "the KV cache is too small for the steps to be measured: raise --kv-cache-memory, or take "
+        "fewer or shorter --contexts or a smaller --max-num-seqs"
+    )
 
 
 def _every(step: Step) -> int:
