@@ -77,8 +77,8 @@ def test_layers_are_checked(changes: dict[str, object]) -> None:
         dataclasses.replace(HYBRID, **changes)
 
 
-def test_a_hybrid_is_no_draft(hybrid: Path, corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot draft"):
+def test_a_hybrid_is_not_trained_as_a_draft(hybrid: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not trained as drafts"):
         draft_config(corpus, hybrid, tmp_path, shape=HYBRID)
     with pytest.raises(TrainingError, match="cannot be trained here"):
         load_model(hybrid)

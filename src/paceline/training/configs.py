@@ -209,7 +209,7 @@ class DraftTrainingConfig(TrainingConfig):
         for temperature in self.generate_temperatures:
             check_range("generate_temperatures", temperature, 0.0, 100.0)
         if self.shape.layers:
-            raise ConfigError("a hybrid cannot draft; leave layers away")
+            raise ConfigError("hybrids are not trained as drafts; leave layers away")
         if any(self.cuts.values()) and not self.init:
             raise ConfigError(f"{', '.join(CUTS)} cut a model; name it with init")
 
