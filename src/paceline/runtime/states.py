@@ -94,10 +94,6 @@ class States:
         if slot != EMPTY:
             self._users[slot] += 1
 
-    @property
-    def has_lane(self) -> bool:
-        return bool(self._lanes)
-
     def open(self, request_id: int) -> None:
         assert self.has_lane, "more sequences run than there are lanes"
         self._sequences[request_id] = SequenceState(self._lanes.pop())
