@@ -30,6 +30,7 @@ from prompt_sets import load_prompts, spread
 from report import Report, Row, Target, grid, identical_target, markdown, pick
 from speedup import MAX_MODEL_LEN, TEMPERATURES, comparison, open_engines, run_cell
 
+from paceline import LLM
 from paceline.commands.prompts import Encoder
 from paceline.commands.resolve import without_memory
 from paceline.config import parse_speculative_config
@@ -136,7 +137,6 @@ def step_rows(
 
 
 def measure_speculation(options: argparse.Namespace, report: Report) -> None:
-    source = load_prompts(options.prompts)
     sources = [SUFFIX, *([{"model": options.draft}] if options.draft else [])]
     config = without_memory(parse_speculative_config(sources))
     more: dict[str, Any] = {"num_threads": options.threads, "max_num_seqs": 8}
@@ -147,24 +147,25 @@ def measure_speculation(options: argparse.Namespace, report: Report) -> None:
         arms = {PLAIN: arms[PLAIN], PRICED: arms[PRICED], UNPRICED: other[UNPRICED]} | {
             CONTROL: arms[CONTROL]
         }
-        encode = Encoder(arms[PLAIN].tokenizer).encode
-        for kind in options.kinds:
-            texts = spread(source.kind(kind), options.num_prompts)
-            groups = [[encode(text)[-(MAX_MODEL_LEN - options.max_tokens) :]] for text in texts]
-            for temperature in TEMPERATURES:
-                label = {
-                    "model": Path(options.model).name,
-                    "kind": kind,
-                    "temperature": temperature,
-                }
-                note(f"{kind}, temperature {temperature}")
-                samples = run_cell(arms, groups, options, temperature)
-                report.samples += [raw(sample, label) for sample in samples]
-                report.results += [
-                    {**label, "measure": "speculation", **against_plain(samples, arm)}
-                    for arm in arms
-                    if arm != PLAIN
-                ]
+        measure_texts(arms, options, report)
+
+
+def measure_texts(arms: Mapping[str, LLM], options: argparse.Namespace, report: Report) -> None:
+    """What speculation brings on each kind of text, at both temperatures."""
+    source, encode = load_prompts(options.prompts), Encoder(arms[PLAIN].tokenizer).encode
+    for kind in options.kinds:
+        texts = spread(source.kind(kind), options.num_prompts)
+        groups = [[encode(text)[-(MAX_MODEL_LEN - options.max_tokens) :]] for text in texts]
+        for temperature in TEMPERATURES:
+            label = {"model": Path(options.model).name, "kind": kind, "temperature": temperature}
+            note(f"{kind}, temperature {temperature}")
+            samples = run_cell(arms, groups, options, temperature)
+            report.samples += [raw(sample, label) for sample in samples]
+            report.results += [
+                {**label, "measure": "speculation", **against_plain(samples, arm)}
+                for arm in arms
+                if arm != PLAIN
+            ]
 
 
 def targets(results: Sequence[Row]) -> list[Target]:
@@ -179,12 +180,18 @@ def targets(results: Sequence[Row]) -> list[Target]:
             for arm in (OURS, LLAMA)
         )
         found += _of_steps(model, ours, theirs)
-    speculation = pick(results, measure="speculation", arm=PRICED)
+    return found + of_speculation(results, PRICED, {"code": 1.3, "edits": 1.3})
+
+
+def of_speculation(results: Sequence[Row], arm: str, wanted: Mapping[str, float]) -> list[Target]:
+    """What greedy decoding should gain by kind of text, and all else not lose."""
+    found = []
+    speculation = pick(results, measure="speculation", arm=arm)
     for row in speculation:
         name = f"{row['kind']}, temperature {row['temperature']}: speculation over own plain"
         value = row.get("speedup", {}).get("value")
-        gains = row["kind"] != "prose" and row["temperature"] == 0
-        found.append(Target(name, value, 1.3 if gains else 0.99, "at least"))
+        least = wanted.get(row["kind"], 0.99) if row["temperature"] == 0 else 0.99
+        found.append(Target(name, value, least, "at least"))
     if speculation:
         found.append(identical_target(pick(results, measure="speculation")))
     return found

@@ -62,19 +62,22 @@ class Llama:
         logits = api.llama_get_logits_ith(context, row)
         return int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
 
-    def _keep(self, length: int, context: Any) -> None:
-        api.llama_memory_seq_rm(api.llama_get_memory(context), 0, length, -1)
+    def _keep(self, length: int, context: Any) -> bool:
+        """Go back to so many tokens; False where recurrent layers cannot."""
+        return bool(api.llama_memory_seq_rm(api.llama_get_memory(context), 0, length, -1))
 
     def forward(self, width: int, context: int, repeats: int, tokens: list[int]) -> list[float]:
-        """Seconds of forwards over ``width`` tokens after ``context`` ones, without the first."""
+        """Seconds of forwards over ``width`` tokens after ``context`` ones, without the first.
+
+        Each follows on the one before where recurrent layers cannot go back.
+        """
         self._keep(0, self.context)
         self._decode([(tokens[i], i, 0) for i in range(context)], self.context, sample=False)
-        rows = [(tokens[context + i], context + i, 0) for i in range(width)]
-        times = timed(
-            lambda: self._decode(rows, self.context),
-            repeats + 1,
-            before=lambda: self._keep(context, self.context),
-        )
+        times, at = list[float](), context
+        for _ in range(repeats + 1):
+            rows = [(tokens[context + i], at + i, 0) for i in range(width)]
+            times += timed(lambda: self._decode(rows, self.context), 1)  # noqa: B023
+            at = context if self._keep(context, self.context) else at + width
         return times[1:]
 
     def long(self, context: int, repeats: int, tokens: list[int]) -> list[float]:

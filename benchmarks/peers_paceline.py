@@ -59,6 +59,7 @@ class Paceline:
         config = self.llm.call(lambda engine: engine.runner.decoder.config)
         kv_dtype = self.llm.config.kv_cache_dtype
         path = Path(self.options["model"])
+        layers = range(config.num_layers)
         stored = path.stat().st_size if path.is_file() else None
         file_bytes = stored or self.llm.checkpoint.num_bytes
         work = Work.of(config, self.llm.config.dtype, kv_dtype, file_bytes)
@@ -68,7 +69,7 @@ class Paceline:
             "kv_cache_dtype": kv_dtype,
             "promises_identity": self.llm.promises_identity,
             "weight_bytes": stored or work.weight_bytes,
-            "kv_bytes_per_token": config.num_layers * work.kv_bytes,
+            "kv_bytes_per_token": work.kv_bytes * sum(map(config.has_attention, layers)),
         }
 
     # --- forwards ----------------------------------------------------------------------------
@@ -100,6 +101,39 @@ class Paceline:
             return count
 
         return self.llm.call(run)
+
+    def steps(
+        self, context: int, width: int, accepted: int, repeats: int, tokens: list[int]
+    ) -> dict[str, list[float]]:
+        """Seconds of steps of ``width`` tokens, of which ``accepted`` are committed each time,
+        without the first: the forward, which folds what recurrent layers logged of the step before;
+        the same again, which finds nothing to fold; commit and rollback."""
+
+        def run(engine: Engine) -> dict[str, list[float]]:
+            kv = engine.kv
+            found: dict[str, list[float]] = {"forward": [], "again": [], "commit": []}
+            found["rollback"] = []
+            if REQUEST not in kv:
+                read(engine, tokens[:context])
+            at = kv[REQUEST].length
+            for _ in range(repeats + 1):
+                span = Span(
+                    REQUEST, at, tokens[at : at + width], range(-1, width - 1), range(width)
+                )
+                assert kv.reserve(REQUEST, width)
+                found["forward"] += timed(lambda: one_forward(engine, span), 1)  # noqa: B023
+                found["again"] += timed(lambda: one_forward(engine, span), 1)  # noqa: B023
+                found["commit"] += timed(lambda: kv.commit(REQUEST, range(accepted)), 1)
+                assert kv.reserve(REQUEST, width)
+                found["rollback"] += timed(lambda: kv.rollback(REQUEST), 1)
+                at += accepted
+            return {name: seconds[1:] for name, seconds in found.items()}
+
+        return self.llm.call(run)
+
+    def forget(self) -> None:
+        """Give back the sequence of single forwards."""
+        self.llm.call(lambda engine: engine.kv.free(REQUEST))
 
     def long(self, context: int, repeats: int, tokens: list[int]) -> list[float]:
         """Seconds of plain steps after a context longer than all others have."""
@@ -175,7 +209,7 @@ def read(engine: Engine, tokens: Sequence[int]) -> None:
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
         last = start + len(chunk) == len(tokens)
-        assert kv.reserve(REQUEST, len(chunk))
+        assert kv.reserve(REQUEST, len(chunk), certain=len(chunk))
         one_forward(engine, Span.chunk(REQUEST, start, chunk, sample=last))
         kv.commit(REQUEST, range(len(chunk)))
 

@@ -24,6 +24,7 @@ from busy_machine import tables as busy_tables
 from fidelity import tables as fidelity_tables
 from harness import ROOT
 from heads_report import tables as head_tables
+from hybrid import tables as hybrid_tables
 from kernels import tables as kernel_tables
 from kv_dtypes import tables as kv_tables
 from load_server import tables as load_tables
@@ -188,6 +189,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
     "moe": ("moe", printed(moe_tables)),
+    "hybrid": ("hybrid", printed(hybrid_tables)),
     "streaming": ("streaming", printed(streaming_tables)),
     "expert_prices": ("expert_prices", printed(expert_price_tables)),
     "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -141,11 +142,14 @@ def tensors(m: Mixture, rng: np.random.Generator) -> Iterator[tuple[str, np.ndar
     yield "output.weight", matrix(rng, m.some_type, (VOCAB, m.hidden)), m.some_type
 
 
-def write(m: Mixture, out: Path, seed: int = 0) -> None:
-    """Write the file, a tensor at a time."""
+Tensors = Iterable[tuple[str, np.ndarray, Type | None]]
+
+
+def save(out: Path, m: Any, kept: Tensors, context: int, vocab: int) -> gguf.GGUFWriter:
+    """A writer of these tensors that knows the sizes which all shapes have; see :func:`finish`."""
     writer = gguf.GGUFWriter(out, m.architecture, use_temp_file=False)
     writer.add_block_count(m.layers)
-    writer.add_context_length(4096)
+    writer.add_context_length(context)
     writer.add_embedding_length(m.hidden)
     writer.add_feed_forward_length(m.width)
     writer.add_head_count(m.heads)
@@ -154,23 +158,32 @@ def write(m: Mixture, out: Path, seed: int = 0) -> None:
     writer.add_value_length(m.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(m.theta)
+    writer.add_vocab_size(vocab)
+    writer.add_tokenizer_model("no_vocab")
+    for name, data, kind in kept:
+        writer.add_tensor(name, data, raw_dtype=kind)
+    return writer
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write(m: Mixture, out: Path, seed: int = 0) -> None:
+    """Write the file."""
+    writer = save(out, m, tensors(m, np.random.default_rng(seed)), 4096, VOCAB)
     writer.add_expert_count(m.experts)
     writer.add_expert_used_count(m.per_token)
     writer.add_expert_feed_forward_length(m.width)
-    writer.add_vocab_size(VOCAB)
     if m.biased:
         writer.add_sliding_window(128)
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
-    writer.add_tokenizer_model("no_vocab")
-    kept = list(tensors(m, np.random.default_rng(seed)))
-    for name, data, kind in kept:
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def main() -> int:
