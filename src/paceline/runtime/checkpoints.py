@@ -7,7 +7,7 @@ confirmed by the tokens after those, whose keys and values lie in a block of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 
@@ -63,11 +63,17 @@ class Checkpoints:
         del self._order[place]
         self._order[place] = None
 
-    def pop(self) -> Checkpoint | None:
-        """Forget the least recently used one; None where there is none."""
-        if not self._order:
+    def pop(self, among: Container[int] | None = None) -> Checkpoint | None:
+        """Forget the least recently used one, of those with some slots; None where there is none.
+
+        Args:
+            among: these slots; None: all.
+        """
+        places = (p for p in self._order if among is None or self._kept[p[0]][p[1]].slot in among)
+        place = next(places, None)
+        if place is None:
             return None
-        key, tail = place = next(iter(self._order))
+        key, tail = place
         del self._order[place]
         found = self._kept[key].pop(tail)
         if not self._kept[key]:

@@ -7,7 +7,7 @@ forward, then either :meth:`KVCache.commit` the accepted path, which becomes con
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from weakref import WeakSet
 
 import numpy as np
@@ -232,7 +232,7 @@ class KVCache:
         if self.states is not None:
             self.states.commit(request_id, path)
             if self.prefix_caching and len(path) > 1:
-                self.states.keep(request_id, CHECKPOINT_DISTANCE)
+                self.states.keep(request_id, CHECKPOINT_DISTANCE, within=True)
         if sequence.length <= (len(sequence.block_table) - 1) * BLOCK_SIZE:
             self._cut(sequence, sequence.length)
 
@@ -297,9 +297,13 @@ class KVCache:
             self.states.keep_end(request_id)
             self.publish(request_id, token_ids)
 
-    def _evict(self) -> bool:
-        """Forget the checkpoint that was used least recently; False: there is none."""
-        found = self.checkpoints.pop()
+    def _evict(self, among: Container[int] | None = None) -> bool:
+        """Forget the checkpoint that was used least recently; False: there is none.
+
+        Args:
+            among: slots of those that may be forgotten; None: all.
+        """
+        found = self.checkpoints.pop(among)
         if found is None or self.states is None:
             return False
         self.states.release(found.slot)

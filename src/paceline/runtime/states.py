@@ -7,13 +7,16 @@ the sequence's lane of the log, so that a step that fails or is rolled back chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.models.ops.base import StateMemory, StateSpan
 
 EMPTY = 0
 """The slot of an empty text, which is never written."""
+WITHIN_SHARE = 2
+"""One part in this many of what is kept is the most for states within prompts, of which a long one
+would keep so many that those at the ends of other texts were gone."""
 
 
 @dataclass(slots=True)
@@ -50,7 +53,9 @@ class States:
         self.memory = memory
         self._free = list(range(memory.num_slots - 1, EMPTY, -1))
         self._users = [0] * memory.num_slots
-        self._evict: Callable[[], bool] = lambda: False
+        self._evict: Callable[[Container[int] | None], bool] = lambda among: False
+        self._within = set[int]()
+        """Slots of states within prompts that no later text has begun with."""
         self._lanes = list(range(memory.num_lanes - 1, -1, -1))
         self._sequences: dict[int, SequenceState] = {}
         memory.clear(EMPTY)
@@ -65,14 +70,19 @@ class States:
         """Whether another sequence can be opened."""
         return bool(self._lanes)
 
-    def evict_by(self, evict: Callable[[], bool]) -> None:
-        """Say how a slot that is kept for later sequences is given back; False: there is none."""
+    def evict_by(self, evict: Callable[[Container[int] | None], bool]) -> None:
+        """Say how a slot, of these or any, that is kept for later sequences is given back; False:
+        there is none."""
         self._evict = evict
 
     def has_room(self) -> bool:
         """Whether a slot can be taken; what is kept for later sequences makes way."""
+        room = self.memory.num_slots - self.memory.num_lanes
         while not self._free:
-            if not self._evict() and not self._drop_kept():
+            is_crowded = len(self._within) * WITHIN_SHARE > room
+            if is_crowded and (self._evict(self._within) or self._drop_kept()):
+                continue
+            if not self._evict(None) and not self._drop_kept():
                 return False
         return True
 
@@ -80,7 +90,8 @@ class States:
         """Give up a state that a running sequence keeps; False: there is none."""
         for sequence in self._sequences.values():
             if sequence.kept:
-                self.release(sequence.kept.pop(0)[1])
+                at = least_missed([length for length, _ in sequence.kept])
+                self.release(sequence.kept.pop(at)[1])
                 return True
         return False
 
@@ -114,6 +125,7 @@ class States:
             self._users[slot] -= 1
             assert self._users[slot] >= 0, "a slot was released twice"
             if not self._users[slot]:
+                self._within.discard(slot)
                 self._free.append(slot)
 
     # --- one step ------------------------------------------------------------------------------
@@ -199,14 +211,21 @@ class States:
         """Let an empty sequence begin with a slot that others keep."""
         sequence = self._sequences[request_id]
         assert sequence.slot == EMPTY
+        self._within.discard(slot)
         self.share(slot)
         sequence.slot, sequence.length, sequence.last_kept = slot, length, length
 
-    def keep(self, request_id: int, distance: int) -> None:
+    def keep(self, request_id: int, distance: int, within: bool = False) -> None:
         """Keep a sequence's state for later ones, once its text is published, where so many tokens
-        lie between it and the one that was kept before."""
+        lie between it and the one that was kept before.
+
+        Args:
+            within: it is one within a prompt.
+        """
         s = self._sequences[request_id]
         if s.slot != EMPTY and s.length - s.last_kept >= distance:
+            if within:
+                self._within.add(s.slot)
             self.share(s.slot)
             s.kept.append((s.length, s.slot))
             s.last_kept = s.length
@@ -230,3 +249,10 @@ class States:
         lanes, nodes = range(self.memory.num_lanes), range(self.memory.num_nodes)
         entries = [(lane, node) for lane in lanes for node in nodes if (lane, node) not in due]
         self.memory.fill(self._free, entries, value)
+
+
+def least_missed(lengths: Sequence[int]) -> int:
+    """Which of some ascending lengths lies in the smallest gap between its neighbours; the last one
+    only where it is the only one."""
+    gaps = [b - a for a, b in zip([0, *lengths], lengths[1:], strict=False)]
+    return gaps.index(min(gaps)) if gaps else 0
