@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.metrics import EngineStats, SpeculationCounters
-from paceline.server.metrics import PREFIX, ModelMetrics, ServerMetrics
+from paceline.server.metrics import EARLIER_NAMES, PREFIX, ModelMetrics, ServerMetrics
 from tests.server.fakes import FakeEngine
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"
@@ -100,6 +100,30 @@ def test_vllms_dashboards_find_totals_without_a_proposer() -> None:
     assert value(found, f"{stem}_accepted_tokens_total") == 2
     assert value(found, f"{stem}_accepted_tokens_per_pos_total", position="1") == 1
     assert not [name for name, labels in found if "proposer" in dict(labels)]
+
+
+def test_what_reads_vllms_metrics_finds_the_kv_cache_and_its_size() -> None:
+    found = samples(Metrics("vllm", "m").render(busy(), ready()))
+    assert value(found, "vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    assert value(found, "vllm:kv_cache_usage_perc") == 0.1  # a share, whatever the name says
+    for name in ("prompt_tokens_total", "generation_tokens_total", "num_requests_waiting"):
+        assert (f"vllm:{name}", frozenset()) in found
+
+
+def test_earlier_names_of_vllms_metrics_say_the_same() -> None:
+    metrics = Metrics("vllm", "m")
+    metrics.token_gap.observe(0.004)
+    text = metrics.render(busy(), ready())
+    found, seen = samples(text), 0
+    for name, earlier in EARLIER_NAMES.items():
+        told = {k: v for k, v in found.items() if k[0].startswith(f"vllm:{name}")}
+        for (sample, labels), number in told.items():
+            other = f"vllm:{earlier}" + sample.removeprefix(f"vllm:{name}")
+            assert found[other, labels] == number
+            seen += 1
+    assert seen > 2 * len(EARLIER_NAMES)
+    assert b'vllm:time_per_output_token_seconds_bucket{le="0.005",model_name="m"} 1.0' in text
+    assert not [name for name, _ in samples(Metrics().render(busy(), ready())) if "gpu_" in name]
 
 
 def test_counters_go_on_through_a_restart() -> None:

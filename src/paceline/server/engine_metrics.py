@@ -166,6 +166,12 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         lambda s: s.kv_blocks_used / s.kv_blocks_total if s.kv_blocks_total else 0.0,
     ),
 )
+CACHE_CONFIG = (
+    "cache_config_info",
+    "Always 1: the KV cache's tokens per block and number of blocks are labels.",
+    "block_size",
+    "num_gpu_blocks",  # vLLM's name, by which routers look for it; here they are in any memory
+)
 
 
 class ModelCounts:
@@ -175,6 +181,7 @@ class ModelCounts:
         totals: by the counters' names.
         gauges: by their names.
         restarts: engines that were started after a crash.
+        cache_config: the labels' values of :data:`CACHE_CONFIG`; None before they are known.
     """
 
     def __init__(self, counts: Iterable[Count]) -> None:
@@ -183,6 +190,7 @@ class ModelCounts:
         self._before: dict[str, dict[Labels, float]] = {c.name: {} for c in self._counts}
         self.gauges = {name: 0.0 for name, _, _ in GAUGES}
         self.restarts = 0
+        self.cache_config: Labels | None = None
         self._life = (0, 1)
 
     def update(self, stats: EngineStats | None, restarts: int, num_loads: int = 1) -> None:
@@ -235,10 +243,13 @@ class EngineMirror(Collector):
             CounterMetricFamily, "engine_restarts", "Engines started after a crash."
         )
         widths = self._family(HistogramMetricFamily, WIDTHS.name, WIDTHS.help)
+        config = self._family(GaugeMetricFamily, *CACHE_CONFIG)
         for model, own in models:
+            if own.cache_config is not None:
+                config.add_metric((model, *own.cache_config), 1)
             restarts.add_metric((model,), own.restarts)
             widths.add_metric((model,), *_widths(own.totals[WIDTHS.name]))
-        yield from (restarts, widths)
+        yield from (config, restarts, widths)
 
     def _family(self, kind: type[Family], name: str, help: str, *labels: str) -> Family:
         return kind(f"{self._prefix}:{name}", help, labels=("model_name", *labels))

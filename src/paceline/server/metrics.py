@@ -6,11 +6,14 @@ Owns the names' prefix and the histograms of times; which counters an engine has
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from paceline.metrics import EngineStats
 from paceline.server.engine.client import EngineClient
@@ -32,6 +35,13 @@ REQUEST_BUCKETS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 Made = TypeVar("Made", Counter, Gauge, Histogram)
+EARLIER_NAMES = {
+    "inter_token_latency_seconds": "time_per_output_token_seconds",
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "prefix_cache_queries": "gpu_prefix_cache_queries",
+    "prefix_cache_hits": "gpu_prefix_cache_hits",
+}
+"""Names that vLLM's metrics had before 0.11, which rules and routers made for it still ask for."""
 REASONS = ("stop", "length", "abort", "error")
 """Reasons that are exported from the start; others appear when they first happen."""
 
@@ -41,7 +51,7 @@ class ServerMetrics:
 
     Args:
         prefix: of every name. Under ``vllm`` the speculation counters are totals without the label
-            ``proposer``, as dashboards for vLLM expect them.
+            ``proposer``, as dashboards for vLLM expect them, and :data:`EARLIER_NAMES` hold too.
     """
 
     def __init__(self, prefix: str = PREFIX) -> None:
@@ -65,6 +75,8 @@ class ServerMetrics:
         self.up = self._made(Gauge, "engine_up", "1 while the engine serves.")
         self.mirror = EngineMirror(prefix, by_proposer=prefix != VLLM_PREFIX)
         self._registry.register(self.mirror)
+        is_vllm = prefix == VLLM_PREFIX
+        self._told: Collector = _EarlierNames(self._registry) if is_vllm else self._registry
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         return self._made(Histogram, name, help, buckets=buckets)
@@ -75,7 +87,27 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """The metrics as :data:`CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+        return generate_latest(self._told)
+
+
+class _EarlierNames(Collector):
+    """The metrics of a registry; those of :data:`EARLIER_NAMES` a second time, as those."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            yield family
+            stem = family.name.partition(":")[2]
+            if stem in EARLIER_NAMES:
+                name = f"{VLLM_PREFIX}:{EARLIER_NAMES[stem]}"
+                earlier = Metric(name, family.documentation, family.type)
+                earlier.samples = [
+                    sample._replace(name=name + sample.name.removeprefix(family.name))
+                    for sample in family.samples
+                ]
+                yield earlier
 
 
 class ModelMetrics:
@@ -118,3 +150,5 @@ class ModelMetrics:
         """
         self._up.set(stats is not None and client.state in ("ready", "draining"))
         self._counts.update(stats, client.num_restarts, num_loads)
+        info = client.info
+        self._counts.cache_config = str(info.block_size), str(info.kv_blocks_total)
