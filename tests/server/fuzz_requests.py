@@ -88,7 +88,7 @@ def wrong_route(rng: Random) -> Case:
         CHAT,
         "/tokenize",
         "/v1/models",
-        "/health",
+        *("/health", "/readyz", "/livez"),
         "/stats",
         "/metrics",
         "/version",

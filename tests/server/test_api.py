@@ -50,6 +50,20 @@ def test_version_and_health() -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "live", "ready"),
+    [
+        *(("ready", 200, 200), ("starting", 200, 503), ("hung", 200, 503)),
+        *(("draining", 200, 503), ("failed", 503, 503)),
+    ],
+)
+def test_probes_tell_whether_to_wait_or_to_start_anew(state: Any, live: int, ready: int) -> None:
+    app = application(api_keys=("key",))  # which probes do not bring
+    engine_of(app).state = state
+    assert call(app, "GET", "/livez").status_code == live
+    assert call(app, "GET", "/readyz").status_code == ready
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/v2/models", 404), ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405)],
 )

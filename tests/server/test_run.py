@@ -82,8 +82,11 @@ def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
 
         async def then() -> None:
             send_signal(server)
-            assert (await client.get("/health")).status_code == 503
-            assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 503
+            for path, status in (("/health", 503), ("/readyz", 503), ("/livez", 200)):
+                assert (await client.get(path)).status_code == status
+            refused = await client.post("/v1/completions", json={"prompt": "a"})
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"].isdigit()
             engine.goes_on.set()
 
         text = await streaming(client, then)

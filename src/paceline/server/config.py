@@ -11,7 +11,7 @@ from paceline.errors import ConfigError
 from paceline.sampling_params import POOLINGS
 
 DEFAULT_PORT = 8000
-OPEN_PATHS = ("/health", "/ping")
+OPEN_PATHS = ("/health", "/readyz", "/livez", "/ping")
 """What is answered without a key, and however many connections there are."""
 LEAST_STEP_TIMEOUT = 600.0
 TOOL_CALL_PARSERS = (

@@ -1,4 +1,4 @@
-"""What a server says of itself: models, version, ``/health``, ``/metrics``, ``/stats``.
+"""What a server says of itself: models, version, health, ``/metrics``, ``/stats``.
 
 And the prefix cache emptied.
 """
@@ -28,15 +28,27 @@ from paceline.server.stats import snapshot
 router = APIRouter()
 
 
-@router.get(
-    "/health",
-    responses={503: {"model": ErrorBody, "description": "The server is not ready, or ending."}},
-)
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"model": ErrorBody, "description": "The server is not ready, or ending."}
+}
+
+
+@router.get("/health", responses=_NOT_READY)
+@router.get("/readyz", responses=_NOT_READY)
 async def health(request: Request) -> Health:
     state = Models.of(request).state
     if state != "ready":
         raise ApiError(503, f"the server is {state}", SERVER, code=state)
     return Health(status=state)
+
+
+@router.get("/livez", responses=_NOT_READY)
+async def livez(request: Request) -> Health:
+    """Whether starting the server anew is not called for: it drains, or helps its engine itself."""
+    models = Models.of(request)
+    if models.failure:
+        raise ApiError(503, f"the server ends: {models.failure}", SERVER, code=models.state)
+    return Health(status=models.state)
 
 
 @router.get("/metrics", responses=errors(), response_class=PlainTextResponse)
