@@ -20,6 +20,9 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
+# Tests start many processes, each of which would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist dist-arm docs peers clients page clean
 

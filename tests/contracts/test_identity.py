@@ -7,10 +7,10 @@ hold NaN throughout.
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from tests.proposers.heads import toy_head
 from tests.proposers.mtp import toy_mtp
 from tests.proposers.ngrams import ngram_proposer
 from tests.proposers.parallel_heads import toy_dspark, toy_peagle
+from tests.quick import in_turns
 from tests.toy import (
     VOCAB,
     Job,
@@ -176,59 +177,49 @@ def make(names: Sequence[Factory], **config: Any) -> Engine:
     return toy_engine([factory() for factory in names], **config)
 
 
-def plain_alone(job: Job) -> list[Result]:
+def plain_alone(job: Job, **config: Any) -> list[Result]:
     """The truth: an engine without speculation that serves nothing but this job."""
-    return run_jobs(toy_engine(), [Job(job.prompt, job.params)], checkers=checkers)[0]
+    return run_jobs(toy_engine(**config), [Job(job.prompt, job.params)], checkers=checkers)[0]
 
 
 def answers(results: Sequence[Sequence[Result]]) -> list[list[Any]]:
     return [[result.answer for result in group] for group in results]
 
 
+Truth = Callable[..., list[list[Any]]]
+
+
 @pytest.fixture(scope="module")
-def truth() -> Callable[[Sequence[Job]], list[list[Any]]]:
-    """Plain answers, computed once per (prompt, parameters)."""
+def truth() -> Truth:
+    """Plain answers to jobs, computed once per prompt, parameters and dtypes."""
     known: dict[str, list[Any]] = {}
 
-    def answer(job: Job) -> list[Any]:
-        key = repr((list(job.prompt), job.params))
+    def answer(job: Job, config: dict[str, Any]) -> list[Any]:
+        key = repr((list(job.prompt), job.params, sorted(config.items())))
         if key not in known:
-            known[key] = answers([plain_alone(job)])[0]
+            known[key] = answers([plain_alone(job, **config)])[0]
         return known[key]
 
-    return lambda jobs: [answer(job) for job in jobs]
+    return lambda jobs, **config: [answer(job, config) for job in jobs]
 
 
-def check(engine: Engine, jobs: Sequence[Job], truth: Any, script: Any = None) -> None:
+def check(engine: Engine, jobs: Sequence[Job], truth: Truth, script: Any = None) -> None:
     results = run_jobs(engine, jobs, script, checkers=checkers)
     assert answers(results) == truth(jobs)
     assert_no_leak(engine)
 
 
-def in_turns(*axes: Iterable[Any]) -> list[Any]:
-    """Every combination. Those that take turns on the last axis are quick, the others are slow.
-
-    The quick ones hold every pair of two axes' values if the last axis is the shortest.
-    """
-    found = []
-    for each in itertools.product(*map(enumerate, axes)):
-        places, values = zip(*each, strict=True)
-        is_quick = sum(places) % len(list(axes[-1])) == 0
-        found.append(pytest.param(*values, marks=() if is_quick else pytest.mark.slow))
-    return found
-
-
 @pytest.mark.parametrize(
     ("proposer", "sampling", "prompt"), in_turns(PROPOSERS, SAMPLING, range(2))
 )
-def test_one_request(proposer: str, sampling: str, prompt: int, truth: Any) -> None:
+def test_one_request(proposer: str, sampling: str, prompt: int, truth: Truth) -> None:
     job = Job(prompts()[prompt], SAMPLING[sampling])
     check(make(PROPOSERS[proposer]), [job], truth)
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
 @pytest.mark.parametrize("stop", [("c",), ("ab", "ba", "e"), ("k", "no", "x")])
-def test_stop_strings(proposer: str, stop: tuple[str, ...], truth: Any) -> None:
+def test_stop_strings(proposer: str, stop: tuple[str, ...], truth: Truth) -> None:
     for base in (GREEDY, WARM):
         check(make(PROPOSERS[proposer]), [Job(prompts()[0], replace(base, stop=stop))], truth)
 
@@ -260,14 +251,14 @@ MIXES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("proposer", "mix", "group"), in_turns(PROPOSERS, MIXES, range(len(GROUPS)))
 )
-def test_batch_mixes(proposer: str, mix: str, group: int, truth: Any) -> None:
+def test_batch_mixes(proposer: str, mix: str, group: int, truth: Truth) -> None:
     engine = make(PROPOSERS[proposer], **MIXES[mix])
     check(engine, staggered(group), truth)
     assert (engine.stats().num_preemptions > 0) == mix.startswith("preempted")
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_prefix_cache_hit(proposer: str, truth: Any) -> None:
+def test_prefix_cache_hit(proposer: str, truth: Truth) -> None:
     engine = make(PROPOSERS[proposer])
     jobs = [Job(prompt, params) for prompt in prompts()[:3] for params in (GREEDY, WARM)]
     check(engine, jobs, truth)
@@ -278,36 +269,40 @@ def test_prefix_cache_hit(proposer: str, truth: Any) -> None:
 
 
 NATIVE = [] if why_not_native() else ["native-int8", "native-int4"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "int8", *NATIVE])
-@pytest.mark.parametrize(
-    "proposer",
-    ["draft_tree", "head_tree", "dflash_tree", "peagle_tree", "dspark_tree", "random"],
+KINDS = (
+    "draft_tree",
+    "head_tree",
+    "dflash_tree",
+    "peagle_tree",
+    "dspark_tree",
+    "several",
+    "random",
 )
-def test_every_dtype(proposer: str, dtype: str) -> None:
-    jobs = staggered()
-    plain = answers([run_jobs(toy_engine(dtype=dtype), [Job(j.prompt, j.params)])[0] for j in jobs])
-    assert answers(run_jobs(make(PROPOSERS[proposer], dtype=dtype), jobs)) == plain
+
+
+@pytest.mark.parametrize(
+    ("proposer", "dtype", "mix"), in_turns(KINDS, ["float32", "int8", *NATIVE], MIXES)
+)
+def test_every_dtype(proposer: str, dtype: str, mix: str, truth: Truth) -> None:
+    engine = make(PROPOSERS[proposer], dtype=dtype, **MIXES[mix])
+    check(engine, staggered(), partial(truth, dtype=dtype))
 
 
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype", "mix"),
     in_turns(KV_DTYPES[1:], ["float32", *NATIVE], ["staggered", "chunked", "preempted_cached"]),
 )
-def test_every_kv_dtype(kv_dtype: str, dtype: str, mix: str) -> None:
+def test_every_kv_dtype(kv_dtype: str, dtype: str, mix: str, truth: Truth) -> None:
     """Alone, in a batch, preempted and out of the prefix cache."""
-    jobs, kinds = staggered(), {"dtype": dtype, "kv_cache_dtype": kv_dtype}
-    alone = [run_jobs(toy_engine(**kinds), [Job(j.prompt, j.params)])[0] for j in jobs]
+    kinds = {"dtype": dtype, "kv_cache_dtype": kv_dtype}
     engine = make(PROPOSERS["several"] + [RandomTrees], **kinds, **MIXES[mix])
     for _ in range(2):  # the second time out of the prefix cache
-        assert answers(run_jobs(engine, jobs)) == answers(alone)
-        assert_no_leak(engine)
+        check(engine, staggered(), partial(truth, **kinds))
     assert engine.stats().num_cached_tokens > 0
 
 
 @pytest.mark.parametrize("proposer", ["lookup_tree", "several"])
-def test_speculation_switched_on_and_off(proposer: str, truth: Any) -> None:
+def test_speculation_switched_on_and_off(proposer: str, truth: Truth) -> None:
     """Proposers come and go between steps; answers stay."""
 
     def on(engine: Engine, _: Any) -> None:
@@ -323,7 +318,7 @@ def test_speculation_switched_on_and_off(proposer: str, truth: Any) -> None:
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_every_start_and_context_limit(proposer: str, truth: Any) -> None:
+def test_every_start_and_context_limit(proposer: str, truth: Truth) -> None:
     """Every prompt length modulo the block size, up to the end of the context."""
     base = prompts()[0] * 2
     jobs = [Job(base[:n], replace(GREEDY, max_tokens=6)) for n in range(1, 36)]

@@ -29,9 +29,9 @@ from tests.contracts.test_identity import (
     Factory,
     answers,
     checkers,
-    in_turns,
     prompts,
 )
+from tests.quick import in_turns
 from tests.toy import EOS, Job, Result, assert_no_leak, draft_config, run_jobs, toy_engine
 from tests.toy import toy_runner as runner
 

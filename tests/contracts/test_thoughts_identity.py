@@ -22,8 +22,9 @@ from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
 from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
 from tests.automaton import Automaton
-from tests.contracts.test_identity import GREEDY, WARM, answers, in_turns, prompts
+from tests.contracts.test_identity import GREEDY, WARM, answers, prompts
 from tests.contracts.test_structured_identity import ALL
+from tests.quick import in_turns
 from tests.toy import EOS, VOCAB, Job, Result, assert_no_leak, run_jobs, toy_engine
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHI"

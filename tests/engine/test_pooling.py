@@ -15,8 +15,8 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.sampling_params import POOLINGS, SamplingParams
 from tests.engine.test_faults import break_forward
 from tests.models.reference import VOCAB, save_model
+from tests.toy import USUAL, Job, assert_no_leak, lookup_config, run_jobs, toy_engine
 from tests.toy import VOCAB as TOY_VOCAB
-from tests.toy import Job, assert_no_leak, lookup_config, run_jobs, toy_engine
 
 LONG = [(7 * i * i + 3) % TOY_VOCAB for i in range(70)]
 OTHERS = [LONG[:40], [5, 6, 7] * 9, [9], LONG[3:50]]
@@ -33,7 +33,7 @@ def vector_of(result: Any) -> tuple[float, ...]:
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
-def alone(prompt: list[int], kind: str = "mean", dtype: str = "float32") -> bytes:
+def alone(prompt: list[int], kind: str = "mean", dtype: str = USUAL) -> bytes:
     ((result,),) = run_jobs(toy_engine(dtype=dtype), [Job(prompt, pooling(kind))])
     assert result.request is not None
     return result.request.embedding

@@ -18,6 +18,7 @@ from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import Source, StepReport
 from paceline.policy.wide_steps import THOUGHT_MS, WideSteps
 from tests.policy.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
+from tests.quick import in_turns
 
 FLAT = [10.0 + 0.2 * w for w in range(600)]
 STEEP = [10.0 * w for w in range(1, 600)]
@@ -42,13 +43,14 @@ def speed(machine: Machine, right: float, steps: int) -> float:
     return machine.speed_up
 
 
-@pytest.mark.parametrize("source", [LOOKUP, DRAFT], ids=["lookup", "draft_model"])
 @pytest.mark.parametrize(
-    ("factor", "widest_right", "right"), [(3.0, 1, 0.4), (8.0, 1, 0.8), (3.0, 4, 0.9)]
+    ("wrong", "source"),
+    in_turns([(3.0, 1, 0.4), (8.0, 1, 0.8), (3.0, 4, 0.9)], [LOOKUP, DRAFT]),
 )
 def test_a_table_that_has_wide_steps_too_dear_is_found_out_within_2500_steps(
-    factor: float, widest_right: int, right: float, source: Source
+    wrong: tuple[float, int, float], source: Source
 ) -> None:
+    factor, widest_right, right = wrong
     misled, informed = (
         machine(table, source) for table in (too_dear(factor, widest_right), cost_table(FLAT))
     )

@@ -15,14 +15,16 @@ from paceline.request import Request
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import ROOT, DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose
-from tests.toy import TOY, VOCAB, draft_config, toy_runner
+from tests.toy import TOY, USUAL, VOCAB, draft_config, toy_runner
 
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
 
 
-def own_runner(seed: int = 1, num_blocks: int = 100, noise: float = 0.0) -> ModelRunner:
+def own_runner(
+    dtype: str = USUAL, seed: int = 1, num_blocks: int = 100, noise: float = 0.0
+) -> ModelRunner:
     """The draft model's, whose free slots hold no numbers."""
-    runner = toy_runner(num_blocks=num_blocks, prefix_caching=False, seed=seed, noise=noise)
+    runner = toy_runner(dtype, num_blocks, prefix_caching=False, seed=seed, noise=noise)
     runner.kv.poison_free()
     return runner
 
@@ -270,9 +272,9 @@ def test_a_draft_ends_at_the_context_limit_of_its_model(missing: int, depth: int
 
 
 def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = own_runner()
+    runner = own_runner("float32")
     proposer, request = drafter(runner), make_request(1, PROMPT)
-    expected = propose(drafter(), request)
+    expected = propose(drafter(own_runner("float32")), request)
     forward: Callable[..., ForwardResult] = runner.forward
 
     def fail(self: ModelRunner, batch: object, greedy: bool = False) -> ForwardResult:
@@ -289,7 +291,7 @@ def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_logits_that_are_not_numbers_draft_nothing() -> None:
-    runner = own_runner()
+    runner = own_runner("float32")
     proposer = drafter(runner)
     runner.decoder.norm = torch.full_like(runner.decoder.norm, float("nan"))
     for sampling in SAMPLING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from tests.proposers.heads import (
     head_tensors,
     toy_head,
 )
+from tests.quick import only
 from tests.toy import VOCAB, Job, assert_no_leak, run_jobs, toy_engine, toy_tensors
 
 DEPTH = 3
@@ -207,13 +209,22 @@ def watched(tensors: Tensors, **config: Any) -> Engine:
     def make(runner: ModelRunner) -> HeadProposer:
         return toy_head(runner, tensors=tensors, kind=Watched, num_speculative_tokens=DEPTH)
 
-    return toy_engine([make], **config)
+    return reference_engine([make], **config)
 
 
-@pytest.mark.parametrize("mix", MIXES)
+reference_engine = partial(toy_engine, dtype="float32")
+"""Native heads draft by no calls of their runner, and their KV is no tensor."""
+
+
+@cache
+def plain_answers() -> list[list[Any]]:
+    return answers(run_jobs(reference_engine(), jobs()))
+
+
+@pytest.mark.parametrize("mix", only(("chunked", "preempted", "preempted_cached"), MIXES))
 def test_no_state_is_stale_whatever_happens_to_requests(mix: str) -> None:
     tensors = head_tensors(1)
-    plain = answers(run_jobs(toy_engine(), jobs()))
+    plain = plain_answers()
     engine = watched(tensors, **MIXES[mix])
     for _ in range(2):  # the second time out of the prefix cache
         assert answers(run_jobs(engine, jobs())) == plain
@@ -242,8 +253,7 @@ def test_steps_in_which_it_is_not_asked_leave_no_gap() -> None:
 
 
 def test_a_head_that_joins_late_drafts_with_what_it_gets() -> None:
-    plain = answers(run_jobs(toy_engine(), jobs()))
-    engine = toy_engine()
+    plain, engine = plain_answers(), reference_engine()
 
     def join(engine: Engine, _: Any) -> None:
         engine.set_speculation([toy_head(engine.runner)])
@@ -276,7 +286,7 @@ def test_two_heads_read_different_layers() -> None:
     def watch(runner: ModelRunner) -> HeadProposer:
         return toy_head(runner, tensors=tensors, kind=Watched, num_speculative_tokens=DEPTH)
 
-    run_jobs(toy_engine([make, watch]), jobs())
+    run_jobs(reference_engine([make, watch]), jobs())
     check_seen(tensors)
 
 
@@ -310,8 +320,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_head_costs_drafts_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = answers(run_jobs(toy_engine(), jobs()))
-    engine = toy_engine([lambda runner: toy_head(runner, **TREE)])
+    plain = plain_answers()
+    engine = reference_engine([lambda runner: toy_head(runner, **TREE)])
     broken_forward(monkeypatch, BROKEN[kind])
     assert answers(run_jobs(engine, jobs())) == plain
     assert_no_leak(engine)
@@ -321,8 +331,8 @@ def test_a_broken_head_costs_drafts_alone(kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_hidden_states_of_a_wrong_width_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = answers(run_jobs(toy_engine(), jobs()))
-    engine = toy_engine([toy_head])
+    plain = plain_answers()
+    engine = reference_engine([toy_head])
     forward = ModelRunner.forward
 
     def narrow(self: ModelRunner, batch: Any, greedy: bool = False, inputs: Any = None) -> Any:
@@ -337,9 +347,9 @@ def test_hidden_states_of_a_wrong_width_cost_drafts_alone(monkeypatch: pytest.Mo
 
 def test_a_broken_fc_costs_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where KV moves, which takes hidden states along in the middle of a commit."""
-    plain = answers(run_jobs(toy_engine(), jobs()))
+    plain = plain_answers()
     drafter = draft(0.1, max_branching=3, max_tree_nodes=10)  # whose branches are accepted
-    engine = toy_engine([toy_head, drafter()])
+    engine = reference_engine([toy_head, drafter()])
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("out of luck")
@@ -353,7 +363,7 @@ def test_a_failed_step_is_run_singly_and_its_hidden_states_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensors = head_tensors(1)
-    plain, engine = answers(run_jobs(toy_engine(), jobs())), watched(tensors)
+    plain, engine = plain_answers(), watched(tensors)
     forward, calls = ModelRunner.forward, iter(range(10_000))
 
     def fail(self: ModelRunner, batch: Any, greedy: bool = False, inputs: Any = None) -> Any:

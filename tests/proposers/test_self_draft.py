@@ -119,7 +119,7 @@ def test_a_draft_ends_where_the_blocks_do() -> None:
 
 
 def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, request = Target(toy_runner()), make_request(1, PROMPT)
+    model, request = Target(toy_runner("float32")), make_request(1, PROMPT)
     proposer = self_drafter(model.runner)
     begun(model, request)
     expected, before = propose(proposer, request), committed(model.runner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -159,11 +160,16 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     assert together == alone
 
 
-def frequencies(logits: np.ndarray[Any, Any], params: SamplingParams, draws: int) -> Any:
-    rows = [
-        SamplingRow(request(params, seed=s, tokens=[1] * (2 + s % 5), index=s % 3))
-        for s in range(draws)
+@cache
+def requests(number: int) -> list[Request]:
+    return [
+        request(SamplingParams(), seed=s, tokens=[1] * (2 + s % 5), index=s % 3)
+        for s in range(number)
     ]
+
+
+def frequencies(logits: np.ndarray[Any, Any], params: SamplingParams, draws: int) -> Any:
+    rows = [SamplingRow(each, params=params) for each in requests(draws)]
     tokens, _ = sample_tokens(np.tile(logits, (draws, 1)).astype(np.float32), rows)
     return np.bincount(tokens, minlength=len(logits))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pydantic
 import pytest
+from fastapi import FastAPI
 
 from paceline.server.protocol.answers import UNENFORCED
 from paceline.server.protocol.common import GUIDED
@@ -93,12 +94,20 @@ def test_many_unknown_keys_make_no_long_line(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.text) < 2000
 
 
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return application()
+
+
+@pytest.fixture(scope="module")
+def chats() -> ChatServer:
+    return ChatServer()
+
+
 @pytest.mark.parametrize(("name", "values"), ASKS_FOR_NOTHING.items())
 def test_what_asks_for_nothing_is_accepted_and_anything_else_refused(
-    name: str, values: tuple[Any, ...]
+    name: str, values: tuple[Any, ...], app: FastAPI, chats: ChatServer
 ) -> None:
-    app = application()
-    chats = ChatServer()
     for value in (*values, None):
         fields = {name: value}
         if name != "add_special_tokens":  # which completions have themselves
@@ -137,8 +146,8 @@ def test_what_asks_for_nothing_is_accepted_and_anything_else_refused(
         ({"logprobs": -2}, "logprobs is -2; it should be greater than or equal to 0"),
     ],
 )
-def test_refusals_say_what_is_accepted(fields: dict[str, Any], message: str) -> None:
-    assert message in refused(application(), COMPLETION, {"prompt": "a", **fields})["message"]
+def test_refusals_say_what_is_accepted(fields: dict[str, Any], message: str, app: FastAPI) -> None:
+    assert message in refused(app, COMPLETION, {"prompt": "a", **fields})["message"]
 
 
 def test_minus_one_asks_for_no_logprobs() -> None:

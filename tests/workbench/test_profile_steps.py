@@ -39,7 +39,7 @@ class Watch:
 
 
 def test_a_step_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = toy_runner()
+    runner = toy_runner("float32")
     bench = StepBench(runner)
     tasks = bench.tasks(STEPS)
     watch = Watch(runner, monkeypatch)

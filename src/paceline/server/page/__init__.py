@@ -10,7 +10,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -75,7 +77,8 @@ class Asset:
         return Response(self.content, headers=headers, media_type=self.media_type)
 
 
-def read_assets() -> dict[str, Asset]:
+@cache
+def read_assets() -> Mapping[str, Asset]:
     """The files of the page by name, those of others as ``vendor/NAME`` and as they are."""
     folder = files(__package__)
     own = {file.name: MARGINALIA.sub(b"", file.read_bytes()) for file in _typed(folder)}
