@@ -103,8 +103,8 @@ def saved(family: str, folder: Path) -> Nextn:
     return layer
 
 
-def converted(family: str, path: Path) -> Nextn:
-    """A GGUF file with the layer."""
+def converted(family: str, path: Path, alone: bool = False) -> Nextn:
+    """A GGUF file with the layer, or of it alone between a model's ends."""
     model = save_model(family, path.with_suffix(""), **CHANGES.get(family, {}))
     layer, config = Nextn(family, model), model.config
     count = config.num_hidden_layers
@@ -121,7 +121,10 @@ def converted(family: str, path: Path) -> Nextn:
     }
     kept = {n: t for n, t in tensors.items() if n not in apart}
     metadata = {**CASES.get(family, {}), "ARCH.nextn_predict_layers": 1}
-    all_tensors = {**model.state_dict(), **kept}
+    trunk = model.state_dict()
+    if alone:
+        trunk = {name: tensor for name, tensor in trunk.items() if ".layers." not in name}
+    all_tensors = {**trunk, **kept}
     write_gguf(path, config, all_tensors, metadata=metadata, extra_tensors=nextn)
     config.num_hidden_layers -= 1
     return layer
@@ -133,12 +136,15 @@ FORMS = {"folder": saved, "m.gguf": converted}
 assert "nextn" in gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.NEXTN_EH_PROJ]
 
 
-def check_logits(layer: Nextn, path: Path, ops: type[ReferenceOps] | type[CpuOps]) -> None:
-    """That the MTP layer of a folder or file says what transformers' decoder layer says."""
+def check_logits(
+    layer: Nextn, path: Path, ops: type[ReferenceOps] | type[CpuOps], model: str | None = None
+) -> None:
+    """That the MTP layer of a folder or file, or of another ``model``, says what transformers'
+    decoder layer says."""
     checkpoint = load_checkpoint(path, with_tokenizer=False)
     target = Driver(checkpoint, max_len=64, ops=ops("float32"))
     info = replace(target_info(target.runner), vocab_size=VOCAB, checkpoint=checkpoint)
-    runner = build(mtp_options(), info)._runner
+    runner = build(mtp_options(model=model), info)._runner
     assert (runner.decoder.config.experts is None) == (checkpoint.config.experts is None)
     hidden = torch.randn(len(TOKENS), 64, generator=torch.Generator().manual_seed(1))
     rows = range(len(TOKENS))
@@ -160,6 +166,17 @@ def test_logits_are_those_of_the_decoder_layer(
 ) -> None:
     layer = FORMS[form](family, tmp_path / form)
     check_logits(layer, tmp_path / form, KINDS[backend])
+
+
+@pytest.mark.parametrize("family", ["qwen3-5", "qwen3-5-moe"])
+def test_a_file_of_the_layer_alone(tmp_path: Path, family: str) -> None:
+    (tmp_path / "m.speculators").mkdir()
+    layer = converted(family, tmp_path / "head.gguf", alone=True)
+    head = (tmp_path / "head.gguf").rename(tmp_path / "m.speculators" / "head.gguf")
+    save_model(family, tmp_path / "m", stacked=True)
+    check_logits(layer, tmp_path / "m", ReferenceOps, str(head))
+    wanted = parse_speculative_config({"method": "mtp", "model": str(head)})
+    assert bundled_drafts(str(tmp_path / "m")) == wanted
 
 
 def test_of_a_quantised_model_inside_a_multimodal_one(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 25
 _GGUF_MTP = b".nextn."
 """Is in the names of a GGUF file's tensors where one is of an MTP layer."""
+_FIRST_LAYER = "model.layers.0."
 _NGRAM_SUFFIX, _GGUF_SUFFIX = ".ngram", ".gguf"
 _FOREIGN_NGRAMS = "model.bin"
 _PLAIN_TYPES = (None, "independent")
@@ -74,6 +75,16 @@ def _has_mtp_layer(model: Path) -> bool:
     if part is not None and part.foreign is not None:
         log.info("the MTP layer of %s drafts nothing: it has %s", model, part.foreign)
     return part is not None and part.foreign is None
+
+
+def _is_mtp_layer(file: Path) -> bool:
+    """Whether a GGUF file has a model's MTP layer and none of the layers before it."""
+    from paceline.models.stored_names import stored_names  # reads GGUF files with numpy
+
+    if not _mentions(file, _GGUF_MTP):
+        return False
+    names = stored_names(file)
+    return mtp_part(names) is not None and not any(n.startswith(_FIRST_LAYER) for n in names)
 
 
 def _mentions(file: Path, word: bytes) -> bool:
@@ -127,6 +138,8 @@ def _parsed(**said: object) -> SpeculativeConfig:
 def draft_at(place: Path) -> SpeculativeConfig:
     """The head, draft model or parallel draft of a folder, by its ``config.json``, or of a file.
 
+    A file may be the MTP layer of a model alone, as llama.cpp's converter writes it for drafting.
+
     Raises:
         OSError, ValueError, PacelineError: the configuration is unreadable, or of a kind that does
             not run here.
@@ -135,7 +148,8 @@ def draft_at(place: Path) -> SpeculativeConfig:
         from paceline.models.gguf_container import read_architecture  # by numpy, which is slow
 
         kind = read_architecture(place)
-        return _parsed(method=kind if kind in HEADS else "draft_model", model=str(place))
+        method = kind if kind in HEADS else MTP if _is_mtp_layer(place) else "draft_model"
+        return _parsed(method=method, model=str(place))
     path = place / "config.json"
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         raise ValueError(f"its config.json has more than {_MAX_CONFIG_BYTES} bytes")

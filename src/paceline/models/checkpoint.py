@@ -237,7 +237,7 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
         tensors = ExpertTensors(tensors, config.altup.streams - 1, stack=ALTUP_STACK)
     if config.latent:
         tensors = LatentTensors(tensors, config)
-    if config.recurrent:
+    if config.recurrent or config.attention_gate:  # of an MTP layer alone
         tensors = RecurrentTensors(GroupedHeads(tensors, config), config)
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(

@@ -57,7 +57,8 @@ def expert_keys(
     scores = _SCORES.get(get("expert_gating_func", 0))
     scale = get("expert_weights_scale", 0.0)
     layers = range(min(num_layers, MOST_LAYERS))  # more are refused by whoever reads this
-    dense = [i for i in layers if not _has(tensors, i, "ffn_gate_inp")]
+    there = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    dense = [i for i in layers if str(i) in there and not _has(tensors, i, "ffn_gate_inp")]
     return {
         "num_experts": get("expert_count"),
         **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), used),
