@@ -47,6 +47,7 @@ from serving_overhead import tables as serving_tables
 from speedup import tables as speedup_tables
 from step_overhead import tables as step_overhead_tables
 from streaming import tables as streaming_tables
+from streaming_experts import tables as expert_streaming_tables
 from structured import tables as structured_tables
 
 Document = Mapping[str, Any]
@@ -191,6 +192,8 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "moe": ("moe", printed(moe_tables)),
     "hybrid": ("hybrid", printed(hybrid_tables)),
     "streaming": ("streaming", printed(streaming_tables)),
+    "streaming_experts": ("streaming_experts-random", shown(expert_streaming_tables)),
+    "streaming_trained": ("streaming_experts-trained", shown(expert_streaming_tables)),
     "expert_prices": ("expert_prices", printed(expert_price_tables)),
     "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
     "loading": ("loading", printed(loading_tables)),

@@ -16,27 +16,32 @@ class Streamed(Paceline):
     """One packed model within a memory for weights."""
 
     def answer(self, token_ids: list[int], max_tokens: int, temperature: float) -> dict[str, Any]:
-        """An answer, and what was read for it. The clock begins behind the prompt's step."""
+        """An answer, and what was read for it: clock and counters begin behind the prompt."""
         params = SamplingParams(
             max_tokens=max_tokens, temperature=temperature, seed=0, ignore_eos=True
         )
         found: list[int] = []
         stamps: list[float] = []
-        counted = self._counters()
+        counted: dict[str, float] = {}
         for output in self.llm.stream(token_ids, params):
             stamps.append(time.perf_counter())
             found += output.token_ids
+            counted = counted or self._counters()
         after = self._counters()
         return {
             **generated(stamps[0], stamps, found),
             "steps": len(stamps),
-            "bytes_read": after[0] - counted[0],
-            "seconds_waited": after[1] - counted[1],
+            **{name: after[name] - counted[name] for name in after},
         }
 
-    def _counters(self) -> tuple[int, float]:
+    def _counters(self) -> dict[str, float]:
         stats = self.llm.stats()
-        return stats.num_weight_bytes_read, stats.weight_wait_seconds
+        return {
+            "bytes_read": stats.num_weight_bytes_read,
+            "seconds_waited": stats.weight_wait_seconds,
+            "experts_read": stats.num_experts_read,
+            "experts_fetched": stats.num_experts_fetched,
+        }
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ namespace paceline {
 namespace {
 
 constexpr int SLICE_ROWS = 128;        // bounds the buffers; weights are read once per slice
+constexpr int STREAMED_SLICE_ROWS = 512;  // where that takes longer than anything
 constexpr int VECTORS_PER_BLOCK = 32;  // query vectors that share the loads of a key tile
 constexpr size_t PARTIAL_FLOATS = 2 << 20;
 constexpr int ROTARY_ROWS = 32;    // that one piece of work turns
@@ -163,8 +164,9 @@ std::vector<Decoder::Slice> Decoder::slices(const Batch& batch) const {
     return parts;
 }
 
-int Decoder::slice_end(const Batch& batch, int first) {
-    int end = std::min(first + SLICE_ROWS, batch.num_rows());
+int Decoder::slice_end(const Batch& batch, int first) const {
+    const int most = stream_ || cache_ ? STREAMED_SLICE_ROWS : SLICE_ROWS;
+    int end = std::min(first + most, batch.num_rows());
     const auto cuts = [&](int row) {  // whether a block or a tree goes on there
         if (row == batch.num_rows()) {
             return false;

@@ -168,7 +168,7 @@ class Decoder {
     void run(const Batch& batch, const Streams& streams, float* logits, int32_t* tokens);
     std::vector<Slice> slices(const Batch& batch) const;
     // Where a slice from `first` on ends: no block is cut, and no tree that recurrent layers walk.
-    static int slice_end(const Batch& batch, int first);
+    int slice_end(const Batch& batch, int first) const;
     void prepare(const Batch& batch, const Slice& slice);
     // Unless it is planned for layers of this shape already.
     void plan_attention(const Batch& batch, const Slice& slice, const AttentionShape& a);

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +190,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--layers", type=int, help="instead of the shape's")
     options = parser.parse_args()
-    write(SHAPES[options.shape], options.output)
+    shape = SHAPES[options.shape]
+    write(replace(shape, layers=options.layers or shape.layers), options.output)
     return 0
 
 
