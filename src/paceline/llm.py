@@ -83,6 +83,7 @@ class LLM:
                 raise ConfigError(f"unknown option {name!r}; allowed are {', '.join(allowed)}")
         self._source = model
         speculative = self._speculative(speculative_config)
+        options.setdefault("self_drafts", speculative_config is None)
         config = EngineConfig(speculative=speculative, **options)
         if isinstance(model, str):
             named_model(model)  # fetched on this thread, where an interrupt leaves nothing behind

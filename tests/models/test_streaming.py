@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine import self_drafts
 from paceline.errors import ConfigError, RequestFailedError
 from paceline.models import streaming
 from paceline.models.checkpoint import load_checkpoint
+from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
@@ -22,6 +24,7 @@ from paceline.models.packed_folder import write_packed
 from paceline.models.placement import SLOTS, place_experts, place_layers
 from paceline.models.stored import StoredTensors
 from paceline.models.streaming import StreamedTensors
+from paceline.proposers.draft_model.self_draft import cheaper_decoder
 from paceline.span import DraftTree, Span
 from paceline.workbench.doctor import model_facts
 from paceline.workbench.profile_machine import Roofs
@@ -189,6 +192,40 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     native_ = native_module()
     with pytest.raises(native_.ReadError, match="no-such-file"):
         native_.LayerStream([str(tmp_path / "no-such-file")], [[(0, 0, 8)]], 1, 1)
+
+
+@native
+@linux
+@pytest.mark.parametrize("left", [1 << 40, 1000])
+def test_a_model_from_disk_drafts_with_a_copy_of_itself_if_there_is_room(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    monkeypatch.setattr(self_drafts, "memory", lambda: (left, left))
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    options = {"max_model_len": 64, "kv_cache_memory": 1 << 20}
+    with LLM(checkpoint, speculative_config=[], **options) as llm:
+        expected = llm.generate(TOKENS[:5], params).token_ids
+    with LLM(checkpoint, weight_memory=min_limit(checkpoint), planner="fixed", **options) as llm:
+        drafting = llm.call(lambda engine: [each.name for each in engine.drafting.proposers])
+        assert llm.generate(TOKENS[:5], params).token_ids == expected
+        accepted = llm.stats().speculation.by_proposer.get("self")
+    assert drafting == ["suffix", *(["self"] if left > 1000 else [])]
+    assert (accepted is not None) == (left > 1000)
+
+
+@native
+@linux
+def test_a_draft_in_fewer_bits_reads_nothing_from_disk(packed: Path) -> None:
+    """Its layers are in memory, whatever the target's are."""
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    tensors = StreamedTensors(checkpoint.tensors, 8, min_limit(checkpoint))
+    whole = Decoder(checkpoint.config, tensors, CpuOps("int8"), 64)
+    config = SpeculativeConfig("self", dtype="int4")
+    assert whole.stream is not None
+    assert cheaper_decoder(config, whole, checkpoint).stream is None
+    first = cheaper_decoder(replace(config, dtype="auto", draft_layers=2), whole, checkpoint)
+    assert first.stream is whole.stream
 
 
 @native

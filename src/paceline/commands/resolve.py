@@ -77,6 +77,11 @@ def speculative_config(
     return configs if k is None else tuple(replace(c, num_speculative_tokens=k) for c in configs)
 
 
+def _names_drafts(options: SpeculationOptions) -> bool:
+    named = options.speculative_config, options.method, options.draft
+    return options.no_speculation or named != (None, None, None)
+
+
 def replayed_config(
     options: SpeculationOptions, model: str | None
 ) -> tuple[SpeculativeConfig, ...]:
@@ -86,7 +91,7 @@ def replayed_config(
     where it would have to draft.
     """
     configs = speculative_config(options, model)
-    if (options.speculative_config, options.method, options.draft) != (None, None, None):
+    if _names_drafts(options):
         return configs
     return tuple(config for config in configs if config.method not in HEAD_METHODS)
 
@@ -177,6 +182,7 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     memory = {name: values[name] for name in ("kv_cache_memory", "weight_memory")}
     del values["config"]  # read before any other option
     return values | {
+        "self_drafts": isinstance(options, SpeculationOptions) and not _names_drafts(options),
         "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
         **{name: None if size is None else memory_bytes(size) for name, size in memory.items()},
         "num_threads": values.pop("threads"),

@@ -70,6 +70,8 @@ class EngineConfig:
         kv_cache_dtype: ``auto`` follows the arithmetic.
         enable_prefix_caching: whether committed blocks serve later requests.
         speculative: the proposers, in the order in which they were configured.
+        self_drafts: beside these, if there are some, a dense model that is read from disk drafts
+            with a copy of its layers in 4 bits where there is memory for it.
         objective: what draft nodes are chosen for; whatever
             :func:`~paceline.config.objective.parse_objective` reads is taken, and its result kept.
         planner: ``auto`` weighs what a draft costs against what it brings; ``fixed`` verifies what
@@ -94,6 +96,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     speculative: tuple[SpeculativeConfig, ...] = field(default_factory=tuple)
+    self_drafts: bool = True
     objective: Objective = field(default_factory=Objective)
     planner: str = "auto"
     strict: bool = False
@@ -119,7 +122,7 @@ class EngineConfig:
             )
         if self.max_model_len is not None:
             check_number("max_model_len", self.max_model_len, 2, 1 << 24)
-        for name in ("enable_prefix_caching", "strict", "deterministic"):
+        for name in ("enable_prefix_caching", "self_drafts", "strict", "deterministic"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (value is not None or name != "deterministic"):
                 raise ConfigError(f"{name} is {value!r}; allowed are True and False")

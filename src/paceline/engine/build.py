@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
+from paceline.engine.self_drafts import self_draft
 from paceline.errors import ConfigError
 from paceline.memory import memory
 from paceline.models.arrays import Array
@@ -161,6 +162,12 @@ def build_engine(
         config = replace(config, max_num_seqs=runner.kv.states.memory.num_lanes)
     target = target_info(checkpoint, config, left, runner)
     proposers = build_proposers(config.speculative, target, strict=config.strict)
+    if (
+        config.speculative
+        and config.self_drafts
+        and (own := self_draft(runner.decoder, kv_budget(config)))
+    ):
+        proposers += build_proposers([own], target, strict=False)
     table = None
     if find_table is not None:
         name, shape = checkpoint.name, checkpoint.config
@@ -171,6 +178,7 @@ def build_engine(
         ops=ops.name,
         experts=expert_cost(checkpoint.config),
         from_disk=placement.share_from_disk if placement else 0.0,
+        streamed=placement.share_streamed if placement else 0.0,
     )
     planner = PLANNERS[config.planner](cost, config.objective)
     stops = checkpoint.config.eos_token_ids

@@ -47,6 +47,12 @@ class Placement(NamedTuple):
         )
 
     @property
+    def share_streamed(self) -> float:
+        """Of the weights of a dense model, those that every step reads from disk."""
+        whole = self.streamed_bytes + self.resident_bytes
+        return self.streamed_bytes / whole if whole else 0.0
+
+    @property
     def share_from_disk(self) -> float:
         """Of the experts that a step reads, if all are chosen alike; 0 where all are in memory."""
         return 1.0 - self.kept / self.experts if self.experts else 0.0

@@ -46,6 +46,7 @@ class CostModel:
         ops, experts: name of the model's operations, and its mixtures; what is assumed without a
             profile depends on them.
         from_disk: share of the experts that a step reads which is expected to come from disk.
+        streamed: share of the weights that every step reads from disk, of a dense model.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class CostModel:
         ops: str = "",
         experts: ExpertCost | None = None,
         from_disk: float = 0.0,
+        streamed: float = 0.0,
     ) -> None:
         self.has_profile = table is not None
         """False where the table is only the prior."""
-        self.table = prior_table(ops, experts) if table is None else table
+        self.table = prior_table(ops, experts, streamed) if table is None else table
         self.learns = learns
         spread = MEASURED if self.has_profile else ASSUMED
         self._filter = CostFilter(spread, self.table.is_relative)

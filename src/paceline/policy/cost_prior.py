@@ -7,7 +7,7 @@ from statistics import geometric_mean
 
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
-from paceline.policy.experts import ExpertCost
+from paceline.policy.experts import DISK, ExpertCost
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _RATIOS = {
@@ -26,22 +26,34 @@ steps, arithmetic the wide ones: beyond the last point every row costs the same.
 """
 
 
-def prior_table(ops: str = "", experts: ExpertCost | None = None) -> CostTable:
+_WIDER = (64, 128, 256)
+"""Widths that matter where reading takes longer than what the widths before them compute."""
+
+
+def prior_table(
+    ops: str = "", experts: ExpertCost | None = None, streamed: float = 0.0
+) -> CostTable:
     """In plain steps; every row sampled or not, at every context, of any number of requests.
 
     Args:
         ops: name of the model's operations; others are taken to be between those that are known.
         experts: of a mixture, which costs as much as a dense model where all rows choose alike.
+        streamed: share of the weights that every step reads from disk while it computes.
     """
-    return _assumed(ops, experts)
+    return _assumed(ops, experts, streamed)
 
 
 @cache
-def _assumed(ops: str, experts: ExpertCost | None) -> CostTable:
+def _assumed(ops: str, experts: ExpertCost | None, streamed: float) -> CostTable:
     known = [_RATIOS[ops]] if ops in _RATIOS else list(_RATIOS.values())
-    points = []
-    for width, ratios in zip(_WIDTHS, zip(*known, strict=True), strict=True):
-        read = experts.least if experts else 0
-        points.append(CostPoint(1, 0, width, width, geometric_mean(ratios), experts=read))
+    times = dict(zip(_WIDTHS, map(geometric_mean, zip(*known, strict=True)), strict=True))
+    each, last = (times[32] - times[16]) / 16, times[32]
+    times |= {width: last + each * (width - 32) for width in _WIDER if streamed}
+    reading = max(1.0, DISK * streamed)  # in which memory would be read so many times
+    read = experts.least if experts else 0
+    points = [
+        CostPoint(1, 0, width, width, max(1.0, ms / reading), experts=read)
+        for width, ms in times.items()
+    ]
     name = "assumed: nothing was measured"
     return CostTable(name, points, is_relative=True, experts=experts)

@@ -25,8 +25,8 @@ GUESS = 0.01
 """The same where no table says it: no more than a beginning."""
 BISECTIONS = 40
 DISK = 8.0
-"""By how many times an expert takes longer that comes from disk, about. Where many do, reading them
-is all that a step takes, whatever this is."""
+"""By how many times weights take longer that come from disk, about. Where most experts do, reading
+them is all that a step takes, whatever this is."""
 DISK_TRUST, MOST_DISK = 1.0, 64.0
 """Steps that what is expected of a cache is worth, and that what was seen is worth at most."""
 MAX_VISITS = 6.0
