@@ -249,6 +249,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         help="GGUF files whose steps are measured, each followed by its dense model's",
     )
     parser.add_argument("--model", help="a hybrid that writes text, for speculation")
+    parser.add_argument("--name", help="of the results: hybrid-NAME (default: hybrid)")
     parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
     parser.add_argument("--kinds", type=names, default=list(KINDS))
     parser.add_argument("--widest", type=int, default=8000, help="longest context of wide steps")
@@ -269,7 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     settings = ("quick", "threads", "widths", "contexts", "num_prompts", "max_tokens", "repeat")
     files = [Path(each).name for each in options.files]
-    report = Report("hybrid", {**chosen(options, *settings), "files": files})
+    name = f"hybrid-{options.name}" if options.name else "hybrid"
+    report = Report(name, {**chosen(options, *settings), "files": files})
     for path, dense in zip(options.files[::2], options.files[1::2], strict=True):
         measure_steps(path, dense, options, report)
     if options.model:

@@ -190,7 +190,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
     "moe": ("moe", printed(moe_tables)),
-    "hybrid": ("hybrid", printed(hybrid_tables)),
+    "hybrid": ("hybrid*", printed(hybrid_tables)),
     "streaming": ("streaming", printed(streaming_tables)),
     "streaming_experts": ("streaming_experts-random", shown(expert_streaming_tables)),
     "streaming_trained": ("streaming_experts-trained", shown(expert_streaming_tables)),

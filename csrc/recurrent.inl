@@ -11,7 +11,7 @@ constexpr int TOGETHER = 2;
 #else
 constexpr int TOGETHER = 1;
 #endif
-constexpr int FOLDED_TOGETHER = 8;  // rows that one pass adds to a slice
+constexpr int FOLDED_TOGETHER = 4;  // rows that one pass adds to a slice
 
 // The first `count` lanes, and no more.
 inline void store_some(float* p, f32x16 a, int count) {
@@ -148,15 +148,15 @@ template <int T> struct Sums {
     f32x16 by_key[T], by_query[T];
 };
 
-// One pass over T tiles: see WalkStep. Its additions are COUNT, or `count` where that is -1. It stores
-// and sums up as it is told, and k'S for the delta rule alone.
+// One pass over T tiles with COUNT additions: see WalkStep. It stores and sums up as it is told, and
+// k'S for the delta rule alone.
 template <int T, int COUNT, bool STORES, bool SUMS, bool CORRECTS>
 void pass(const RecurrentShape& shape, const float* from, float* to, const Addition<T>* additions,
-          int count, const float* key, const float* query, Sums<T>* sums) {
+          const float* key, const float* query, Sums<T>* sums) {
     const ptrdiff_t tile_floats = static_cast<ptrdiff_t>(shape.tile_floats());
-    Addition<T> only{};  // a copy, which no store can change
-    if (COUNT == 1) {
-        only = additions[0];
+    Addition<T> own[COUNT + 1];  // copies, which no store can change
+    for (int i = 0; i < COUNT; ++i) {
+        own[i] = additions[i];
     }
     f32x16 by_key[2][T], by_query[2][T];
     for (int i = 0; i < 2; ++i) {
@@ -168,12 +168,8 @@ void pass(const RecurrentShape& shape, const float* from, float* to, const Addit
         for (int t = 0; t < T; ++t) {
             const ptrdiff_t at = t * tile_floats + static_cast<ptrdiff_t>(row) * LANES;
             f32x16 s = load(from + at);
-            if (COUNT == 1) {
-                s = fma(splat(only.key[row]), only.added[t], s * splat(only.decay));
-            }
-            for (int i = 0; COUNT < 0 && i < count; ++i) {
-                const Addition<T>& a = additions[i];
-                s = fma(splat(a.key[row]), a.added[t], s * splat(a.decay));
+            for (int i = 0; i < COUNT; ++i) {
+                s = fma(splat(own[i].key[row]), own[i].added[t], s * splat(own[i].decay));
             }
             if (STORES) {
                 store(to + at, s);
@@ -202,14 +198,13 @@ void pass(const RecurrentShape& shape, const float* from, float* to, const Addit
 
 template <int T, int COUNT, bool STORES>
 void pass_with(const RecurrentShape& shape, const float* from, float* to,
-               const Addition<T>* additions, int count, const float* key, const float* query,
-               Sums<T>* sums) {
+               const Addition<T>* additions, const float* key, const float* query, Sums<T>* sums) {
     if (!query) {
-        pass<T, COUNT, STORES, false, false>(shape, from, to, additions, count, key, query, sums);
+        pass<T, COUNT, STORES, false, false>(shape, from, to, additions, key, query, sums);
     } else if (shape.corrects) {
-        pass<T, COUNT, STORES, true, true>(shape, from, to, additions, count, key, query, sums);
+        pass<T, COUNT, STORES, true, true>(shape, from, to, additions, key, query, sums);
     } else {
-        pass<T, COUNT, STORES, true, false>(shape, from, to, additions, count, key, query, sums);
+        pass<T, COUNT, STORES, true, false>(shape, from, to, additions, key, query, sums);
     }
 }
 
@@ -217,12 +212,13 @@ template <int T>
 void pass_any(const RecurrentShape& shape, const float* from, float* to,
               const Addition<T>* additions, int count, const float* key, const float* query,
               Sums<T>* sums) {
-    if (!to && count == 0) {
-        pass_with<T, 0, false>(shape, from, to, additions, count, key, query, sums);
-    } else if (count == 1) {
-        pass_with<T, 1, true>(shape, from, to, additions, count, key, query, sums);
-    } else {
-        pass_with<T, -1, true>(shape, from, to, additions, count, key, query, sums);
+    switch (to ? count : -1) {
+        case -1: pass_with<T, 0, false>(shape, from, to, additions, key, query, sums); break;
+        case 0: pass_with<T, 0, true>(shape, from, to, additions, key, query, sums); break;
+        case 1: pass_with<T, 1, true>(shape, from, to, additions, key, query, sums); break;
+        case 2: pass_with<T, 2, true>(shape, from, to, additions, key, query, sums); break;
+        case 3: pass_with<T, 3, true>(shape, from, to, additions, key, query, sums); break;
+        default: pass_with<T, FOLDED_TOGETHER, true>(shape, from, to, additions, key, query, sums);
     }
 }
 
