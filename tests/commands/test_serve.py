@@ -34,6 +34,7 @@ def _logging() -> Iterator[None]:
         (["--max-body-size", "lots"], "'lots' is no amount of memory"),
         (["--max-queue", "-1"], "max_queue is -1"),
         (["--metrics-prefix", "a b"], "metrics_prefix"),
+        (["--kv-events-config", "{"], "--kv-events-config '{' is no JSON"),
         (["--method", "magic"], "magic"),
         (["--chat-template", "chatlm"], "built in are plain, alpaca, chatml, gemma, llama2"),
         (["--api-key", ""], "API key is empty"),

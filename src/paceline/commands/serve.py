@@ -34,6 +34,7 @@ from paceline.commands.serve_models import (
     stored_bytes,
 )
 from paceline.config import SpeculativeConfig
+from paceline.config.kv_events import KVEventsConfig, parse_kv_events
 from paceline.errors import ConfigError
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 from paceline.models.fetching import named_model
@@ -104,6 +105,11 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
     keep_alive: str = option(
         "-1", "How long an idle model stays loaded: seconds, 5m or 1h30m; -1 is for ever."
     )
+    kv_events_config: str | None = option(
+        None,
+        'Publish which prefixes are cached, as vLLM does: {"enable_kv_cache_events": true, '
+        '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
+    )
     pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
 
 
@@ -122,12 +128,15 @@ def serve_command(options: ServeOptions) -> int:
         ) from error
     models = served_models(options)
     config = server_config(options, models)
+    events = parse_kv_events(options.kv_events_config)
+    if events is not None and len(models) > 1:
+        raise ConfigError("--kv-events-config tells of one model's cache; serve one model")
     install_trace_logging()
 
     def client(model: str | None) -> EngineClient:
         speculative = speculative_config(options, model)
         return EngineClient(
-            engine_factory(options, model, speculative, options.chat_template),
+            engine_factory(options, model, speculative, options.chat_template, events),
             configure_logging=install_trace_logging,
             stream_interval=config.stream_interval,
             restarts=Restarts(config.max_engine_restarts),
@@ -160,6 +169,7 @@ def engine_factory(
     model: str | None,
     speculative: tuple[SpeculativeConfig, ...],
     chat_template: str | None,
+    events: KVEventsConfig | None = None,
 ) -> Callable[[], LLM]:
     """What builds the engine in its process, with the chat template that ``--chat-template`` names.
 
@@ -172,7 +182,7 @@ def engine_factory(
     settings = engine_options(options)
     if model is not None:
         named_model(model)
-    return partial(build_engine, model, speculative, settings, template)
+    return partial(build_engine, model, speculative, settings, template, events)
 
 
 def build_engine(
@@ -180,12 +190,14 @@ def build_engine(
     speculative: tuple[SpeculativeConfig, ...],
     options: Mapping[str, Any],
     chat_template: str | None = None,
+    events: KVEventsConfig | None = None,
 ) -> LLM:
     """The engine, in the process that it lives in.
 
     Args:
         chat_template: a Jinja source in place of the model's own; a model without either gets the
             plain one.
+        events: how it tells others what it caches; None: not at all.
     """
     from paceline.llm import LLM
 
@@ -200,6 +212,10 @@ def build_engine(
             llm.model,
         )
         tokenizer.set_chat_template(BUILT_IN[PLAIN], is_fallback=True)
+    if events is not None:
+        from paceline.server.engine.kv_events import publish_kv_events
+
+        publish_kv_events(llm, events)
     return llm
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from struct import pack
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import xxhash
 
@@ -19,6 +19,19 @@ class CachedBlock(NamedTuple):  # made in most steps: a frozen dataclass takes t
     block: int
     token_ids: tuple[int, ...]
     parent: bytes
+
+
+class BlockObserver(Protocol):
+    """Is told what the prefix index gains and loses, in that order, on the engine's thread."""
+
+    def stored(self, key: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
+        """A full block can be found; ``parent`` is None for a sequence's first."""
+
+    def removed(self, key: bytes) -> None:
+        """A block's memory was needed."""
+
+    def cleared(self) -> None:
+        """No block can be found any more."""
 
 
 def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -36,10 +49,14 @@ class BlockPool:
 
     A block that nobody uses any more but whose content is indexed stays available for reuse by
     content until its memory is needed; the least recently used goes first.
+
+    Attributes:
+        observer: told about the prefix index; None where nobody wants to know.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.observer: BlockObserver | None = None
         self._free = list(range(num_blocks - 1, 0, -1))
         self._users = [0] * num_blocks
         self._index: dict[bytes, CachedBlock] = {}
@@ -68,7 +85,10 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._evictable.popitem(last=False)
-        del self._index[self._hash_of.pop(block)]
+        key = self._hash_of.pop(block)
+        del self._index[key]
+        if self.observer is not None:
+            self.observer.removed(key)
         return block
 
     def share(self, block: int) -> None:
@@ -101,6 +121,9 @@ class BlockPool:
         if key not in self._index and block not in self._hash_of:
             self._index[key] = CachedBlock(block, tuple(token_ids), parent)
             self._hash_of[block] = key
+            if self.observer is not None:
+                is_block = len(parent) == len(key)  # and not what stands before the first one
+                self.observer.stored(key, parent if is_block else None, token_ids)
         return key
 
     def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, bytes] | None:
@@ -117,3 +140,5 @@ class BlockPool:
         self._evictable.clear()
         self._index.clear()
         self._hash_of.clear()
+        if self.observer is not None:
+            self.observer.cleared()
