@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 
 def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
@@ -18,21 +19,30 @@ def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
         if number.isdecimal():
             facts[name] = int(number) * 1024
     total, available = facts.get("MemTotal"), facts.get("MemAvailable")
-    limit, used = _group(root / "sys/fs/cgroup")
-    if limit.isdecimal() and used.isdecimal() and total is not None:
-        total = min(total, int(limit))
-        available = min(available or total, max(0, int(limit) - int(used)))
+    for limit, used in _groups(root):
+        if limit.isdecimal() and used.isdecimal() and total is not None:
+            total = min(total, int(limit))
+            available = min(available or total, max(0, int(limit) - int(used)))
     return total, available
 
 
-def _group(folder: Path) -> tuple[str, str]:
-    """The limit of the control group and what it uses, in either version; empty where unknown."""
-    limit, used = (read(folder / f"memory.{name}") for name in ("max", "current"))
-    if limit:
-        return limit, used
-    names = ("limit_in_bytes", "usage_in_bytes")
-    limit, used = (read(folder / "memory" / f"memory.{name}") for name in names)
-    return limit, used
+def _groups(root: Path) -> Iterator[tuple[str, str]]:
+    """Limits and use of the process's control group and of those that it is in, in either version.
+
+    In a container its own group is the root, whatever the kernel calls it: that comes always.
+    """
+    folder, own = root / "sys/fs/cgroup", {"": "/", "memory": "/"}
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        own |= dict.fromkeys(controllers.split(","), path)
+    for place, names, path in (
+        (folder, ("memory.max", "memory.current"), own[""]),
+        (folder / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), own["memory"]),
+    ):
+        inner = PurePosixPath(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            limit, used = (read(place / group / name) for name in names)
+            yield limit, used
 
 
 def read(path: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.memory import memory
 from paceline.workbench.machine import Machine, describe_kernels, describe_machine
 
 
@@ -42,6 +43,24 @@ def test_what_linux_tells(tmp_path: Path) -> None:
     assert (found.memory_total, found.memory_available) == (614400, 409600)
     assert found.governor == "powersave"
     assert found.huge_pages == "madvise"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_tightest_of_the_control_groups_around_a_process_counts(
+    tmp_path: Path, version: int
+) -> None:
+    limit, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    place = "sys__fs__cgroup__" + ("" if version == 2 else "memory__")
+    line = "0::/outer/inner" if version == 2 else "7:cpu:/\n4:memory:/outer/inner"
+    sizes = {"": (900_000, 10), "outer__": (500_000, 100_000), "outer__inner__": (700_000, 5)}
+    files = {
+        f"{place}{group}memory_DOT_{name}": str(value)
+        for group, pair in sizes.items()
+        for name, value in zip((limit, used), pair, strict=True)
+    }
+    meminfo = "MemTotal:  1000 kB\nMemAvailable:  900 kB"
+    root = make_root(tmp_path, proc__self__cgroup=line, proc__meminfo=meminfo, **files)
+    assert memory(root) == (500_000, 400_000)
 
 
 @pytest.mark.parametrize(
