@@ -573,6 +573,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_norm_epsilon": 1e-3,
         },
     ),
+    "bamba": (
+        "Bamba",
+        {
+            **{key: value for key, value in MAMBA.items() if key != "layer_types"},
+            "attn_layer_indices": [1],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "olmo-hybrid": ("OlmoHybrid", {**DELTA_SIZES, "linear_num_value_heads": 2}),
     "olmo-hybrid-rotary": (
         "OlmoHybrid",

@@ -33,7 +33,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nemotron-h-moe": {"layers_block_type": [LINEAR, "moe", "full_attention", LINEAR, "moe"]},
     "falcon-h1-normed": {"mamba_norm_before_gate": False},
 }
-FAMILIES = [family for family in HYBRIDS if not family.startswith("olmo")]  # which no file has
+WITHOUT_FILES = ("olmo-hybrid", "olmo-hybrid-rotary", "bamba")
+FAMILIES = [family for family in HYBRIDS if family not in WITHOUT_FILES]
 WIDE = {"linear_value_head_dim": 32, "intermediate_size": 144, "moe_intermediate_size": 96}
 # Whole blocks of 32.
 WIDTHS = {

@@ -92,6 +92,14 @@ _NEMOTRON_LAYOUT = Layout(
         (r"\.mixer\.", ".linear_attn."),
     )
 )
+_FALCON_LAYOUT = Layout(
+    renames=(
+        (r"\.mamba\.", ".linear_attn."),
+        (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"^model\.final_layernorm\.", "model.norm."),
+    )
+)
 _MAMBA_LAYOUT = Layout(renames=((r"\.mamba\.", ".linear_attn."),))
 _MAMBA: dict[str, Any] = {
     "hidden_act": "silu",
@@ -160,14 +168,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "mamba_norm_before_gate": True,
         },
         refused=("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"),
-        layout=Layout(
-            renames=(
-                (r"\.mamba\.", ".linear_attn."),
-                (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
-                (r"\.feed_forward\.", ".mlp."),
-                (r"^model\.final_layernorm\.", "model.norm."),
-            )
-        ),
+        layout=_FALCON_LAYOUT,
         recurrent=MAMBA2,
         beside=True,
     ),
@@ -267,6 +268,21 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             )
         ),
         recurrent=DELTA,
+    ),
+    "bamba": Family(
+        {
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.5,
+        },
+        biases=_BOTH,
+        mlp_bias=True,
+        partial_rotary=True,
+        keys={"full_attn_idxs": "attn_layer_indices"},
+        layout=_FALCON_LAYOUT,
+        recurrent=MAMBA2,
     ),
     "granitemoehybrid": Family(
         {**_MAMBA, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
