@@ -116,6 +116,7 @@ SWITCHES: dict[str, Switch] = {
     "exploring proposers": Switch(20, 1, {"asking.Asking._explored": _constant(())}),
     "values by situation": Switch(5, 1, {"proposer_value.SITUATIONS": ()}),
     "looking at matches": Switch(20, 1, {"engine.contained.Entry.sees_matches": False}),
+    "what drafts keep of their promise": Switch(25, 2, {"promise.Promise.kept": 1.0}),
     "asking texts together": Switch(20, 1, {"cost_aware.CostAwarePlanner.asks_together": False}),
     "enough of one text's drafts": Switch(3, 1, {"engine.contained.ENOUGH_FROM_TEXT": ALWAYS}),
     "reading as an investment": Switch(10, 0, {"asking.Asking._is_worth": _is_worth_at_once}),

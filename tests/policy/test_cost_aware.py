@@ -98,15 +98,32 @@ def test_a_text_is_asked_where_it_has_come_to_a_match_that_pays() -> None:
     matched = 0
     source = Source("suffix", matched=lambda _: matched)
     machine = Machine(FLAT, sources=(source,), draft_time=DraftTime(0.5))
-    one, asked = request(1), {0: 0, 6: 0}
+    one, asked = request(1), {True: 0, False: 0}
     for step in range(2000):
-        matched, right, machine.claimed = (6, 0.95, 0.9) if step % 20 == 0 else (0, 0.0, 0.1)
+        matched = max(0, step % 20 - 14)  # up to five tokens
+        right, machine.claimed = (0.95, 0.9) if matched == 5 else (0.0, 0.1)
         before = machine.asked
         machine.run([one], lambda _, right=right: right, 1)
         if step >= 1000:
-            asked[matched] += machine.asked - before
-    assert asked[6] == 1000 / 20
-    assert asked[0] <= 1000 * SHARE * FLAT[0] / 0.5
+            asked[matched == 5] += machine.asked - before
+    assert asked[True] == 1000 / 20
+    assert asked[False] <= 1000 * SHARE * FLAT[0] / 0.5
+
+
+def test_a_match_is_looked_at_only_when_it_may_be_long_enough() -> None:
+    looks = 0
+
+    def matched(_: object) -> int:
+        nonlocal looks
+        looks += 1
+        return 0
+
+    source = Source("suffix", matched=matched)
+    machine = Machine(FLAT, sources=(source,), draft_time=DraftTime(0.5), claimed=0.1)
+    machine.run([request(1)], lambda _: 0.0, 500)
+    before = looks
+    machine.run([request(1)], lambda _: 0.0, 1000)
+    assert looks - before < 700  # drafts were never seen after a match, so two tokens may pay
 
 
 def test_a_match_that_has_become_good_is_found_out() -> None:

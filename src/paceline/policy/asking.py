@@ -28,8 +28,11 @@ from paceline.policy.proposer_value import (
 )
 from paceline.request import Request
 
-MATCHED = range(len(MATCHES) + 1)
-"""Situations of a source that knows its matches."""
+LEAST_MATCHES = 0, *MATCHES
+"""Tokens from which on a match is in each situation of a source that knows its matches."""
+MATCHED = range(len(LEAST_MATCHES))
+MAX_ASLEEP = 64
+"""Steps for which no match is looked at, at most."""
 
 
 class Asking:
@@ -47,6 +50,8 @@ class Asking:
         self.times, self.exploration = DraftingCost(), Exploration()
         self._watched: list[tuple[Source, list[bool]]] = []
         """While none is asked: sources that know their matches, and in which situations each is."""
+        self._asleep = 0
+        """Steps for which no match can become long enough: it grows by a token per step."""
 
     def set_sources(self, sources: Sequence[Source]) -> None:
         if not all(source in sources for source in self._sources):
@@ -60,7 +65,7 @@ class Asking:
 
         Until then :meth:`wakes` says whether a text has come to where one may be.
         """
-        self._watched = []
+        self._watched, self._asleep = [], 0
         willing = [i for i, each in enumerate(step.requests) if each.params.speculative.enabled]
         least_ms = inf if self._sources else 0.0  # a planner that was told of none asks all
         for source in self._sources:
@@ -99,18 +104,27 @@ class Asking:
         found = self._candidates(step, source, able)
         if any(pauses_ms[each.what[1]] <= 0.0 for each in found):
             return 0.0
-        self._watched.append((source, [pause_ms <= 0.0 for pause_ms in pauses_ms]))
+        is_asked = [pause_ms <= 0.0 for pause_ms in pauses_ms]
+        if any(is_asked):
+            self._watched.append((source, is_asked))
         return min([pause_ms for pause_ms in pauses_ms if pause_ms > 0.0], default=inf)
 
     def wakes(self, requests: Sequence[Request]) -> bool:
         """Whether a source that knows its matches is to be asked before the pause is over."""
+        if self._asleep:
+            self._asleep -= 1
+            return False
+        shortest = MAX_ASLEEP
         for source, is_asked in self._watched:
             assert source.matched is not None
+            least = LEAST_MATCHES[is_asked.index(True)]
             for each in requests:
-                if not is_asked[matched_situation(source.matched(each))]:
-                    continue
-                if each.params.speculative.enabled and source.applies(each):
+                matched = source.matched(each)
+                if not is_asked[matched_situation(matched)]:
+                    shortest = min(shortest, least - matched)
+                elif each.params.speculative.enabled and source.applies(each):
                     return True
+        self._asleep = max(0, shortest - 1)
         return False
 
     # --- in a step -----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from paceline.policy.pace import Pace
 from paceline.policy.planned import UNPLANNED, PlannedStep, asks_for_drafts
 from paceline.policy.planner import Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
+from paceline.policy.promise import Promise
 from paceline.policy.wide_steps import WideSteps
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
@@ -63,7 +64,7 @@ class CostAwarePlanner:
         self.objective = objective or Objective()
         self.drafts = drafts or Drafts()
         self._pace = Pace(cost.table.host)
-        self._asking = Asking(self._pace, self.drafts)
+        self._asking, self._promise = Asking(self._pace, self.drafts), Promise()
         is_strict = self.objective.kind == "latency"
         self._credits = None if is_strict else Credits()
         self._wide = WideSteps(cost, self._asking.exploration, is_strict)
@@ -171,11 +172,13 @@ class CostAwarePlanner:
         step, drafts = self._step, self.drafts
         drafted = sum(drafts.sizes())
 
+        kept = self._promise.kept
+
         def pick(growth: Sequence[float]) -> int:
             return drafts.choose(
                 limits,
                 growth,
-                step.rate,
+                step.rate / kept,
                 slowdown=step.slowdown,
                 ahead=step.ahead,
                 node_budget=node_budget,
@@ -188,7 +191,8 @@ class CostAwarePlanner:
             price = step.rate * (step.growth[longest] - step.growth[0]) / count
             for asked in step.asks:
                 for lesson in asked.lessons:
-                    lesson.gain = drafts.gain(asked.name, lesson.indices, price)
+                    gain = drafts.gain(asked.name, lesson.indices, price / kept)
+                    lesson.gain = kept * gain
         self._wide.widen(step, drafts, count, drafted, pick)
         return drafts.chosen()
 
@@ -197,6 +201,8 @@ class CostAwarePlanner:
     def observe(self, request: Request, result: VerifyResult) -> None:
         if self._step is not UNPLANNED:
             self.drafts.learn(request.request_id, result.token_ids)
+            if len(result.draft) and not asks_for_drafts(request):
+                self._promise.observe(sum(result.draft.path_probs()), len(result.token_ids) - 1)
         if self._credits is not None:
             self._credits.emitted(request, len(result.token_ids))
 
@@ -204,6 +210,7 @@ class CostAwarePlanner:
         step, self._step = self._step, UNPLANNED
         self.planned = step
         self._asking.exploration.passed(report.total_ms)
+        self._promise.passed(report.num_steps)
         plain_ms = report.forward_ms / report.num_steps
         if step is not UNPLANNED:
             self._wide.end(step, report)
