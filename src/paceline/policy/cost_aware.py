@@ -38,6 +38,9 @@ SLOWDOWN = 0.03
 MAX_NODES = 64
 NODES_PER_REQUEST = 8
 """So many draft nodes of a step are considered: :data:`MAX_NODES`, or more in large batches."""
+MOST_NODES, NEARLY_FREE = 256, 1.5
+"""Or that many where :data:`MAX_NODES` make a step no more than so many times as long, which is so
+where weights are read from disk meanwhile."""
 PLAIN_DOUBT = 0.13
 """Standard deviation of the logarithm of a plain step's time beyond which one is to be seen."""
 MOST_LONGER = 2.0
@@ -151,7 +154,10 @@ class CostAwarePlanner:
         step = self._step
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
-            plain_ms, *further = step.forwards = self.cost.growth(step.shape, count)
+            step.forwards = self.cost.growth(step.shape, count)
+            if count < max_nodes and step.forwards[-1] < NEARLY_FREE * step.forwards[0]:
+                step.forwards = self.cost.growth(step.shape, min(max_nodes, MOST_NODES))
+            plain_ms, *further = step.forwards
             extra_ms = self._pace.draft_ms(len(step.requests))
             step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
         return step.growth
