@@ -223,6 +223,8 @@ class States:
             within: it is one within a prompt.
         """
         s = self._sequences[request_id]
+        if not within and s.kept and s.kept[-1][0] == s.length:
+            self._within.discard(s.kept[-1][1])  # what was on the way turns out to be an end
         if s.slot != EMPTY and s.length - s.last_kept >= distance:
             if within:
                 self._within.add(s.slot)

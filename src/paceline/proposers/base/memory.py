@@ -4,6 +4,8 @@ their size; knows no weights.
 
 from __future__ import annotations
 
+import logging
+
 from paceline.config import SpeculativeConfig
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
@@ -13,6 +15,8 @@ from paceline.runtime.kv_room import bytes_per_block
 from paceline.runtime.sequence_kv import blocks_for
 from paceline.runtime.state_room import state_room
 from paceline.runtime.states import States
+
+log = logging.getLogger(__name__)
 
 
 def draft_kv(
@@ -28,6 +32,12 @@ def draft_kv(
         room = state_room(shape, budget, target.max_num_seqs, config.tree_nodes, checkpoints=False)
         states = States(ops.state_memory(shape, room.num_slots, room.num_lanes, room.num_nodes))
         budget -= room.num_bytes
+        log.info(
+            "states of the draft's recurrent layers take %.1f MB; at most %d requests are drafted "
+            "for at once",
+            room.num_bytes / 1e6,
+            room.num_lanes,
+        )
     per_request = blocks_for(max_len + config.tree_nodes)
     num_blocks = min(
         budget // bytes_per_block(shape, ops.default_kv_dtype),
