@@ -24,7 +24,7 @@ FLOORS = {
     "engine": 4,
     **dict.fromkeys(("training", "workbench", "server"), 5),
     **dict.fromkeys(("llm", "async_llm", "batches", "outputs"), 6),
-    **dict.fromkeys(("cli", "commands", "__main__", "__init__"), 6),
+    **dict.fromkeys(("cli", "commands", "ray", "__main__", "__init__"), 6),
 }
 # Neighbours on these floors are one group; on every other floor they do not know each other.
 OPEN_FLOORS = {0, 6}

@@ -87,7 +87,7 @@ _ROOT = (
     Entry(
         "serve",
         "serve:ServeOptions",
-        "serve:serve_command",
+        "serve_replicas:serve_or_replicate",
         """Serve a model to OpenAI's clients.
 
         Completions, chats, tools and schemas, all of them with speculation, which changes the speed

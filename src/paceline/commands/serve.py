@@ -42,6 +42,8 @@ from paceline.models.fetching import named_model
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.server.config import ServerConfig
+    from paceline.server.engine.client import EngineClient
+    from paceline.server.models import Offer
 
 log = logging.getLogger(__name__)
 
@@ -111,27 +113,48 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
         '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
     )
     pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
+    replicas: int | None = option(
+        None, "Engines, each in a process of its own that Ray runs (needs paceline[ray])."
+    )
+    ray_address: str | None = option(
+        None, "With --replicas: the Ray cluster to join, e.g. auto (default: one is started here)."
+    )
 
 
 def serve_command(options: ServeOptions) -> int:
-    """The work of ``paceline serve``."""
+    """The work of ``paceline serve`` without ``--replicas``."""
     try:
-        from paceline.server.engine.client import EngineClient
-        from paceline.server.engine.restarts import Restarts
-        from paceline.server.engine.wire import Pulse
-        from paceline.server.models import Offer
         from paceline.server.run import run
         from paceline.server.tracing import install_trace_logging
     except ImportError as error:
         raise ConfigError(
             f"serving lacks a package of Paceline's own: pip install paceline ({error})"
         ) from error
+    install_trace_logging()
     models = served_models(options)
     config = server_config(options, models)
+    first, others = clients(options, models, config)
+    run(first, config, announce, others)
+    return 0
+
+
+def clients(
+    options: ServeOptions, models: Mapping[str | None, tuple[str, ...]], config: ServerConfig
+) -> tuple[EngineClient, list[Offer]]:
+    """The client of the first model, not started, and the others.
+
+    Raises:
+        PacelineError: the options cannot be used, or a model cannot be fetched.
+    """
+    from paceline.server.engine.client import EngineClient
+    from paceline.server.engine.restarts import Restarts
+    from paceline.server.engine.wire import Pulse
+    from paceline.server.models import Offer
+    from paceline.server.tracing import install_trace_logging
+
     events = parse_kv_events(options.kv_events_config)
     if events is not None and len(models) > 1:
         raise ConfigError("--kv-events-config tells of one model's cache; serve one model")
-    install_trace_logging()
 
     def client(model: str | None) -> EngineClient:
         speculative = speculative_config(options, model)
@@ -145,8 +168,7 @@ def serve_command(options: ServeOptions) -> int:
 
     first, *others = models
     offers = [Offer(client(each), models[each], stored_bytes(each)) for each in others]
-    run(client(first), config, _announce, offers)
-    return 0
+    return client(first), offers
 
 
 def served_models(options: ServeOptions) -> dict[str | None, tuple[str, ...]]:
@@ -252,6 +274,6 @@ def server_config(
     )
 
 
-def _announce(line: str) -> None:
+def announce(line: str) -> None:
     with suppress(OSError):  # a full disk behind standard error stops no server
         print(printable(line), file=sys.stderr, flush=True)

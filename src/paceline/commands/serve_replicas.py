@@ -1,0 +1,80 @@
+"""``paceline serve``: by this process, or with ``--replicas`` by an application on Ray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paceline.checks import check_number
+from paceline.commands.serve import (
+    ServeOptions,
+    announce,
+    clients,
+    serve_command,
+    served_models,
+    server_config,
+)
+from paceline.errors import ConfigError
+from paceline.models.ops.threads import cores
+from paceline.runtime.kv_room import DEFAULT_MEMORY_SHARE, free_memory
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+
+def serve_or_replicate(options: ServeOptions) -> int:
+    """The work of ``paceline serve``."""
+    if options.replicas is None:
+        if options.ray_address is not None:
+            raise ConfigError("--ray-address goes with --replicas: say how many")
+        return serve_command(options)
+    app = replicated(options, shares_machine=options.ray_address is None)
+    from paceline.ray.run import run
+
+    config = server_config(options, served_models(options))
+    run(app, config, num_replicas(options) * threads_of(options), options.ray_address, announce)
+    return 0
+
+
+def replicated(options: ServeOptions, *, shares_machine: bool) -> Application:
+    """The application of replicas that the options ask for.
+
+    Args:
+        shares_machine: all replicas are on this machine, whose memory they divide.
+
+    Raises:
+        ConfigError: Ray is not installed, or an option is not acceptable.
+        PacelineError: the model is not there.
+    """
+    if options.kv_events_config is not None:
+        raise ConfigError(
+            "--kv-events-config tells of one engine's cache, and --replicas has several; use one"
+        )
+    try:
+        from paceline.ray.deployments import application
+        from paceline.ray.replica import Served
+    except ImportError as error:
+        raise ConfigError(
+            f"--replicas needs Ray Serve: pip install 'paceline[ray]' ({error})"
+        ) from error
+    models, count = served_models(options), num_replicas(options)
+    config = server_config(options, models)
+    own = replace(options, threads=threads_of(options))
+    if options.kv_cache_memory is None and shares_machine:
+        share = int(free_memory() * DEFAULT_MEMORY_SHARE / count)
+        own = replace(own, kv_cache_memory=str(share))
+    clients(own, models, config)  # what is wrong with them is said here, and models are fetched
+    served = Served(partial(clients, own, models, config), config)
+    return application(served, count, threads_of(options))
+
+
+def num_replicas(options: ServeOptions) -> int:
+    count = 1 if options.replicas is None else options.replicas
+    check_number("replicas", count, 1, 1 << 16)
+    return count
+
+
+def threads_of(options: ServeOptions) -> int:
+    """Threads of each replica: its part of the cores, unless the options say."""
+    return options.threads or max(1, cores() // num_replicas(options))

@@ -1,0 +1,24 @@
+"""From options by their names to an application: what a configuration file of Serve's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ray import serve
+
+from paceline.commands.serve import ServeOptions
+from paceline.commands.serve_replicas import replicated
+from paceline.errors import ConfigError
+
+NOT_HERE = ("host", "port", "ray_address")
+"""Options of the process that Serve's own configuration replaces."""
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """See :func:`paceline.ray.build_app`."""
+    known = [each.name for each in fields(ServeOptions) if each.name not in NOT_HERE]
+    if unknown := sorted(set(args) - set(known)):
+        raise ConfigError(f"args has {', '.join(unknown)}; allowed are {', '.join(known)}")
+    return replicated(ServeOptions(**args), shares_machine=False)
