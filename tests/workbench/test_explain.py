@@ -288,6 +288,15 @@ def recorded_step(emitted: list[int], predicted_ms: float | None) -> StepRecord:
     return replace(planner.steps[0], predicted_ms=predicted_ms)
 
 
+def test_each_step_says_what_came_from_disk_for_it() -> None:
+    read = iter([(5, 1.0), (105, 1.5), (105, 1.5)])
+    planner = RecordingPlanner(FixedPlanner(), lambda: next(read))
+    for _ in range(2):
+        planner.begin(StepShape(1, 0, 0, 1), [])
+        planner.end(StepReport(StepShape(1, 0, 0, 1), 4.0, 5.0, 1, 1))
+    assert [(step.disk_bytes, step.disk_ms) for step in planner.steps] == [(100, 500.0), (0, 0.0)]
+
+
 # --- one prompt ----------------------------------------------------------------------------------
 
 

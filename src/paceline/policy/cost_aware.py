@@ -156,7 +156,7 @@ class CostAwarePlanner:
         if len(step.growth) <= count:
             step.forwards = self.cost.growth(step.shape, count)
             if count < max_nodes and step.forwards[-1] < NEARLY_FREE * step.forwards[0]:
-                step.forwards = self.cost.growth(step.shape, min(max_nodes, MOST_NODES))
+                step.forwards = self.cost.growth(step.shape, MOST_NODES)
             plain_ms, *further = step.forwards
             extra_ms = self._pace.draft_ms(len(step.requests))
             step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
