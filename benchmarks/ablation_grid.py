@@ -41,7 +41,7 @@ BATCHES = {0.0: (1, 4, 12), 0.8: (4,), 1.3: (1, 12)}
 RESULTS = ROOT / "benchmarks" / "results"
 SAVED = {
     "Xeon AMX": "intel-xeon-processor-with-amx-2-cores",
-    "EPYC": "amd-epyc-2-cores",
+    "EPYC": "amd-epyc-zen-3-2-cores",
 }
 CURVES = {"RTX 5000": "RTX 5000 Ada, batched", "M1 Ultra": "M1 Ultra"}
 """Names of machines, and what the names of their curves hold."""

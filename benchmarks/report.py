@@ -227,11 +227,25 @@ def device_name(device: str) -> str:
     if cpuinfo.exists():
         text = cpuinfo.read_text()
         found = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
-        model = found[1] if found else model
+        model = (found[1] if found else model) + zen(text)
         flags = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI"}
         known = [name for flag, name in flags.items() if re.search(rf"\b{flag}\b", text)]
         model += f" with {known[0]}" if known else ""
     return f"{re.sub(r'[(]R[)]|[(]TM[)]', '', model)}, {os.cpu_count()} cores"
+
+
+def zen(cpuinfo: str) -> str:
+    """The generation of an AMD server processor, of which clouds name none; else nothing.
+
+    Families and models as AMD's manuals of the processors assign them.
+    """
+    numbers = re.findall(r"^(?:cpu family|model)\s*: *(\d+)$", cpuinfo, re.MULTILINE)[:2]
+    if "AuthenticAMD" not in cpuinfo or len(numbers) < 2:
+        return ""
+    family, model = map(int, numbers)
+    if family == 25:
+        return " (Zen 4)" if model // 16 in (1, 6, 7, 10) else " (Zen 3)"
+    return {23: " (Zen 2)", 26: " (Zen 5)"}.get(family, "") if model >= 48 or family > 23 else ""
 
 
 def slug(device: str) -> str:

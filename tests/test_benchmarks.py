@@ -365,3 +365,21 @@ def test_serving_overhead_runs() -> None:
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert [row["identical"] for row in document["results"]] == [True] * 9
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "name"),
+    [
+        ("AuthenticAMD", 25, 17, " (Zen 4)"),
+        ("AuthenticAMD", 25, 1, " (Zen 3)"),
+        ("AuthenticAMD", 26, 2, " (Zen 5)"),
+        ("AuthenticAMD", 23, 49, " (Zen 2)"),
+        ("AuthenticAMD", 23, 1, ""),
+        ("GenuineIntel", 6, 143, ""),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(
+    vendor: str, family: int, model: int, name: str
+) -> None:
+    text = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: AMD\n"
+    assert module("report").zen(text) == name
