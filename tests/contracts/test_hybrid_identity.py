@@ -59,9 +59,10 @@ KINDS = [f"{kind} {backend}" for backend in BACKENDS for kind in HYBRIDS]
 USUAL = KINDS[-len(HYBRIDS) :]
 OTHERS = KINDS[: -len(HYBRIDS)]
 """On the reference, which takes ten times as long: where it is not the usual one, some suffice."""
-DTYPES = ["int8", "bfloat16"]
+DTYPES = in_turns(HYBRIDS, ["int8", "bfloat16"])
 if why_not_native() is None:
-    DTYPES += [f"native-{dtype}" for dtype in PACKED_DTYPES if dtype != "file"]
+    packed = [f"native-{dtype}" for dtype in PACKED_DTYPES if dtype != "file"]
+    DTYPES += itertools.product(HYBRIDS, packed)
 DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "mtp_tree", "several", "random", *OWN)
 kinds = pytest.mark.parametrize("kind", only([*USUAL, *OTHERS[:1]], KINDS))
 NARROW = {"max_num_batched_tokens": 8, "max_step_ms": 1e6}
@@ -123,8 +124,7 @@ def test_batch_mixes(mix: str, proposer: str, kind: str) -> None:
     check(engine, jobs, truth)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", HYBRIDS)
+@pytest.mark.parametrize(("shape", "dtype"), DTYPES)
 def test_every_dtype(shape: str, dtype: str) -> None:
     jobs, kind = staggered(), f"{shape} reference"
     check(engine_of(kind, "random", dtype=dtype), jobs, plain(kind, jobs, dtype=dtype))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -646,11 +649,26 @@ def save_model(
     family: str, folder: Path, dtype: str = "float32", stacked: bool = False, **changes: Any
 ) -> Any:
     """``stacked`` saves all experts of a layer as one tensor, as transformers holds them."""
+    model, contents = (_saved if changes else _known)(family, dtype, stacked, **changes)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return model if changes else copy.deepcopy(model)
+
+
+def _saved(family: str, dtype: str, stacked: bool, **changes: Any) -> tuple[Any, dict[str, bytes]]:
+    """The model, and the contents of its files by name."""
     model = make_model(family, dtype, **changes)
-    model.save_pretrained(folder, save_original_format=not stacked)
-    if family in RETOLD:
-        edit(folder / "config.json", **RETOLD[family])
-    return model
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model.save_pretrained(folder, save_original_format=not stacked)
+        if family in RETOLD:
+            edit(folder / "config.json", **RETOLD[family])
+        return model, {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+_known = functools.cache(_saved)
+"""Many tests ask for the same models, which take longer to make than to copy."""
 
 
 def save_folder(folder: Path) -> Path:

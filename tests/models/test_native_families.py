@@ -49,11 +49,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Checkpo
     return load_checkpoint(folder, with_tokenizer=False)
 
 
-def drivers(checkpoint: Checkpoint) -> tuple[Driver, Driver]:
-    return (
-        Driver(checkpoint, max_len=64, ops=CpuOps("int8")),
-        Driver(checkpoint, max_len=64, ops=ReferenceOps("int8")),
-    )
+def driver(checkpoint: Checkpoint, backend: Any = CpuOps, dtype: str = "int8") -> Driver:
+    return Driver(checkpoint, max_len=64, ops=backend(dtype))
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -64,32 +61,43 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert difference.max() < AT_MOST
 
 
-def test_prefill_and_decode(checkpoint: Checkpoint, level: str) -> None:
-    native, reference = drivers(checkpoint)
-    for first, last in ((0, 17), (17, 23), *((i, i + 1) for i in range(23, 40))):
-        close(native.chunk(TOKENS[first:last]), reference.chunk(TOKENS[first:last]))
+def prefill_and_decode(driver: Driver) -> list[torch.Tensor]:
+    cuts = [0, 17, *range(23, 41)]
+    return [driver.chunk(TOKENS[first:last]) for first, last in itertools.pairwise(cuts)]
 
 
-def test_tree(checkpoint: Checkpoint, level: str) -> None:
+def tree(driver: Driver) -> list[torch.Tensor]:
     draft = DraftTree([5, 9, 7, 7, 11, 12], [-1, -1, 0, 1, 3, 3], [1.0] * 6, ["x"] * 6)
-    native, reference = drivers(checkpoint)
-    for driver in (native, reference):
-        driver.chunk(TOKENS[:20])
-    path = [0, 2, 4, 6]
-    close(native.run(draft, TOKENS[20], path), reference.run(draft, TOKENS[20], path))
-    close(native.chunk([33]), reference.chunk([33]))
+    driver.chunk(TOKENS[:20])
+    return [driver.run(draft, TOKENS[20], [0, 2, 4, 6]), driver.chunk([33])]
+
+
+WAYS = {"prefill and decode": prefill_and_decode, "tree": tree}
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Checkpoint) -> dict[str, list[torch.Tensor]]:
+    """What the reference says, for every level."""
+    return {name: way(driver(checkpoint, ReferenceOps)) for name, way in WAYS.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_said(checkpoint: Checkpoint, level: str, way: str, expected: Any) -> None:
+    found = WAYS[way](driver(checkpoint))
+    for got, wanted in zip(found, expected[way], strict=True):
+        close(got, wanted)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu2"])
 def test_activations(tmp_path: Path, level: str, activation: str) -> None:
     save_model("llama", tmp_path, hidden_act=activation)
-    native, reference = drivers(load_checkpoint(tmp_path, with_tokenizer=False))
-    close(native.chunk(TOKENS), reference.chunk(TOKENS))
+    checkpoint = load_checkpoint(tmp_path, with_tokenizer=False)
+    close(driver(checkpoint).chunk(TOKENS), driver(checkpoint, ReferenceOps).chunk(TOKENS))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_chunks_do_not_change_a_bit(checkpoint: Checkpoint, level: str, dtype: str) -> None:
-    whole, parts = (Driver(checkpoint, max_len=64, ops=CpuOps(dtype)) for _ in range(2))
+    whole, parts = (driver(checkpoint, dtype=dtype) for _ in range(2))
     truth = whole.chunk(TOKENS)
     assert torch.isfinite(truth).all()
     cuts = [0, 1, 17, 20, 33, 40]

@@ -59,7 +59,7 @@ def isa(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> int:
     """The test runs with each of these numbers of threads."""
     native.set_threads(request.param)

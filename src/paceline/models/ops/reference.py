@@ -379,12 +379,17 @@ class ReferenceOps:
 def _with_sinks(
     key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One more lane, whose key and value are zero and whose score is its head's own."""
+    """One more lane, whose key and value are zero and whose score is its head's own.
+
+    Unseen lanes keep their number a multiple of 16: on some processors the products of others are
+    different ones in a thread of the library than in ours.
+    """
     count, kv_heads, lanes = key.shape[:3]
     shape = (count, kv_heads, len(sinks) // kv_heads)
     score = sinks.view(1, *shape[1:], 1).expand(*shape, 1)
     seen = torch.cat((mask.expand(*shape, lanes), score), dim=-1)
-    return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), seen
+    seen = F.pad(seen, (0, 15), value=float("-inf"))
+    return F.pad(key, (0, 0, 0, 16)), F.pad(value, (0, 0, 0, 16)), seen
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
