@@ -115,9 +115,9 @@ def test_no_room_for_a_block_is_no_draft(monkeypatch: pytest.MonkeyPatch) -> Non
     proposer, request = following_dflash(), make_request(1, PROMPT)
     reserve = KVCache.reserve
 
-    def full(self: KVCache, request_id: int, num_nodes: int) -> bool:
+    def full(self: KVCache, request_id: int, num_nodes: int, certain: int = 0) -> bool:
         is_block = self is not proposer.whole.kv and num_nodes == SIZE - 1
-        return not is_block and reserve(self, request_id, num_nodes)
+        return not is_block and reserve(self, request_id, num_nodes, certain)
 
     assert isinstance(proposer, FollowingBlocks)
     monkeypatch.setattr(KVCache, "reserve", full)

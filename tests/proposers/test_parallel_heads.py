@@ -138,9 +138,11 @@ def test_no_room_is_a_shorter_draft_or_none(kind: str, monkeypatch: pytest.Monke
     requests = [make_request(1, PROMPT), make_request(2, PROMPT[:4])]
     reserve = KVCache.reserve
 
-    def full(self: KVCache, request_id: int, num_nodes: int) -> bool:
+    def full(self: KVCache, request_id: int, num_nodes: int, certain: int = 0) -> bool:
         is_for_masks = self is proposer._runner.kv and num_nodes in (3, SIZE - 1)
-        return not (is_for_masks and request_id == 1) and reserve(self, request_id, num_nodes)
+        return not (is_for_masks and request_id == 1) and reserve(
+            self, request_id, num_nodes, certain
+        )
 
     monkeypatch.setattr(KVCache, "reserve", full)
     short, other = propose(proposer, *requests)
