@@ -52,6 +52,7 @@ class Subscriber:
     """A router's side: batches as they come, and those that it missed."""
 
     def __init__(self, config: KVEventsConfig) -> None:
+        self.repeated_topic = [config.topic.encode()] if config.encoding == "map" else []
         self._context = zmq.Context()
         self.live = self._context.socket(zmq.SUB)
         self.live.subscribe(config.topic)
@@ -69,7 +70,8 @@ class Subscriber:
         self.asks.send_multipart((b"", start.to_bytes(8, "big")))
         found = {}
         while self.asks.poll(WAIT_MS):
-            _, number, payload = self.asks.recv_multipart()
+            _, *topic, number, payload = self.asks.recv_multipart()
+            assert topic == self.repeated_topic
             if number == END:
                 assert payload == b""
                 return found
@@ -90,8 +92,9 @@ def batch_of(payload: bytes) -> Batch:
 
 
 def config_at(folder: Path, **fields: Any) -> KVEventsConfig:
+    """In the array encoding: typed subscribers of vLLM's earlier versions check the shape, too."""
     where = {"endpoint": f"ipc://{folder}/out", "replay_endpoint": f"ipc://{folder}/again"}
-    return KVEventsConfig(True, **where | fields)
+    return KVEventsConfig(True, **where | {"encoding": "array"} | fields)
 
 
 @contextmanager
@@ -164,8 +167,8 @@ def test_only_the_newest_batches_are_kept(tmp_path: Path) -> None:
         assert max(kept) >= 4 - 1
 
 
-def test_events_may_be_maps_as_in_newer_vllm(tmp_path: Path) -> None:
-    with published(config_at(tmp_path, encoding="map")) as (publisher, subscriber):
+def test_events_are_maps_as_in_newer_vllm(tmp_path: Path) -> None:
+    with published(config_at(tmp_path, encoding="map", topic="kv")) as (publisher, subscriber):
         publisher.stored(b"k" * 16, b"p" * 16, FIRST)
         events: list[Any] = []
         while len(events) < 2:

@@ -10,7 +10,7 @@ from paceline.errors import ConfigError
 
 OPTION = "--kv-events-config"
 PUBLISHERS = ("zmq", "null")
-ENCODINGS = ("array", "map")
+ENCODINGS = ("map", "array")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class KVEventsConfig:
         buffer_steps: batches that are kept for them.
         hwm: most batches that wait for a slow subscriber, which misses those beyond them.
         topic: what each message begins with.
-        encoding: of an event: ``array`` as vLLM had it until June 2026, which most subscribers
-            read, or ``map`` as since then. It is ours.
+        encoding: of an event: ``map`` as in vLLM 0.26 and later, or ``array`` as in earlier ones.
+            The key is ours.
 
     Raises:
         ConfigError: a value is not acceptable.
@@ -40,7 +40,7 @@ class KVEventsConfig:
     buffer_steps: int = 10_000
     hwm: int = 100_000
     topic: str = ""
-    encoding: str = "array"
+    encoding: str = "map"
 
     def __post_init__(self) -> None:
         check_choice("publisher", self.publisher, PUBLISHERS)

@@ -6,8 +6,9 @@ are imported where events are wanted.
 
 A message has three parts: the topic, a sequence number of 8 bytes, the highest first, and a batch
 ``[time, events, data_parallel_rank]`` in MessagePack. A subscriber that finds a gap in the numbers
-sends the first missing one to the other socket, and gets (number, batch) for each batch from there
-on that is still kept, then the number -1. The format is that of ``vllm/distributed/kv_events.py``.
+sends the first missing one to the other socket, and gets the messages from there on that are still
+kept, then one with the number -1. The format is that of ``vllm/distributed/kv_events.py``: of vLLM
+0.26, or with the encoding ``array`` of earlier ones, whose repeated messages lack the topic.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class KVEventPublisher:
             ) from error
         self._encode = encoder.encode
         self._config = config
+        self._topic, self._is_map = config.topic.encode(), config.encoding == "map"
         self._block_size = block_size
         self._context = self._zmq.Context()
         self._told: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -135,18 +137,20 @@ class KVEventPublisher:
         return socket
 
     def _publish(self, socket: Any) -> None:
-        topic, is_map = self._config.topic.encode(), self._config.encoding == "map"
         with socket:
             for number in count():
                 events, is_last = self._taken()
                 if events:
-                    shown = [event if is_map else [*event.values()] for event in _merged(events)]
+                    shown = [self._shown(event) for event in _merged(events)]
                     part = number.to_bytes(8, "big"), self._encode([time.time(), shown, _RANK])
                     with self._lock:
                         self._kept.append(part)
-                    socket.send_multipart((topic, *part))
+                    socket.send_multipart((self._topic, *part))
                 if is_last:
                     return
+
+    def _shown(self, event: Event) -> Any:
+        return event if self._is_map else [*event.values()]
 
     def _taken(self) -> tuple[list[Event], bool]:
         """What was told since the last time, at least one event; and whether that was all."""
@@ -160,6 +164,7 @@ class KVEventPublisher:
         return events, True
 
     def _repeat(self, socket: Any) -> None:
+        before = (self._topic,) if self._is_map else ()
         with socket:
             while True:
                 try:
@@ -172,7 +177,7 @@ class KVEventPublisher:
                 with self._lock:
                     kept = [part for part in self._kept if part[0] >= frames[1]]
                 for part in (*kept, (END, b"")):
-                    socket.send_multipart((caller, b"", *part))
+                    socket.send_multipart((caller, b"", *before, *part))
 
 
 def _thread(target: Callable[[Any], None], socket: Any) -> threading.Thread:
