@@ -51,7 +51,7 @@ def opened(
 ) -> dict[str, Worker]:
     """Paceline and llama.cpp with the hybrid, and Paceline with the dense model."""
     both, label = engines(path), {"model": Path(path).stem}
-    context = max(SHORT, *options.contexts) + SPARE
+    context = max((SHORT, *options.contexts)) + SPARE
     wanted = {OURS: (both[OURS], path), DENSE: (engines(dense)[OURS], dense)}
     wanted |= {LLAMA: (both[LLAMA], path)}
     arms = {}
@@ -84,16 +84,18 @@ def one_step(
 
 
 def measure_steps(path: str, dense: str, options: argparse.Namespace, report: Report) -> None:
-    """T(w) at a short and at longer contexts; llama.cpp has its turns at the short one alone."""
+    """T(w) at a short and at longer contexts; llama.cpp has its turns at the short one alone, and
+    the dense model none at the longest, which it would take minutes to read."""
     draw = random.Random(0)
-    tokens = [draw.randrange(1000, 30_000) for _ in range(max(SHORT, *options.contexts) + SPARE)]
+    tokens = [draw.randrange(1000, 30_000) for _ in range(max((SHORT, *options.contexts)) + SPARE)]
     label = {"model": Path(path).stem}
     with ExitStack() as stack:
         arms = opened(path, dense, options, stack, report)
         report.results.append(label | measure_states(path, arms[OURS], tokens[:SHORT]))
         for context in (SHORT, *options.contexts):
-            here = {n: w for n, w in arms.items() if context == SHORT or n != LLAMA}
             wide = context == SHORT or context <= options.widest
+            wanted = set(arms) if context == SHORT else {OURS, DENSE} if wide else {OURS}
+            here = {name: worker for name, worker in arms.items() if name in wanted}
             widths = options.widths if wide else [1]
             items = [(context, w, a) for w in widths for a in sorted({1, w})]
             runs = {
