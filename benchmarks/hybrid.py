@@ -36,7 +36,7 @@ from paceline.runtime.state_room import LEAST_NODES, log_bytes, state_bytes
 DENSE, SPECULATION = "dense", "suffix"
 SHORT = 64
 WIDTHS = (1, 2, 4, 8, 16)
-SPARE = 512
+SPARE = 1024
 """Tokens beyond a context, for its steps."""
 KV_MEMORY = 3 << 30
 """Bytes for keys, values and states, so that the states of all requests have room."""
@@ -78,6 +78,8 @@ def one_step(
     if worker.engine.name == LLAMA:
         return {"seconds": median(worker.ask("forward", **wish))}
     parts = worker.ask("steps", accepted=accepted, **wish)
+    if context == SHORT:  # soon read again, and not left to grow
+        worker.ask("forget")
     folds = [a - b for a, b in zip(parts["forward"], parts["again"], strict=True)]
     found = {name: median(seconds) for name, seconds in {**parts, "fold": folds}.items()}
     return {"seconds": found["forward"], **found}
