@@ -1,0 +1,165 @@
+"""What replicas cost and bring on one machine, beside one process with all of its cores.
+
+Agents ask in turns, several at once: their prompts begin with the same instructions, each goes on
+with a task of its own and all that was said, and names its caller. Told are tokens per second, how
+much of the prompts was cached, and accepted tokens per step. The time to the first token is that of
+short streams one after another: what replicas take longer than one process with as many threads as
+one of them is Serve's and the ingress'.
+
+    python benchmarks/scale.py [--quick] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import httpx
+from harness import ROOT, arguments, chosen, note
+from prompt_sets import load_prompts
+from report import Report, Row, Target, grid, table
+
+ONE, ONE_CORE = "one process, 2 threads", "one process, 1 thread"
+AFFINITY, LOADS = "2 replicas of 1 thread", "2 replicas of 1 thread, by load alone"
+ENGINE = {"max_model_len": 2048, "kv_cache_memory": "64M"}
+ANSWER_TOKENS = 48
+MOST_OVERHEAD_MS = 8.0
+RULES = "You edit files of a project. Answer with the changed lines alone, and nothing else. " * 12
+
+
+def serve(arm: str) -> None:
+    """The server's process, until it is told to end; it prints its address."""
+    from paceline.commands.serve import ServeOptions, announce, serve_command
+    from paceline.commands.serve_replicas import replicated
+    from paceline.server.config import ServerConfig
+
+    if arm in (ONE, ONE_CORE):
+        serve_command(ServeOptions(port=0, threads=2 if arm == ONE else 1, **ENGINE))
+        return
+    from paceline.ray.run import run
+
+    options = ServeOptions(replicas=2, threads=1, **ENGINE)
+    app = replicated(options, shares_machine=True, affinity=arm == AFFINITY)
+    run(app, ServerConfig(port=0), 2, None, announce)
+
+
+@contextmanager
+def served(arm: str) -> Iterator[httpx.Client]:
+    command = [sys.executable, __file__, "--serve", arm]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    try:
+        line = next(line for line in process.stderr if line.startswith("paceline serves "))
+        with ThreadPoolExecutor(1) as reader:
+            reader.submit(process.stderr.read)
+            with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=300) as client:
+                yield client
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    finally:
+        process.kill()
+
+
+def first_token_seconds(client: httpx.Client, index: int) -> float:
+    """From the request to the first event of its stream."""
+    body = {"prompt": f"{index} is", "max_tokens": 2, "stream": True, "ignore_eos": True}
+    began = time.perf_counter()
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        seconds = time.perf_counter() - began
+        for _ in lines:
+            pass
+    return seconds
+
+
+def agent(client: httpx.Client, name: str, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The usage of each answer of one agent, which asks for one task after another."""
+    said, usages = [{"role": "system", "content": RULES}], []
+    for task in tasks:
+        said.append({"role": "user", "content": task})
+        body = {
+            "messages": said,
+            "user": name,
+            "max_tokens": ANSWER_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "include_metrics": True,
+        }
+        answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        said.append(answer["choices"][0]["message"])
+        usages.append(answer["usage"])
+    return usages
+
+
+def measured(arm: str, options: argparse.Namespace) -> Row:
+    edits = load_prompts("auto").kind("edit")
+    tasks = [[text[:400] for text in edits[i :: options.agents]] for i in range(options.agents)]
+    with served(arm) as client, ThreadPoolExecutor(options.agents) as pool:
+        for index in range(8):
+            first_token_seconds(client, -index)
+        firsts = [first_token_seconds(client, index) for index in range(options.streams)]
+        began = time.perf_counter()
+        asked = [
+            pool.submit(agent, client, f"agent {i}", own[: options.turns])
+            for i, own in enumerate(tasks)
+        ]
+        usages = [usage for each in asked for usage in each.result()]
+        seconds = time.perf_counter() - began
+    drafts = [usage["metrics"]["speculative_decoding"] for usage in usages]
+    prompts = sum(usage["prompt_tokens"] for usage in usages)
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    note(f"{arm}: {seconds:.1f} s")
+    return {
+        "arm": arm,
+        "first_token_ms": median(firsts) * 1e3,
+        "tokens_per_second": sum(usage["completion_tokens"] for usage in usages) / seconds,
+        "cached_share": cached / prompts,
+        "accepted_per_step": sum(d["num_accepted_tokens"] for d in drafts)
+        / sum(d["num_steps"] for d in drafts),
+        "requests": len(usages),
+    }
+
+
+def tables(results: Sequence[Row]) -> list[str]:
+    columns = (
+        ("arm", "arm"),
+        ("first token, ms (median)", "first_token_ms", 1),
+        ("tokens/s", "tokens_per_second", 0),
+        ("prompt tokens cached", "cached_share", 2),
+        ("accepted tokens per step", "accepted_per_step", 2),
+        ("requests", "requests"),
+    )
+    return [table(*grid(results, *columns))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments(__doc__)
+    parser.sized("--agents", 8, 4, "at once")
+    parser.sized("--turns", 6, 2, "of each agent")
+    parser.sized("--streams", 100, 10, "one after another, for the time to the first token")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.serve:
+        serve(options.serve)
+        return 0
+    report = Report("scale", chosen(options, "quick", "agents", "turns", "streams"))
+    report.results = [measured(arm, options) for arm in (ONE_CORE, ONE, AFFINITY, LOADS)]
+    by_arm = {row["arm"]: row for row in report.results}
+    overhead = by_arm[AFFINITY]["first_token_ms"] - by_arm[ONE_CORE]["first_token_ms"]
+    report.targets = [Target("ms that Serve adds to a first token", overhead, MOST_OVERHEAD_MS)]
+    return report.finish(options, tables(report.results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
