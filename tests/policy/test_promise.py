@@ -17,7 +17,7 @@ def follow(promise: Promise, promised: float, accepted: int, steps: int = 1000) 
 def test_it_follows_what_drafts_bring() -> None:
     promise = Promise()
     assert promise.kept == 1.0
-    assert follow(promise, 2.0, 1) == pytest.approx(0.5, abs=0.05)
+    assert 0.5 < follow(promise, 2.0, 1) < 0.6
     assert follow(promise, 2.0, 2) == pytest.approx(1.0, abs=0.05)
 
 
@@ -30,3 +30,9 @@ def test_what_was_seen_is_forgotten_where_nothing_is_drafted() -> None:
     assert follow(promise, TRUST, 0) < 0.1
     promise.passed(2000)
     assert promise.kept > 0.9
+
+
+def test_chance_is_no_broken_promise() -> None:
+    promise = Promise()
+    promise.observe(6.0, 3)
+    assert promise.kept == 1.0
