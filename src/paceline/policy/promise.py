@@ -2,7 +2,8 @@
 
 Estimates that are right on average are too high where they were chosen for being high. So what a
 draft is expected to bring is multiplied by what the latest drafts brought over what they promised,
-as far as they fell short of it beyond chance. What they did is forgotten as steps pass, so that nothing is believed for ever that stops drafts.
+as far as they fell short of it beyond chance. What they did is forgotten as steps pass, so that
+nothing is believed for ever that stops drafts.
 """
 
 from __future__ import annotations
