@@ -45,6 +45,8 @@ PARTS = (
     ("hub", ("huggingface_hub",), "models by their name on the hub"),
     ("gguf", ("gguf",), "GGUF files"),
     ("bench", ("aiohttp",), "paceline bench serve"),
+    ("events", ("msgspec", "pyzmq"), "KV cache events for routers"),
+    ("ray", ("ray",), "replicas on Ray Serve"),
     ("plot", ("matplotlib",), "plots of profiles, tunings and explanations"),
 )
 """Extra, the distributions that it needs at least, and what it gives."""
