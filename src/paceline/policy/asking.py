@@ -151,8 +151,8 @@ class Asking:
         Args:
             levels: of its trees.
         """
-        has_levels, asked = source.costs_forwards and source.costs_levels, step.asks[-1]
-        self.times.observe(source.name, levels, asked.lag, milliseconds, has_levels)
+        asked = step.asks[-1]
+        self.times.observe(source.name, levels, asked.lag, milliseconds, source.has_levels)
         asked.cost_ms = self.times.milliseconds(source.name, levels) / asked.able
         for what in step.explored:
             if what[0] == source.name:

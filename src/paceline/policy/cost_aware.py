@@ -165,12 +165,10 @@ class CostAwarePlanner:
     # --- after drafting ------------------------------------------------------------------------
 
     def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
-        step, levels = self._step, 1
-        has_levels = source.costs_forwards and source.costs_levels
-        if has_levels:
-            levels = self.drafts.depth(source.name)
+        step = self._step
+        levels = self.drafts.depth(source.name) if source.has_levels else 1
         self._asking.drafted(step, source, levels, milliseconds)
-        if has_levels:
+        if source.has_levels:
             step.levels, step.level_ms = levels, self._asking.times.of(source.name).level
         step.draft_ms += milliseconds
 
@@ -208,7 +206,7 @@ class CostAwarePlanner:
         if self._step is not UNPLANNED:
             self.drafts.learn(request.request_id, result.token_ids)
             if len(result.draft) and not asks_for_drafts(request):
-                self._promise.observe(sum(result.draft.path_probs()), len(result.token_ids) - 1)
+                self._promise.observe(sum(result.draft.path_probs()), result.num_accepted)
         if self._credits is not None:
             self._credits.emitted(request, len(result.token_ids))
 

@@ -38,6 +38,11 @@ class Source:
     costs_levels: bool = True
     matched: Callable[[Request], int] | None = None
 
+    @property
+    def has_levels(self) -> bool:
+        """Whether what it takes depends on the depth of its trees."""
+        return self.costs_forwards and self.costs_levels
+
 
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long
     """What a step took and brought, for planning the next one.

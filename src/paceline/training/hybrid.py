@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from paceline.errors import ConfigError, TrainingError
+from paceline.errors import ConfigError
 from paceline.training.model_files import EMBEDDING, HYBRID, TrainableModel
 from paceline.training.ops import COMPUTE_DTYPES, PackedBatch
+from paceline.training.surgery import check_dense
 
 Tensor = torch.Tensor
 KERNEL = 4
@@ -43,11 +44,7 @@ def hybridise(model: TrainableModel, layers: str, seed: int) -> TrainableModel:
     Raises:
         TrainingError: the model is not one of Qwen3's form.
     """
-    if model.raw.get("model_type") != "qwen3":
-        raise TrainingError(
-            f"a model of type {model.raw.get('model_type')} cannot be made a hybrid; one of type "
-            "qwen3 can, such as paceline train lm writes without layers"
-        )
+    check_dense(model, "hybrid", "layers")
     generator = torch.Generator().manual_seed(seed)
     kinds = [layers[index % len(layers)] for index in range(model.config.num_layers)]
     # Norms are stored less one.

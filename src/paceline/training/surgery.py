@@ -67,11 +67,7 @@ def upcycle(model: TrainableModel, shape: ModelShape, seed: int) -> TrainableMod
     Raises:
         TrainingError: the model is not one of Qwen3's form.
     """
-    if model.raw.get("model_type") != "qwen3":
-        raise TrainingError(
-            f"a model of type {model.raw.get('model_type')} cannot be made a mixture; one of type "
-            "qwen3 can, such as paceline train lm writes without num_experts"
-        )
+    check_dense(model, "mixture", "num_experts")
     generator = torch.Generator().manual_seed(seed)
     params: dict[str, Tensor] = {}
     for name, param in model.params.items():
@@ -86,6 +82,22 @@ def upcycle(model: TrainableModel, shape: ModelShape, seed: int) -> TrainableMod
             params[f"{layer}.mlp.experts.{expert}.{part}"] = param.clone()
     raw = {**model.raw, **shape.mixture_keys(model.config.intermediate_size)}
     return TrainableModel(raw, params, model.fixed)
+
+
+def check_dense(model: TrainableModel, becomes: str, option: str) -> None:
+    """
+    Args:
+        becomes: what it is to be made, by an option.
+
+    Raises:
+        TrainingError: the model is not one of Qwen3's form.
+    """
+    kind = model.raw.get("model_type")
+    if kind != "qwen3":
+        raise TrainingError(
+            f"a model of type {kind} cannot be made a {becomes}; one of type "
+            f"qwen3 can, such as paceline train lm writes without {option}"
+        )
 
 
 def check_flat(model: TrainableModel) -> None:
