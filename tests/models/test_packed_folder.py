@@ -213,7 +213,7 @@ Damage = Callable[[dict[str, np.ndarray]], Any]
         (lambda t: t.update({QKV: t[QKV].reshape(2, -1)}), "qkv_proj"),
         (lambda t: t.update({QKV.replace(".0.", ".1."): t[QKV]}), "not packed as"),
         (lambda t: t.update({QKV.replace("0.Q8_0", "bias"): np.zeros(7, "f")}), "not packed as"),
-        (lambda t: t.pop("lm_head.0.Q8_0"), "not packed as"),
+        (lambda t: t.pop("lm_head.0.Q8_0"), "no tensor"),
         (lambda t: t.update({"model.norm.weight": np.ones(63, "f")}), "has shape"),
         (lambda t: t.pop("model.norm.weight"), "no tensor"),
     ],

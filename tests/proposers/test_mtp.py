@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ from paceline.llm import LLM
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.models.hf_config import config_from_hf
+from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
+from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.packed_folder import write_packed
 from paceline.proposers import build_proposers
 from paceline.proposers.heads import build
+from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.span import Span
-from tests.arrays import assert_close
+from tests.arrays import assert_close, same
 from tests.proposers.drive import make_request, propose
 from tests.proposers.heads import Tensors, fresh_features
 from tests.proposers.mtp import (
@@ -49,9 +54,14 @@ def opened(path: Path) -> Checkpoint:
     return load_checkpoint(path, with_tokenizer=False)
 
 
-def logits_of(checkpoint: Checkpoint | None, tokens: list[int], **options: Any) -> torch.Tensor:
+def logits_of(
+    checkpoint: Checkpoint | None,
+    tokens: list[int],
+    target: ModelRunner | None = None,
+    **options: Any,
+) -> torch.Tensor:
     """What an MTP layer says after each of a text's tokens but the first."""
-    proposer = toy_mtp(toy_runner(), checkpoint, **options)
+    proposer = toy_mtp(target or toy_runner(), checkpoint, **options)
     runner, read = proposer._runner, tokens[1:]
     runner.kv.open(0)
     runner.kv.reserve(0, len(read))
@@ -182,6 +192,42 @@ def test_it_is_found_and_changes_no_answer(tmp_path: Path) -> None:
     with LLM(folder, dtype="float32", speculative_config=[]) as llm:
         (plain,) = llm.generate([PROMPT], params)
     assert drafted.token_ids == plain.token_ids
+
+
+@native
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("layout", "own_ends"), [*((layout, False) for layout in LAYOUTS), ("deepseek", True)]
+)
+def test_a_converted_folder_keeps_it(
+    tmp_path: Path, layout: str, own_ends: bool, dtype: str
+) -> None:
+    tensors = LAYOUTS[layout](mtp_tensors(own_ends=own_ends))
+    source = opened(with_mtp(tmp_path / "toy", tensors))
+    write_packed(source, tmp_path / "packed", Packer(dtype))
+    packed = opened(tmp_path / "packed")
+    assert bundled_drafts(str(tmp_path / "packed")) == bundled_drafts(str(tmp_path / "toy"))
+    target = toy_runner(f"native-{dtype}")
+    found, wanted = (logits_of(each, PROMPT, target, dtype=dtype) for each in (packed, source))
+    assert same(found, wanted)
+    assert packed.num_bytes > 0
+    with pytest.raises(ConfigError, match=f"packed as {dtype} and cannot run as bfloat16"):
+        toy_mtp(target, packed, dtype="bfloat16")
+
+
+@native
+@pytest.mark.parametrize("case", ["experts", "incomplete", "more than is used"])
+def test_a_layer_that_cannot_draft_is_not_converted(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    extra, _, message = UNFIT[case]
+    source = opened(with_mtp(tmp_path / "toy", extra))
+    write_packed(source, tmp_path / "packed", Packer("int8"))
+    assert re.search(f"the MTP layer is left out: .*{message}", caplog.text)
+    packed = opened(tmp_path / "packed")
+    assert not any(name.startswith("mtp") for name in packed.tensors)
+    assert bundled_drafts(str(tmp_path / "packed")) == ()
+    Decoder(packed.config, packed.tensors, CpuOps("int8"), 64)
 
 
 # --- what does not fit ----------------------------------------------------------------------------

@@ -25,7 +25,9 @@ from paceline.llm import LLM
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
+from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.packed_folder import write_packed
 from paceline.proposers.heads import build
 from paceline.sampling_params import SamplingParams
 from paceline.span import Span
@@ -216,5 +218,21 @@ def test_it_drafts_by_itself_and_changes_no_token(tmp_path: Path, family: str, f
         assert "mtp" in llm.proposers
         (drafted,) = llm.generate([TOKENS], params)
     with LLM(source, dtype="float32", max_model_len=64, speculative_config=[]) as llm:
+        (plain,) = llm.generate([TOKENS], params)
+    assert drafted.token_ids == plain.token_ids
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", LAYERS)
+def test_a_converted_folder_drafts_with_it(tmp_path: Path, family: str, form: str) -> None:
+    layer, out = FORMS[form](family, tmp_path / form), tmp_path / "packed"
+    write_packed(load_checkpoint(tmp_path / form, with_tokenizer=False), out, Packer("float32"))
+    check_logits(layer, out, CpuOps)
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    with LLM(str(out), max_model_len=64) as llm:
+        assert llm.proposers == ("suffix", "mtp")
+        (drafted,) = llm.generate([TOKENS], params)
+    with LLM(str(out), max_model_len=64, speculative_config=[]) as llm:
         (plain,) = llm.generate([TOKENS], params)
     assert drafted.token_ids == plain.token_ids

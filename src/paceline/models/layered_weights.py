@@ -12,7 +12,6 @@ import numpy as np
 from paceline.models.altup import AltUpEnds, AltUpLayer
 from paceline.models.arrays import floats as as_floats
 from paceline.models.layer_inputs import LayerGate, LayerInputWeights
-from paceline.models.packed_format import packed_formats
 from paceline.models.tensor_reader import TensorReader
 
 LAYER_EMBEDDING = "model.embed_tokens_per_layer"
@@ -27,13 +26,8 @@ class LayeredReader(TensorReader):
         if inputs is None:
             return None
         name, projection = LAYER_EMBEDDING, "model.per_layer_model_projection"
-        if packed_formats(self._tensors, name):
-            embedding = self._adopted(name, [inputs.vocab_size], inputs.total, bias=False)
-        else:
-            pack = self._ops.pack_embedding
-            embedding = self._end(name, inputs.vocab_size, pack, inputs.total)
         return LayerInputWeights(
-            embedding,
+            self._end(name, inputs.vocab_size, self._ops.pack_embedding, inputs.total),
             self.linear([projection], projection, [inputs.total], c.hidden_size, bias=False),
             self.norm("model.per_layer_projection_norm.weight", inputs.width),
         )

@@ -8,6 +8,7 @@ no tensors, and imports nothing slow.
 * Qwen3-Next and Qwen3.5: ``mtp``, beside ``model``, in multimodal checkpoints too.
 * MiMo: ``model.mtp_layers.0``, whose linear reads the hidden state first and the token after it.
 * The `speculators` library: ``mtp_layers.0``, MiMo's names in the usual order.
+* Folders of ``paceline convert``: what a decoder reads, under ``mtp``.
 
 Several layers, one for each further token, are allowed: the first is used for all of them, which is
 how engines draft beyond the layers that a model has.
@@ -41,6 +42,8 @@ _DEEPSEEK = {
     "shared_head.norm": "model.norm",
 }
 _JOIN, _NORM, _LAYER = "model.eh_proj.", "model.norm.weight", "model.layers.0."
+PACKED = "mtp."
+"""What the names of a head in a converted folder begin with."""
 _FOREIGN = re.compile(r".*(linear_attn|ssm_).*")
 """Parts of linear attention."""
 _EXPERTS, _LATENT = re.compile(r".*\.mlp\.(gate|experts)\..*"), re.compile(r".*\.kv_a_proj.*")
@@ -110,6 +113,9 @@ def mtp_part(stored: Iterable[str]) -> MtpPart | None:
         stored: their names; those of GGUF files as :mod:`paceline.models.gguf_names` places them.
     """
     stored = list(stored)
+    packed = {name.removeprefix(PACKED): name for name in stored if name.startswith(PACKED)}
+    if any(plain.startswith(_JOIN) for plain in packed):
+        return MtpPart(packed, hidden_first=False)
     for layout in _LAYOUTS:
         for _, names in sorted(layout.layers(stored).items()):
             if any(plain.startswith(_JOIN) for plain in names):

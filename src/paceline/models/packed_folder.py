@@ -4,9 +4,10 @@ Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetens
 ``{"format": "paceline-packed", "version": "2", "dtype": ...}`` and hold, per linear of the decoder,
 ``NAME.INDEX.FORMAT`` of each part, counted from 0, ``NAME.INDEX.order`` and ``NAME.bias`` (where it
 has them) as :class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears
-under their fused names, the norms under their own names as float32, and ``d2t`` of a pruned head
-(:mod:`paceline.models.pruned_head`) as it is. Tiles begin at whole cache lines of a file, which is
-for speed alone. Knows no arithmetic.
+under their fused names, the norms under their own names as float32, ``d2t`` of a pruned head
+(:mod:`paceline.models.pruned_head`) as it is, and the same of the model's MTP layer
+(:mod:`paceline.models.mtp_head`) under ``mtp``. Tiles begin at whole cache lines of
+a file, which is for speed alone. Knows no arithmetic.
 
 A file is not trusted: versions, names, types and sizes are checked when it is opened and adopted.
 Values are not, because that would read every page; whatever they are, kernels stay within their
@@ -16,6 +17,7 @@ memory.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,18 +26,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array, floats
+from paceline.models.entry import read_entry
 from paceline.models.hf_config import config_from_hf
 from paceline.models.layer_inputs import LayerInputWeights
 from paceline.models.layered_weights import LAYER_EMBEDDING
+from paceline.models.mtp_head import mtp_head
+from paceline.models.mtp_names import PACKED
 from paceline.models.ops.base import PackedLinear
 from paceline.models.ops.resolve import backend_of
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored_names import INDEX_FILE
-from paceline.models.weights import EMBEDDING, HEAD, WeightReader
+from paceline.models.weights import EMBEDDING, HEAD, Ends, WeightReader
 from paceline.writing import whole_folder
 
 if TYPE_CHECKING:
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from paceline.models.ops.packing import Packer
 
 
+log = logging.getLogger(__name__)
 SHARD_BYTES = 512 << 20
 
 
@@ -83,6 +89,7 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     reader.norm("model.norm.weight", checkpoint.config.hidden_size)
     reader.check_all_used()
     shards.add(reader.take_recorded())
+    shards.add(_mtp_arrays(checkpoint, packer))
     shards.finish()
     reader.log_rounding()
     if checkpoint.tokenizer is not None:
@@ -91,6 +98,25 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
         _write_json(folder / "generation_config.json", checkpoint.generation)
     _write_json(folder / "config.json", checkpoint.hf_config)
     return shards.num_bytes
+
+
+def _mtp_arrays(checkpoint: Checkpoint, packer: Packer) -> dict[str, Array]:
+    """The packed MTP layer; empty where there is none, or none that can draft: the model runs
+    without it."""
+    try:
+        head = mtp_head(checkpoint)
+        if head is None:
+            return {}
+        reader, shape = _RecordingReader(head, packer), head.config
+        reader.ends_or_lent(Ends(None, None, shape))
+        read_entry(reader, shape)
+        reader.layer(0)
+        reader.norm("model.norm.weight", shape.hidden_size)
+        reader.check_all_used()
+    except (UnsupportedModelError, ModelLoadError) as error:
+        log.warning("the MTP layer is left out: %s", error)
+        return {}
+    return {PACKED + name: array for name, array in reader.take_recorded().items()}
 
 
 def _check_config(checkpoint: Checkpoint) -> None:
@@ -142,6 +168,13 @@ class _RecordingReader(WeightReader):
         embedding, head = super().ends()
         self._record(EMBEDDING, embedding)
         return embedding, embedding if head is embedding else self._record(HEAD, head)
+
+    def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
+        own = super().ends_or_lent(lent)
+        for name, end in zip((EMBEDDING, HEAD), own, strict=True):
+            if end is not None:
+                self._record(name, end)
+        return own
 
     def layer_inputs(self) -> LayerInputWeights | None:
         found = super().layer_inputs()

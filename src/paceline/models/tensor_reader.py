@@ -99,6 +99,9 @@ class TensorReader:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
+    def has_linear(self, name: str) -> bool:
+        return self.has(f"{name}.weight") or bool(packed_formats(self._tensors, name))
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
 
@@ -174,11 +177,22 @@ class TensorReader:
         return WeightPart(n, lambda first, last: rows[first:last], form, order)
 
     def _end(
-        self, name: str, n: int, pack: Callable[[WeightPart, int], Any], width: int = 0
+        self,
+        name: str,
+        n: int,
+        pack: Callable[[WeightPart, int], Any],
+        width: int = 0,
+        bias: bool = False,
     ) -> Any:
-        """Embedding or head, which are large, without unpacking them as a whole."""
+        """Embedding or head, which are large, without unpacking them as a whole.
+
+        Args:
+            bias: whether there is one where it is packed; ``pack`` knows it where it is not.
+        """
         weight, tensors = name + ".weight", self._tensors
         width = width or self._config.hidden_size
+        if packed_formats(tensors, name):
+            return self._adopted(name, [n], width, bias)
         with _naming(name):
             part = self._as_stored(weight, n, width)
             if part is None and isinstance(tensors, StoredTensors):

@@ -117,17 +117,17 @@ class WeightReader(LayeredReader):
         c = self._config
         if c.tie_embeddings and HEAD + ".weight" in self._tensors:
             self._check_tied()
-        if packed_formats(self._tensors, EMBEDDING):
-            embedding = self._adopted(EMBEDDING, [c.vocab_size], c.hidden_size, bias=False)
-            if c.tie_embeddings:
-                return embedding, embedding
-            return embedding, self._adopted(HEAD, [c.num_logits], c.hidden_size, bias=c.head_bias)
         embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
+        if c.tie_embeddings and packed_formats(self._tensors, EMBEDDING):
+            return embedding, embedding
         tied = EMBEDDING if c.tie_embeddings else HEAD
         known = embedding if c.tie_embeddings else None
         bias = self.floats(HEAD + ".bias", c.num_logits) if c.head_bias else None
         return embedding, self._end(
-            tied, c.num_logits, lambda part, k: self._ops.pack_head(part, k, known, bias)
+            tied,
+            c.num_logits,
+            lambda part, k: self._ops.pack_head(part, k, known, bias),
+            bias=c.head_bias,
         )
 
     def places(self, max_len: int) -> Any:
@@ -147,11 +147,11 @@ class WeightReader(LayeredReader):
         """As :meth:`ends`, with another decoder's for those that the checkpoint has not."""
         c, pack = self._config, self._ops.pack_head
         embedding, head = lent.embedding, lent.head
-        if EMBEDDING + ".weight" in self._tensors:
+        if self.has_linear(EMBEDDING):
             embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
         else:
             self._check_lent(EMBEDDING, lent, (lent.config.vocab_size, c.vocab_size))
-        if HEAD + ".weight" in self._tensors:
+        if self.has_linear(HEAD):
             head = self._end(HEAD, c.num_logits, lambda part, k: pack(part, k, None))
         else:
             self._check_lent(HEAD, lent, (lent.config.num_logits, c.num_logits))
