@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline import SamplingParams
+from paceline.metrics import EngineStats
+from paceline.request import StepOutput
 from paceline.span import DraftTree
 from tests.programs import FOLDER, ROOT, module
 
@@ -174,6 +181,28 @@ def test_an_arm_that_drafts_nothing_on_the_prompts_that_judge_is_a_failed_sample
     assert calibration.tables(report.results)
 
 
+# Streaming
+
+
+def test_what_is_read_for_a_prompt_is_not_counted() -> None:
+    """Of a prompt in three steps and three tokens: the two steps behind the first token."""
+    worker, stats = object.__new__(module("streaming_worker").Streamed), EngineStats()
+
+    def stream(token_ids: list[int], params: SamplingParams) -> Iterator[StepOutput]:
+        for step in range(5):
+            stats.num_weight_bytes_read += 10
+            if step >= 2:
+                yield StepOutput(0, [7], [])
+
+    worker.llm = SimpleNamespace(stream=stream, stats=lambda: replace(stats))
+    facts = worker.answer([1, 2], 3, 0.0)
+    assert (facts["bytes_read"], facts["tokens"], facts["steps"]) == (20, 3, 3)
+    cells = [module("harness").Sample("plain", ("prose", 0.0, 0), 0, 1.0, facts, None)]
+    (row,) = module("streaming").rows("plain", cells)
+    assert row["bytes_per_second"] * facts["seconds"] == pytest.approx(20)
+    assert row["tokens_per_step"] == 1.0
+
+
 # The report
 
 
@@ -296,6 +325,30 @@ def test_the_pages_of_results_are_rendered() -> None:
 
 
 # Whole programs
+
+
+def names_of(program: Path) -> str:
+    return ".".join(program.relative_to(FOLDER).with_suffix("").parts)
+
+
+PROGRAMS = {names_of(each): each for each in [*FOLDER.glob("*.py"), *FOLDER.glob("research/*.py")]}
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_every_program_finds_what_it_imports(name: str) -> None:
+    """Within functions too: a benchmark that takes hours should not end with an ImportError."""
+    tree = ast.parse(PROGRAMS[name].read_text(encoding="utf-8"))
+    imports = [each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom) and each.module]
+    try:
+        module(name)
+        found = [(each, module(str(each.module))) for each in imports]
+    except ModuleNotFoundError as error:
+        if str(error.name).split(".")[0] in {"paceline", "research", *PROGRAMS}:
+            raise
+        pytest.skip(f"{error.name} is not installed")
+    for each, source in found:
+        missing = [alias.name for alias in each.names if not hasattr(source, alias.name)]
+        assert not missing, f"{each.module} has no {', '.join(missing)}"
 
 
 EMBEDDED = ("--prompts", "embedded")
