@@ -191,7 +191,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "peers_shapes": ("peers-*", printed(peer_tables)),
     "moe": ("moe", printed(moe_tables)),
     "hybrid": ("hybrid*", printed(hybrid_tables)),
-    "streaming": ("streaming", printed(streaming_tables)),
+    "streaming": ("streaming", shown(streaming_tables)),
     "streaming_experts": ("streaming_experts-random", shown(expert_streaming_tables)),
     "streaming_trained": ("streaming_experts-trained", shown(expert_streaming_tables)),
     "expert_prices": ("expert_prices", printed(expert_price_tables)),
