@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +35,9 @@ from tests.arrays import arrays
 
 VOCAB = 48
 EOS = 0
-USUAL = "float32" if why_not_native() else "native-float32"
+DEVICE = os.environ.get("PACELINE_TEST_DEVICE", "cpu")
+"""Where the reference ops compute; the contracts hold on ``cuda`` too."""
+USUAL = "float32" if DEVICE != "cpu" or why_not_native() else "native-float32"
 """Floats on the native kernels, which take a tenth of the reference's time, if there are any."""
 TOY = ModelConfig(
     architecture="toy",
@@ -165,7 +168,7 @@ def toy_ops(dtype: str) -> Any:
     """The backend of a dtype: ``native-int8`` is the native kernels', ``int8`` the reference's."""
     if dtype.startswith("native-"):
         return CpuOps(dtype.removeprefix("native-"))
-    return ReferenceOps(dtype)
+    return ReferenceOps(dtype, DEVICE, deterministic=True)
 
 
 def toy_runner(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,11 @@ from paceline.span import Span
 from tests.arrays import arrays, assert_close, same, tensor
 from tests.heads import head_tensors
 from tests.levels import BETWEEN, LEVELS
-from tests.toy import TOY, VOCAB, toy_tensors
+from tests.toy import DEVICE, TOY, VOCAB, toy_tensors
 
 ROW_BACKENDS = {
-    "reference-float32": lambda: ReferenceOps("float32"),
-    "reference-bfloat16": lambda: ReferenceOps("bfloat16"),
-    "reference-int8": lambda: ReferenceOps("int8"),
+    f"reference-{dtype}": partial(ReferenceOps, dtype, deterministic=True)
+    for dtype in ("float32", "bfloat16", "int8")
 }
 NATIVE = {f"native-{dtype}-{isa}": (dtype, isa) for dtype in PACKED_DTYPES for isa in LEVELS}
 WIDTHS = [1, 2, 5, 16, 17, 48]
@@ -53,7 +53,7 @@ def ops(request: pytest.FixtureRequest) -> Any:
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The backend of that name; the native one's names its instruction-set level."""
     if request.param in ROW_BACKENDS:
-        yield ROW_BACKENDS[request.param]()
+        yield ROW_BACKENDS[request.param](device=DEVICE)
         return
     dtype, isa = NATIVE[request.param]
     before = native_module().isa()
@@ -290,6 +290,16 @@ def check_tree(model: ModelRunner, other: ModelRunner, start: int) -> None:
 KV_HEADS = replace(TOY, head_dim=40)  # in int8 a group of 32 dimensions, and one of the rest
 LOSS = {"float32": 0.0, "float16": 1e-3, "bfloat16": 1e-2, "int8": 3e-2}
 ROUNDING = 0.05  # of arithmetic that rounds activations, and then some of them the other way
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="compares with the CPU")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_devices_say_what_the_cpu_does(name: str) -> None:
+    tokens, found = list(range(30)), []
+    for device in ("cpu", DEVICE):
+        model = runner(variant(name), ReferenceOps("float32", device))
+        found.append(rows_of(model, tokens, [17, 13]))
+    assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
 
 
 @on_backends("kv_dtype", KV_DTYPES[1:])

@@ -26,6 +26,7 @@ from paceline.training.heads.batches import (
     Grid,
     Packs,
     Rows,
+    join_rows,
     num_rows,
     num_wanted,
     split_prompts,
@@ -89,7 +90,7 @@ def _rows(trace: Trace) -> Rows:
 
 def _batch() -> Batch:
     traces = random_traces()
-    return Batch.of(traces, [_rows(trace) for trace in traces])
+    return Batch.of(traces, join_rows([_rows(trace) for trace in traces]))
 
 
 def one_text(tokens: torch.Tensor, features: torch.Tensor) -> Batch:
@@ -250,14 +251,14 @@ def test_counted_loss_is_the_trained_one(params: dict[str, torch.Tensor]) -> Non
 
 def test_packs_hold_every_trace_once_an_epoch() -> None:
     traces = random_traces() * 5
-    packs = Packs(traces, lambda i: _rows(traces[i]), 20, seed=3)
+    packs = Packs(traces, lambda n: join_rows([_rows(traces[i]) for i in n]), 20, seed=3)
     for epoch in range(2):
         found = np.concatenate(packs.epoch(epoch))
         assert sorted(found) == list(range(len(traces)))
     assert [p.tolist() for p in packs.epoch(0)] != [p.tolist() for p in packs.epoch(1)]
     assert all(sum(num_rows(traces[i]) for i in pack) <= 20 for pack in packs.epoch(0))
     later = len(packs.epoch(0)) + 1
-    fresh = Packs(traces, lambda i: _rows(traces[i]), 20, seed=3)
+    fresh = Packs(traces, lambda n: join_rows([_rows(traces[i]) for i in n]), 20, seed=3)
     assert torch.equal(packs.take(later, 2).tokens, fresh.take(later, 2).tokens)
     assert torch.equal(packs.take(0, 1).tokens, fresh.take(0, 1).tokens)
 

@@ -25,7 +25,7 @@ from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
 from paceline.traces import Trace, read_traces
-from paceline.training.heads.batches import Batch, Rows, num_rows, num_wanted
+from paceline.training.heads.batches import Batch, Rows, join_rows, num_rows, num_wanted
 from paceline.training.heads.dflash import DFlash
 from paceline.training.heads.initial import TargetWeights, dflash_params
 from paceline.training.heads.layout import dflash_layers
@@ -59,7 +59,7 @@ def _batch(texts: list[Trace], width: int, vocab_size: int) -> Batch:
         logits = torch.randn(num_wanted(text), vocab_size, generator=generator)
         probs, ids = logits.softmax(-1).topk(5)
         made.append(Rows(torch.randn(num_rows(text), width, generator=generator), ids, probs))
-    return Batch.of(texts, made)
+    return Batch.of(texts, join_rows(made))
 
 
 def _trained_head(folder: Path, target: Path) -> tuple[DFlash, dict[str, torch.Tensor]]:

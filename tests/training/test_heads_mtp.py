@@ -19,7 +19,7 @@ from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads import HeadProposer, build
 from paceline.sampling_params import SamplingParams
 from paceline.traces import Trace, read_traces
-from paceline.training.heads.batches import Batch, Rows, num_rows, num_wanted
+from paceline.training.heads.batches import Batch, Rows, join_rows, num_rows, num_wanted
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.heads.layout import layers_config
 from paceline.training.heads.losses import head_loss
@@ -59,7 +59,7 @@ def _batch(texts: list[Trace], features: list[torch.Tensor]) -> Batch:
     for text, rows in zip(texts, features, strict=True):
         probs, ids = torch.randn(num_wanted(text), 280).softmax(-1).topk(5)
         made.append(Rows(rows, ids, probs))
-    return Batch.of(texts, made)
+    return Batch.of(texts, join_rows(made))
 
 
 def _head(folder: Path, target: Path) -> tuple[Mtp, dict[str, torch.Tensor], torch.Tensor]:

@@ -67,7 +67,7 @@ def write_own_text(target: Rows, prompts: Tensor, new_tokens: int, seed: int) ->
 @torch.no_grad()
 def measure_acceptance(draft: Rows, target: Rows, text: OwnText, seed: int) -> Acceptance:
     """Figures of ``draft`` against ``target``; the same ``seed`` gives the same noise."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(text.sampled.device).manual_seed(seed)
     counts = dict.fromkeys(("greedy1", "greedy4", "tv", "shared1", "shared4"), 0.0)
     for greedy, sampled in zip(text.greedy.split(ROWS), text.sampled.split(ROWS), strict=True):
         wanted = greedy[:, text.prompt_tokens :].reshape(-1)

@@ -114,7 +114,7 @@ def _restore(
         for name, p in params.items():
             p.copy_(file.get_tensor(f"param.{name}"))
             if step:
-                state = {moment: file.get_tensor(f"{moment}.{name}") for moment in _MOMENTS}
+                state = {m: file.get_tensor(f"{m}.{name}").to(p.device) for m in _MOMENTS}
                 optimizer.state[p] = {"step": torch.tensor(float(step)), **state}
     torch.set_rng_state(file.get_tensor("random"))
 

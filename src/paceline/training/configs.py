@@ -249,7 +249,8 @@ class HeadTrainingConfig(TrainingConfig):
         deep_share: share of the positions whose chains go on after the first step.
         eval_steps: depth to which held-out acceptance is measured, within a block of dflash.
         features: folder of the target's hidden states, which are made where they are missing
-            (default: in the output); deleted, they are made again.
+            (default: in the output); deleted, they are made again. On a GPU, by default, the target
+            runs along instead.
         format: of the written folder; speculators is known.
         verifier: the target as engines that read this format should find it, such as org/name on
             the hub (default: as it is named here).

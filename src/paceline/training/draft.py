@@ -47,7 +47,14 @@ from paceline.training.parallel import (
 )
 from paceline.training.progress import ProgressDisplay
 from paceline.training.surgery import cut_model, keep_frequent, special_tokens
-from paceline.training.trainer import DecoderTask, Loss, resolve_dtype, run_training, spent
+from paceline.training.trainer import (
+    DecoderTask,
+    Loss,
+    computing_on,
+    resolve_dtype,
+    run_training,
+    spent,
+)
 from paceline.writing import whole_file
 
 GENERATED = "generated.npz"
@@ -65,13 +72,27 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    folder = check_output(config.output, config.overwrite)
+    check_output(config.output, config.overwrite)
     target = load_model(config.target)
     check_whole_head(config.target, target.config)
     model = _initial_draft(config, target)
     documents = _documents(config, target)
     train, held_out = split_held_out(documents, config.held_out_tokens, config.seed)
-    teacher = _decoder(config, target)
+    with computing_on(config.device):
+        return _distilled(
+            config, target.to(config.device), model.to(config.device), documents, train, held_out
+        )
+
+
+def _distilled(
+    config: DraftTrainingConfig,
+    target: TrainableModel,
+    model: TrainableModel,
+    documents: TokenDocuments,
+    train: TokenDocuments,
+    held_out: TokenDocuments,
+) -> DraftTrainingResult:
+    folder, teacher = Path(config.output), _decoder(config, target)
     with ProgressDisplay(config.show_progress, "train draft") as display:
         text = _own_text(config, teacher, held_out)
         names = fingerprint(config, documents, model)
@@ -155,7 +176,7 @@ def _decoder(config: DraftTrainingConfig, model: TrainableModel) -> Rows:
     generated = config.generate_prompt_tokens + config.generate_new_tokens
     measured = config.eval_prompt_tokens + config.eval_new_tokens
     length = max(config.seq_len + 1, generated, measured)
-    ops = TrainingOps(resolve_dtype(config.dtype))
+    ops = TrainingOps(resolve_dtype(config))
     with torch.no_grad():
         return differentiable_decoder(model.config, model.tensors, ops, length)
 
@@ -167,7 +188,7 @@ def _own_text(
     beginnings = [d[:length] for d in held_out if len(d) >= length][: config.eval_prompts]
     if not beginnings:
         return None
-    prompts = torch.from_numpy(np.stack(beginnings)).long()
+    prompts = torch.as_tensor(np.stack(beginnings)).long()
     return write_own_text(teacher, prompts, config.eval_new_tokens, config.seed)
 
 

@@ -37,7 +37,7 @@ def continue_prompts(
     size, length = prompts.shape
     rows = torch.empty(size, length + new_tokens, dtype=torch.int64)
     rows[:, :length] = prompts
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(prompts.device).manual_seed(seed)
     batch = CachedBatch(decoder.config, size, length + new_tokens, decoder.ops.compute)
     fresh = prompts
     for at in range(length, length + new_tokens):
@@ -78,11 +78,11 @@ def generate_documents(
     rows: list[TokenArray] = []
     done = 0
     while done < tokens:
-        prompts = torch.from_numpy(random_prompts(texts, batch_size, prompt_tokens, rng)).long()
+        prompts = torch.as_tensor(random_prompts(texts, batch_size, prompt_tokens, rng)).long()
         number = done // (batch_size * new_tokens)
         temperature = temperatures[number % len(temperatures)]
         written = continue_prompts(decoder, prompts, new_tokens, temperature, seed + number)
-        rows += list(written.numpy().astype(np.int32))
+        rows += list(written.numpy(force=True).astype(np.int32))
         done += batch_size * new_tokens
         report(done)
     return TokenDocuments.of(rows)

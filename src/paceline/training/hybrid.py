@@ -128,6 +128,7 @@ class HybridRows:
 
     Args:
         dtype: of matrix products.
+        device: where the model is.
 
     Raises:
         ConfigError: transformers is not installed.
@@ -136,10 +137,10 @@ class HybridRows:
     routed = ()
     head_tokens = None
 
-    def __init__(self, model: TrainableModel, dtype: str) -> None:
+    def __init__(self, model: TrainableModel, dtype: str, device: str = "cpu") -> None:
         self.config, self._params = model.config, model.params
         self._layers = _layers(json.dumps(dict(model.raw), sort_keys=True))
-        self._dtype = COMPUTE_DTYPES[dtype]
+        self._dtype, self._device = COMPUTE_DTYPES[dtype], device.partition(":")[0]
 
     def hidden(self, input_ids: Tensor, positions: Tensor, batch: PackedBatch) -> Tensor:
         params = {n.removeprefix("model."): p for n, p in self._params.items() if n != HEAD}
@@ -154,7 +155,7 @@ class HybridRows:
             return F.linear(hidden, self._params.get(HEAD, self._params[EMBEDDING]))
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32)
+        return torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32)
 
 
 @lru_cache(maxsize=1)

@@ -39,7 +39,13 @@ from paceline.training.model_files import (
 from paceline.training.options import TrainingConfig
 from paceline.training.packing import Windows, pack
 from paceline.training.surgery import upcycle
-from paceline.training.trainer import DecoderTask, TrainingData, run_training, spent
+from paceline.training.trainer import (
+    DecoderTask,
+    TrainingData,
+    computing_on,
+    run_training,
+    spent,
+)
 from paceline.writing import write_text
 
 
@@ -82,8 +88,10 @@ def train_lm(config: LMTrainingConfig) -> LMTrainingResult:
     documents = tokenize(read_documents(config.text, config.exclude, config.stdlib), tokenizer)
     train, held_out = split_held_out(documents, config.held_out_tokens, config.seed)
     data = training_data(train, held_out, config, separator)
-    task = DecoderTask(model, data, cross_entropy, config)
-    progress = run_training(task, config, fingerprint(config, documents, model), "train lm")
+    with computing_on(config.device):
+        model = model.to(config.device)
+        task = DecoderTask(model, data, cross_entropy, config)
+        progress = run_training(task, config, fingerprint(config, documents, model), "train lm")
     losses = [loss for _, _, loss in progress.history] or [float("nan")]
     result = LMTrainingResult(
         **spent(config, model, progress), held_out_before=losses[0], held_out_after=losses[-1]

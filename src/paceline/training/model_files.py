@@ -68,6 +68,11 @@ class TrainableModel:
     def num_params(self) -> int:
         return sum(p.numel() for p in self.params.values())
 
+    def to(self, device: str) -> TrainableModel:
+        """The same tensors where they are to be trained."""
+        params, fixed = ({n: t.to(device) for n, t in x.items()} for x in (self.params, self.fixed))
+        return TrainableModel(self.raw, params, fixed)
+
 
 def new_model(shape: ModelShape, vocab_size: int, eos_token_id: int, seed: int) -> TrainableModel:
     """Random weights: normal with deviation 0.02, branch outputs scaled by depth, norms one."""
@@ -209,6 +214,7 @@ def save_model(
     _write(folder / "README.md", card)
     if tokenizer_from is not None:
         _copy_tokenizer(tokenizer_from, folder)
+    model = model.to("cpu")
     tensors = {**_stored(model.params, weights_dtype), **model.fixed}
     with whole_file(folder / WEIGHTS, TrainingError) as partial:
         save_file(tensors, partial, {"format": "pt"})

@@ -254,7 +254,7 @@ def differentiable_decoder(
     if config.recurrent is not None:
         raise UnsupportedModelError("models with recurrent layers cannot be trained")
     if HEAD_TOKENS in tensors:
-        tensors = {**tensors, HEAD_TOKENS: tensors[HEAD_TOKENS].numpy()}
+        tensors = {**tensors, HEAD_TOKENS: tensors[HEAD_TOKENS].numpy(force=True)}
     return Rows(Decoder(config, tensors, cast(Any, ops), max_len))
 
 

@@ -35,10 +35,12 @@ class TrainingConfig:
         weight_decay: of matrices; vectors have none.
         beta1, beta2: of AdamW.
         grad_clip: largest gradient norm.
-        dtype: of matrix products; ``auto`` is bfloat16 where the processor has instructions for it.
+        dtype: of matrix products; ``auto`` is bfloat16 on a GPU and on processors that have
+            instructions for it, float32 elsewhere.
         weights_dtype: of the written weights; with int8 only those of linears have 8 bits.
         seed: of initialisation, order of documents and held-out split.
         threads: torch threads; 0 leaves them.
+        device: where to compute, such as cuda; the finished files are the same everywhere.
         save_minutes: minutes between saved states (0: after every step).
         eval_every: steps between held-out losses; 0 only at the beginning and the end.
         eval_windows: windows of the intermediate held-out losses; the last one uses all.
@@ -71,6 +73,7 @@ class TrainingConfig:
     weights_dtype: str = "bfloat16"
     seed: int = 0
     threads: int = 0
+    device: str = "cpu"
     save_minutes: float = 5.0
     eval_every: int = 200
     eval_windows: int = 32
@@ -112,6 +115,7 @@ _FREE = frozenset(
         "verifier",
         "with_embedding",
         "threads",
+        "device",
         "save_minutes",
         *_REPORTING,
         *_COMPARED_BY_CONTENT,

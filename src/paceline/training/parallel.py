@@ -94,7 +94,9 @@ def chain_rows(time: int, num_tokens: int, generator: torch.Generator | None) ->
         generator: chooses what is dropped; None drops nothing.
     """
     count = max(0, time - num_tokens + 1)
-    order = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+    order = torch.arange(count)
+    if generator is not None:
+        order = torch.as_tensor(torch.randperm(count, generator=generator, device="cpu"))
     bases, depths = [torch.arange(time)], [torch.zeros(time, dtype=torch.int64)]
     for depth in range(1, num_tokens):
         share = 1.0 if generator is None else keep_share(depth)
@@ -149,7 +151,7 @@ def parallel_loss(
 
 
 def _generator(windows: Tensor) -> torch.Generator:
-    digest = xxhash.xxh3_64_intdigest(windows.numpy().tobytes())
+    digest = xxhash.xxh3_64_intdigest(windows.numpy(force=True).tobytes())
     return torch.Generator().manual_seed(digest >> 1)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -16,6 +17,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from paceline.errors import TrainingError
+from paceline.models.ops.resolve import check_device, is_cpu
 from paceline.models.ops.rows import Rows
 from paceline.training.checkpoint import Progress, load_state, save_state
 from paceline.training.data import TokenArray
@@ -82,7 +84,7 @@ class DecoderTask:
     def loss(self, start: int, count: int) -> Tensor:
         windows = self.data.windows.take(start, count)
         decoder = self._decoder(windows)
-        value = self.decoder_loss(decoder, torch.from_numpy(windows).long())
+        value = self.decoder_loss(decoder, torch.as_tensor(windows).long())
         return value + BALANCE * imbalance(decoder) if decoder.routed else value
 
     def held_out(self, windows: int | None) -> tuple[float, str] | None:
@@ -93,16 +95,34 @@ class DecoderTask:
         with torch.no_grad():
             decoder = self._decoder(chosen)
             for at in range(0, len(chosen), size):
-                part = torch.from_numpy(chosen[at : at + size]).long()
+                part = torch.as_tensor(chosen[at : at + size]).long()
                 total += self.decoder_loss(decoder, part).item() * len(part)
         return total / len(chosen), f"{len(chosen)} of {len(self.data.held_out)} windows"
 
     def _decoder(self, windows: TokenArray) -> Rows:
-        dtype = resolve_dtype(self.config.dtype)
+        dtype = resolve_dtype(self.config)
         if self.model.config.recurrent is not None:
-            return cast(Rows, HybridRows(self.model, dtype))
+            return cast(Rows, HybridRows(self.model, dtype, self.config.device))
         ops = TrainingOps(dtype)
         return differentiable_decoder(self.model.config, self.model.tensors, ops, windows.shape[1])
+
+
+@contextmanager
+def computing_on(device: str) -> Iterator[None]:
+    """Make new tensors there, which is all that a loss on tensors of that device needs.
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
+    check_device(device)
+    before = torch.get_float32_matmul_precision()
+    if not is_cpu(device):
+        torch.set_float32_matmul_precision("high")
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def run_training(task: Task, config: TrainingConfig, fingerprint: str, title: str) -> Progress:
@@ -233,9 +253,11 @@ def _optimizer(params: Mapping[str, Tensor], config: TrainingConfig) -> torch.op
     )
 
 
-def resolve_dtype(dtype: str) -> str:
-    """``auto`` is bfloat16 where the processor multiplies it natively, float32 elsewhere."""
-    if dtype != "auto":
-        return dtype
+def resolve_dtype(config: TrainingConfig) -> str:
+    """``auto`` is bfloat16 where the device multiplies it natively, float32 elsewhere."""
+    if config.dtype != "auto":
+        return config.dtype
+    if not is_cpu(config.device):
+        return "bfloat16"
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     return "bfloat16" if supported() else "float32"

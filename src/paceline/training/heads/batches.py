@@ -75,8 +75,13 @@ class Rows(NamedTuple):
     top_probs: Tensor
 
 
-ReadRows = Callable[[int], Rows]
-"""By the number of a trace."""
+ReadRows = Callable[[Sequence[int]], Rows]
+"""Those of traces, one after another, by the traces' numbers."""
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """The rows of several texts, one after another."""
+    return Rows(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ class Batch:
     top_probs: Tensor
 
     @staticmethod
-    def of(traces: Sequence[Trace], made: Sequence[Rows]) -> Batch:
+    def of(traces: Sequence[Trace], made: Rows) -> Batch:
         rows = np.array([num_rows(t) for t in traces])
         wanted = np.array([num_wanted(t) for t in traces])
         positions, ends = _ranges(rows), np.cumsum(rows)
@@ -114,15 +119,15 @@ class Batch:
         places = np.repeat(ends - wanted, wanted) + ranks
         return Batch(
             tokens=_joined([t.token_ids[1:-1] for t in traces]),
-            positions=torch.from_numpy(positions),
-            features=torch.cat([m.features for m in made]),
+            positions=torch.as_tensor(positions),
+            features=made.features,
             grid=_grid(rows, positions),
-            wanted=torch.from_numpy(places),
+            wanted=torch.as_tensor(places),
             wanted_grid=_grid(wanted, ranks),
-            left=torch.from_numpy(np.repeat(wanted, wanted) - 1 - ranks),
+            left=torch.as_tensor(np.repeat(wanted, wanted) - 1 - ranks),
             emitted=_joined([t.token_ids[t.prompt_len + 1 :] for t in traces]),
-            top_ids=torch.cat([m.top_ids for m in made]),
-            top_probs=torch.cat([m.top_probs for m in made]),
+            top_ids=made.top_ids,
+            top_probs=made.top_probs,
         )
 
     def part(self, chosen: Tensor) -> Grid:
@@ -146,11 +151,11 @@ def _ranges(counts: Ints) -> Ints:
 def _grid(counts: Ints, ranks: Ints) -> Grid:
     width = int(counts.max())
     places = np.repeat(np.arange(len(counts)) * width, counts) + ranks
-    return Grid(len(counts), width, torch.from_numpy(places))
+    return Grid(len(counts), width, torch.as_tensor(places))
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+    return torch.as_tensor(np.concatenate(parts).astype(np.int64))
 
 
 def split_prompts(
@@ -197,7 +202,7 @@ class Packs:
     def take(self, start: int, count: int) -> Batch:
         """Packs ``start`` to ``start + count`` as one batch."""
         numbers = np.concatenate([self._pack(n) for n in range(start, start + count)])
-        return Batch.of([self._traces[i] for i in numbers], [self._read(int(i)) for i in numbers])
+        return Batch.of([self._traces[i] for i in numbers], self._read(numbers.tolist()))
 
     def _pack(self, number: int) -> Ints:
         while not self._first <= number < self._first + len(self._packs):

@@ -47,7 +47,7 @@ def pack_rows(features: Tensor) -> Array:
 
 def unpack_rows(packed: Array) -> Tensor:
     """What was packed, as ``[rows, taps * hidden]``."""
-    whole = torch.from_numpy(np.array(packed))
+    whole = torch.as_tensor(np.array(packed))
     scales = whole[..., -4:].contiguous().view(torch.float32)
     return (whole[..., :-4].view(CODES).float() * scales).flatten(1)
 
@@ -68,10 +68,11 @@ class FeatureFiles:
             parts = (np.split(a, at) for a, at in zip((rows, tops), ends, strict=True))
             self._places += zip(*parts, strict=True)
 
-    def __call__(self, number: int) -> Rows:
-        rows, tops = self._places[number]
-        probs = torch.from_numpy(tops["logprobs"].astype(np.float32)).exp()
-        return Rows(unpack_rows(rows), torch.from_numpy(tops["ids"].astype(np.int64)), probs)
+    def __call__(self, numbers: Sequence[int]) -> Rows:
+        parts = zip(*(self._places[number] for number in numbers), strict=True)
+        rows, tops = (np.concatenate(each) for each in parts)
+        probs = torch.as_tensor(tops["logprobs"].astype(np.float32)).exp()
+        return Rows(unpack_rows(rows), torch.as_tensor(tops["ids"].astype(np.int64)), probs)
 
 
 def _files(path: Path) -> tuple[Path, Path]:

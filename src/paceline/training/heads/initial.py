@@ -99,6 +99,10 @@ class TargetWeights:
     def __call__(self, name: str) -> Tensor:
         return to_torch(floats(self._tensors[name]))
 
+    def all(self) -> dict[str, Tensor]:
+        """Every tensor as it is in the checkpoint, which may be fused."""
+        return {name: self(name) for name in self._tensors}
+
     def stacked(self, prefix: str, sizes: Mapping[str, int], fused: str) -> dict[str, Tensor]:
         """Matrices by their short names, of so many rows each, which may be fused in the file."""
         whole = f"{prefix}{fused}_proj.weight"

@@ -112,7 +112,7 @@ class _ChainKind:
         )
 
     def chosen(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        drawn = torch.rand(len(batch.wanted), generator=generator)
+        drawn = _drawn(len(batch.wanted), generator)
         return ((drawn < self.config.deep_share) & (batch.left > 0)).nonzero().squeeze(1)
 
 
@@ -191,7 +191,12 @@ class _DFlashKind:
         return DFlash(self.layers, params, embedding, ops, max_len, size, self.mask_token)
 
     def chosen(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        drawn = torch.rand(len(batch.wanted), generator=generator)
+        drawn = _drawn(len(batch.wanted), generator)
         share = BLOCKS_PER_POSITION / self.config.block_size
         found = (drawn < share).nonzero().squeeze(1)
         return found if len(found) else drawn.argmin()[None]
+
+
+def _drawn(count: int, generator: torch.Generator) -> Tensor:
+    """The same numbers in 0 to 1 on every device."""
+    return torch.as_tensor(torch.rand(count, generator=generator, device="cpu"))

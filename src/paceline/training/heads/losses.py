@@ -16,7 +16,8 @@ import torch
 from paceline.training.heads.batches import Batch
 
 Tensor = torch.Tensor
-SLICE_ELEMENTS = 1 << 20  # logits that exist at once: they should stay in a core's cache
+SLICE = 1 << 20  # logits that exist at once: they should stay in a core's cache
+SLICE_ON_GPU = 1 << 28  # there they should occupy all cores
 
 
 class Head(Protocol):
@@ -79,11 +80,13 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, columns: Tensor, probs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, columns: Tensor, probs: Tensor, size: int
+    ) -> Tensor:
         into_hidden = torch.empty_like(hidden) if hidden.requires_grad else None
         into_head = torch.zeros_like(head) if head.requires_grad else None
         total = hidden.new_zeros(())
-        step = max(16, SLICE_ELEMENTS // len(head))
+        step = max(16, size // len(head))
         for at in range(0, len(hidden), step):
             part = slice(at, at + step)
             logits = hidden[part] @ head.T
@@ -107,17 +110,18 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         found = [next(saved).mul_(grads[0]) if needed else None for needed in ctx.needed]
-        return (*found, None, None)
+        return (*found, None, None, None)
 
 
-def cross_entropy(hidden: Tensor, head: Tensor, wanted: Wanted) -> Tensor:
+def cross_entropy(hidden: Tensor, head: Tensor, wanted: Wanted, size: int = SLICE) -> Tensor:
     """Sum over rows of the cross-entropy in nats.
 
     Args:
         hidden: ``[rows, hidden_size]``, normed.
         head: ``[columns, hidden_size]``.
+        size: logits that exist at once.
     """
-    total: Tensor = _CrossEntropy.apply(hidden, head, wanted.columns, wanted.probs)  # type: ignore[no-untyped-call]
+    total: Tensor = _CrossEntropy.apply(hidden, head, wanted.columns, wanted.probs, size)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -129,6 +133,7 @@ def head_loss(
     num_steps: int,
     decay: float,
     chosen: Tensor,
+    size: int = SLICE,
 ) -> Tensor:
     """Mean cross-entropy of each depth, each depth weighted ``decay`` times the one before it.
 
@@ -136,6 +141,7 @@ def head_loss(
         matrix: the head's output, ``[columns, hidden_size]``.
         column_of: each token's column, ``[vocab_size]``.
         num_steps, chosen: as :meth:`Head.steps` takes them.
+        size: logits that exist at once.
     """
     wanted = Wanted.of(batch, column_of)
     steps = [(rows, x) for rows, x in head.steps(batch, num_steps, chosen) if len(rows)]
@@ -146,7 +152,7 @@ def head_loss(
     ]
     # One product with the head's large matrix, and one gradient of it, for all depths.
     said = wanted.rows(torch.cat([rows for rows, _ in steps])).scaled(torch.cat(shares))
-    return cross_entropy(torch.cat([x for _, x in steps]), matrix, said)
+    return cross_entropy(torch.cat([x for _, x in steps]), matrix, said, size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,16 @@ from paceline.engine.build import open_runner, resolve_config
 from paceline.errors import TraceError, TrainingError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.fingerprint import model_fingerprint
+from paceline.models.ops.resolve import is_cpu
 from paceline.runtime.model_runner import ModelRunner
 from paceline.traces import Trace, read_meta, read_traces
 from paceline.training.card import HeadTrainingResult, head_card
 from paceline.training.checkpoint import remove_state
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.data import TokenDocuments
-from paceline.training.heads.batches import Packs, num_wanted, split_prompts
+from paceline.training.heads.batches import Packs, ReadRows, Rows, num_wanted, split_prompts
 from paceline.training.heads.continued import continued
-from paceline.training.heads.features import FeatureFiles, make_features
+from paceline.training.heads.features import make_features
 from paceline.training.heads.initial import (
     HEAD,
     TOKEN_FLAGS,
@@ -38,12 +39,20 @@ from paceline.training.heads.initial import (
 )
 from paceline.training.heads.kinds import Kind, kind_of
 from paceline.training.heads.layout import speculators_config
-from paceline.training.heads.losses import AcceptanceCount, DepthAcceptance, Head, head_loss
+from paceline.training.heads.live import LiveFeatures
+from paceline.training.heads.losses import (
+    SLICE,
+    SLICE_ON_GPU,
+    AcceptanceCount,
+    DepthAcceptance,
+    Head,
+    head_loss,
+)
 from paceline.training.lm import fingerprint
 from paceline.training.model_files import TrainableModel, check_output, save_model
 from paceline.training.ops import TrainingOps
 from paceline.training.progress import ProgressDisplay
-from paceline.training.trainer import resolve_dtype, run_training, spent
+from paceline.training.trainer import computing_on, resolve_dtype, run_training, spent
 
 Tensor = torch.Tensor
 FEATURES = "features"
@@ -73,15 +82,18 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
         raise TrainingError(
             f"held_out_tokens is {config.held_out_tokens}, which leaves no trace to train on"
         )
-    features = _features(config, target, taps, folders)
-    sample = torch.cat([features(i).features for i in train[:SAMPLE]])
+    with computing_on(config.device):
+        features = _features(config, target, taps, folders)
+        sample = features(train[:SAMPLE]).features.cpu()
     kind = kind_of(config, target, traces)
     model = _initial(config, kind, target, taps, [traces[i] for i in train], sample)
-    task = _Task(config, kind, target, model, traces, features, train, held_out)
     documents = TokenDocuments.of([trace.token_ids for trace in traces])
-    before = task.acceptance(None)
-    progress = run_training(task, config, fingerprint(config, documents, model), TITLE)
-    after = task.acceptance(None)
+    with computing_on(config.device):
+        model = model.to(config.device)
+        task = _Task(config, kind, target, model, traces, features, train, held_out)
+        before = task.acceptance(None)
+        progress = run_training(task, config, fingerprint(config, documents, model), TITLE)
+        after = task.acceptance(None)
     result = HeadTrainingResult(**spent(config, model, progress), before=before, after=after)
     answers = sum(len(traces[i].logprobs) for i in train)
     card = head_card(config, result, kind.layers, kind.recipe, answers)
@@ -90,7 +102,7 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     save_model(folder, model, None, config.weights_dtype, card)
     remove_state(folder)
     if not config.features:
-        shutil.rmtree(folder / FEATURES)
+        shutil.rmtree(folder / FEATURES, ignore_errors=True)
     return result
 
 
@@ -152,7 +164,11 @@ def _features(
     target: Checkpoint,
     taps: tuple[int, ...],
     folders: Sequence[Sequence[Trace]],
-) -> FeatureFiles:
+) -> ReadRows:
+    if not is_cpu(config.device) and not config.features:
+        traces = [trace for each in folders for trace in each]
+        weights = TargetWeights(target)
+        return LiveFeatures(weights, traces, taps, resolve_dtype(config), config.device)
     place = Path(config.features or Path(config.output) / FEATURES)
     total = sum(map(len, folders))
     with ProgressDisplay(config.show_progress, TITLE) as display:
@@ -181,7 +197,7 @@ class _Task:
     target: Checkpoint
     model: TrainableModel
     traces: Sequence[Trace]
-    features: FeatureFiles
+    features: ReadRows
     train: Sequence[int]
     held: Sequence[int]
 
@@ -191,8 +207,9 @@ class _Task:
         self._held = self._of(self.held, size) if self.held else None
         self._held_packs = len(self._held.epoch(0)) if self._held else 0
         weights, c = TargetWeights(self.target), self.target.config
-        self._embedding = weights.embedding
-        self._lent = None if HEAD in self.params else weights.head
+        device = self.config.device
+        self._embedding = weights.embedding.to(device)
+        self._lent = None if HEAD in self.params else weights.head.to(device)
         beyond = max(self.kind.depth, self.config.eval_steps)
         self._length = max(len(trace.token_ids) for trace in self.traces) + beyond
         flags = self.model.fixed.get(TOKEN_FLAGS, torch.ones(c.vocab_size, dtype=torch.bool))
@@ -200,7 +217,11 @@ class _Task:
 
     def _of(self, numbers: Sequence[int], size: int) -> Packs:
         chosen = [self.traces[i] for i in numbers]
-        return Packs(chosen, lambda i: self.features(numbers[i]), size, self.config.seed)
+
+        def read(which: Sequence[int]) -> Rows:
+            return self.features([numbers[i] for i in which])
+
+        return Packs(chosen, read, size, self.config.seed)
 
     @property
     def params(self) -> Mapping[str, Tensor]:
@@ -221,10 +242,11 @@ class _Task:
             self.kind.depth,
             self.config.step_decay,
             self.kind.chosen(batch, generator),
+            SLICE if is_cpu(self.config.device) else SLICE_ON_GPU,
         )
 
     def _head(self) -> Head:
-        ops = TrainingOps(resolve_dtype(self.config.dtype))
+        ops = TrainingOps(resolve_dtype(self.config))
         return self.kind.head(self.params, self._embedding, ops, self._length)
 
     def held_out(self, windows: int | None) -> tuple[float, str] | None:
