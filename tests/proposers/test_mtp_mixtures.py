@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
@@ -40,6 +41,7 @@ from tests.proposers.mtp import mtp_options
 # Classes of decoder layers, and the number of a layer that is like the MTP layer.
 LAYERS: dict[str, tuple[Any, int]] = {
     "glm4-moe": (Glm4MoeDecoderLayer, 2),
+    "glm4-moe-lite": (Glm4MoeLiteDecoderLayer, 1),
     "deepseek-v3": (DeepseekV3DecoderLayer, 2),
     "qwen3-next": (Qwen3NextDecoderLayer, 2),
     "qwen3-5": (Qwen3_5DecoderLayer, 2),
@@ -115,7 +117,8 @@ def converted(family: str, path: Path, alone: bool = False) -> Nextn:
     config.num_hidden_layers += 1
     for kinds in ("mlp_layer_types", "layer_types"):
         if getattr(config, kinds, None):
-            setattr(config, kinds, [*getattr(config, kinds), getattr(config, kinds)[2]])
+            known = getattr(config, kinds)
+            setattr(config, kinds, [*known, known[LAYERS[family][1]]])
     one = float(family.startswith("qwen"))  # whose norms' weights have it added
     nextn = {
         f"blk.{count}.nextn.{NEXTN[n.split('.')[3]]}.weight": t.numpy() + one * ("norm" in n)
@@ -170,12 +173,12 @@ def test_logits_are_those_of_the_decoder_layer(
     check_logits(layer, tmp_path / form, KINDS[backend])
 
 
-@pytest.mark.parametrize("family", ["qwen3-5", "qwen3-5-moe"])
+@pytest.mark.parametrize("family", LAYERS)
 def test_a_file_of_the_layer_alone(tmp_path: Path, family: str) -> None:
     (tmp_path / "m.speculators").mkdir()
     layer = converted(family, tmp_path / "head.gguf", alone=True)
     head = (tmp_path / "head.gguf").rename(tmp_path / "m.speculators" / "head.gguf")
-    save_model(family, tmp_path / "m", stacked=True)
+    save_model(family, tmp_path / "m", stacked=True, **CHANGES.get(family, {}))
     check_logits(layer, tmp_path / "m", ReferenceOps, str(head))
     wanted = parse_speculative_config({"method": "mtp", "model": str(head)})
     assert bundled_drafts(str(tmp_path / "m")) == wanted

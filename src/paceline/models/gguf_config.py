@@ -132,7 +132,7 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         ),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
         "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
+        "use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in container.tensors),
         "mlp_bias": biases["mlp_bias"],
         "lm_head_bias": "output.bias" in container.tensors,
         **(llama4_keys(keys.get) if architecture == "llama4" else {}),
