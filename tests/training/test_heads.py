@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from paceline.config import EngineConfig
+from paceline.engine.build import open_runner, resolve_config
 from paceline.errors import ConfigError, TraceError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.proposers.heads.checkpoint import load_head
-from paceline.traces import Trace, TraceWriter
+from paceline.traces import Trace, TraceWriter, read_traces
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.generation import continue_prompts
 from paceline.training.heads import train as train_module
@@ -32,7 +34,9 @@ from paceline.training.heads.batches import (
     split_prompts,
 )
 from paceline.training.heads.eagle3 import Eagle3
-from paceline.training.heads.features import pack_rows, unpack_rows
+from paceline.training.heads.features import make_features, pack_rows, unpack_rows
+from paceline.training.heads.initial import TargetWeights
+from paceline.training.heads.live import LiveFeatures
 from paceline.training.heads.losses import (
     AcceptanceCount,
     Wanted,
@@ -483,3 +487,22 @@ def test_impossible_options_are_refused(
 ) -> None:
     with pytest.raises(error):
         train_head(head_config(trained.folder, traces, tmp_path, **options))
+
+
+def test_features_made_on_the_way_are_those_of_the_files(
+    trained: LMTrainingResult, traces: Path, tmp_path: Path
+) -> None:
+    """But for the rounding of files, and of the arithmetic that makes them."""
+    target, texts, taps = load_checkpoint(str(trained.folder)), list(read_traces(traces)), (1, 3)
+    settings = EngineConfig(enable_prefix_caching=False, dtype="float32")
+    resolved, ops = resolve_config(settings, target)
+    files = make_features(
+        [texts], lambda: open_runner(target, resolved, ops)[0], taps, tmp_path, "toy"
+    )
+    live = LiveFeatures(TargetWeights(target), texts, taps, "float32", "cpu")
+    numbers = [5, 0, 31, 58]
+    kept, made = files(numbers), live(numbers)
+    assert made.features.shape == kept.features.shape
+    assert ((made.features - kept.features).abs() <= kept.features.abs() * 0.07 + 0.05).all()
+    assert torch.equal(made.top_ids[:, 0], kept.top_ids[:, 0])
+    torch.testing.assert_close(made.top_probs, kept.top_probs, rtol=1e-2, atol=1e-3)
