@@ -6,13 +6,8 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,33 +15,12 @@ import pytest
 
 import paceline
 from paceline.ray import build_app
+from tests.ray.servers import LONG, by_replica, replicas_of, serving, until
 
 pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SMALL = ("--threads", "1", "--max-model-len", "512", "--kv-cache-memory", "64M")
-LONG = {"prompt": "Once", "max_tokens": 480, "stream": True, "ignore_eos": True}
 _OF_THE_ANSWER = ("id", "created", "created_at", "completed_at", "prompt_tokens_details")
-
-
-@contextmanager
-def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server and a client of it; it must end by itself when it is told to."""
-    settings = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
-    settings |= {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)}
-    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *SMALL, *options]
-    process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        line = next(line for line in process.stderr if line.startswith("paceline serves "))
-        with ThreadPoolExecutor(1) as reader:
-            reader.submit(process.stderr.read)
-            with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=120) as client:
-                yield process, client
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-    finally:
-        process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -101,24 +75,6 @@ def _words(event: dict[str, Any]) -> str:
     return (part.get("text") or part.get("content") or "") + ended
 
 
-def by_replica(client: httpx.Client, name: str, **labels: str) -> dict[str, float]:
-    page = client.get("/metrics").text
-    lines = (line for line in page.splitlines() if line.startswith(f"paceline:{name}{{"))
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return {
-        line.split('replica="')[1].partition('"')[0]: float(line.rpartition(" ")[2])
-        for line in lines
-        if all(each in line for each in wanted)
-    }
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_fifty_mixed_requests_are_answered_as_by_one_process(replicas: httpx.Client) -> None:
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda each: told(replicas, *each), requests()))
@@ -160,7 +116,7 @@ def test_a_replica_that_is_killed(replicas: httpx.Client) -> None:
             for _ in range(4)
         ]
         until(lambda: all(by_replica(replicas, "num_requests_running").values()))
-        os.kill(_replicas_of(os.getpid())[0], signal.SIGKILL)
+        os.kill(replicas_of(os.getpid())[0], signal.SIGKILL)
         ends = [each.result().text for each in streams]
         assert {each.result().status_code for each in wholes} == {200}
     assert all(end.endswith("data: [DONE]\n\n") for end in ends)
@@ -168,16 +124,6 @@ def test_a_replica_that_is_killed(replicas: httpx.Client) -> None:
     assert all('"code":"engine_dead"' in end for end in broken)
     until(lambda: len(by_replica(replicas, "num_requests_running")) == 2)
     assert replicas.get("/health").status_code == 200
-
-
-def _replicas_of(ancestor: int) -> list[int]:
-    """Processes of Serve's engines that the tests of this process started."""
-    table = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True)
-    rows = [line.split(None, 2) for line in table.stdout.splitlines()[1:]]
-    own = {ancestor}
-    for _ in rows:
-        own |= {int(pid) for pid, parent, _ in rows if int(parent) in own}
-    return [int(pid) for pid, _, args in rows if "engine" in args and int(pid) in own]
 
 
 def test_requests_in_flight_end_before_the_server_does() -> None:

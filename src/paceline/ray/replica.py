@@ -13,6 +13,7 @@ from ray import serve
 from starlette.types import Message
 
 from paceline.errors import EngineDeadError
+from paceline.ray.autoscaling import LOAD, load_of
 from paceline.ray.calls import Call, Part, answered, whole_answer
 from paceline.server.app import create_app
 from paceline.server.chat.prompt import warm_up
@@ -20,6 +21,7 @@ from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.messages import EngineInfo
 from paceline.server.models import Models, Offer
+from paceline.server.stats import engine_stats
 from paceline.server.tracing import install_trace_logging
 
 
@@ -70,6 +72,12 @@ class Replica:
     def num_unfinished(self) -> int:
         """Samples that were taken on."""
         return self._models.num_unfinished
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What :class:`~paceline.ray.autoscaling.ByLoad` goes by; Serve asks for it."""
+        client = self._models.first.client
+        stats = await engine_stats(client)
+        return {} if stats is None else {LOAD: load_of(stats, client.info)}
 
     def check_health(self) -> None:
         """Serve replaces a replica where this raises.

@@ -7,7 +7,6 @@ flight have ``drain_timeout``; the second ends everything at once.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,17 +14,14 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
-import ray
 from ray import serve
 
 from paceline.errors import ConfigError, EngineDeadError
-from paceline.models.ops.threads import cores
+from paceline.ray.cluster import cluster
 from paceline.ray.deployments import NAME, REPLICAS
 from paceline.server.config import ServerConfig
 from paceline.server.run import address, bind, start_line
 
-_OBJECT_STORE_BYTES = 100 << 20
-"""What passes through it is small: requests, and pieces of answers."""
 _KEEP_ALIVE_SECONDS = 75
 _POLL_SECONDS = 0.2
 
@@ -51,26 +47,35 @@ def run(
     with bind(config) as listener:
         where, port = address(listener), listener.getsockname()[1]
     ends = Event(), Event()
-    with _cluster(ray_address, cpus), _signals(*ends):
+    with cluster(ray_address, cpus), _signals(*ends):
         if serve.status().proxies:
             raise ConfigError(
                 f"--ray-address {ray_address}: Serve runs there already, at an address of its own; "
                 "deploy paceline.ray:build_app with `serve deploy`"
             )
-        http = {"host": config.host, "port": port, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}
-        quiet = {"log_level": "WARNING"}
-        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=quiet)
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
-            serve.run(app, name=NAME, route_prefix="/")
-        except RuntimeError as error:
-            raise EngineDeadError(f"the replicas did not start: {error}") from error
-        replicas = serve.get_deployment_handle(REPLICAS, NAME)
-        info, names = replicas.info.remote().result()
-        announce(start_line(info, names, where))
-        while not ends[0].wait(_POLL_SECONDS):
-            pass
-        _drain(replicas, time.monotonic() + config.drain_timeout, ends[1])
+            replicas = _deployed(app, config.host, port)
+            info, names = replicas.info.remote().result()
+            announce(start_line(info, names, where))
+            while not ends[0].wait(_POLL_SECONDS):
+                pass
+            _drain(replicas, time.monotonic() + config.drain_timeout, ends[1])
+        finally:
+            serve.shutdown()
+
+
+def _deployed(app: serve.Application, host: str, port: int) -> Any:
+    """A handle of the replicas, which are ready."""
+    http = {"host": host, "port": port, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}
+    serve.start(
+        proxy_location="HeadOnly", http_options=http, logging_config={"log_level": "WARNING"}
+    )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    try:
+        serve.run(app, name=NAME, route_prefix="/")
+    except RuntimeError as error:
+        raise EngineDeadError(f"the replicas did not start: {error}") from error
+    return serve.get_deployment_handle(REPLICAS, NAME)
 
 
 def _drain(replicas: Any, deadline: float, is_hurried: Event) -> None:
@@ -78,30 +83,6 @@ def _drain(replicas: Any, deadline: float, is_hurried: Event) -> None:
     while time.monotonic() < deadline and not is_hurried.wait(_POLL_SECONDS):
         if not sum(replicas.broadcast("num_unfinished").results(timeout_s=10.0)):
             break
-
-
-@contextmanager
-def _cluster(ray_address: str | None, cpus: int) -> Iterator[None]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    settings: dict[str, Any] = {"logging_level": logging.WARNING}
-    if ray_address is None:
-        settings |= {
-            "num_cpus": max(cpus, cores()),
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            "include_dashboard": False,
-        }
-    try:
-        ray.init(ray_address or "local", **settings)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"--ray-address {ray_address}: cannot join this cluster ({error}); `ray status` says "
-            "whether it is there"
-        ) from error
-    try:
-        yield
-    finally:
-        serve.shutdown()
-        ray.shutdown()
 
 
 @contextmanager

@@ -1,0 +1,63 @@
+"""A Ray cluster for as long as it is needed: one that is joined, or one that is started here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.exceptions import AuthenticationError
+
+from paceline.errors import ConfigError
+from paceline.models.ops.threads import cores
+
+_OBJECT_STORE_BYTES = 100 << 20
+"""What passes through it is small: requests, and pieces of answers."""
+
+_JOIN_ATTEMPTS = 3
+"""By default Ray tries an address for two minutes, also with a token that was refused."""
+
+
+@contextmanager
+def cluster(address: str | None, cpus: int) -> Iterator[None]:
+    """
+    Args:
+        address: of a cluster to join; None starts one on this machine, which ends with this.
+        cpus: that a cluster which is started here has at least.
+
+    Raises:
+        ConfigError: the cluster cannot be joined, or wants another token.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    settings: dict[str, Any] = {"logging_level": logging.WARNING}
+    if address is None:
+        settings |= {
+            "num_cpus": max(cpus, cores()),
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+        }
+    else:
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(_JOIN_ATTEMPTS))
+    try:
+        ray.init(address or "local", **settings)
+    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
+        raise ConfigError(f"--ray-address {address}: {_problem(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _problem(error: Exception) -> str:
+    """Ray tells of a wrong token in the traceback that it gives as a cause's text."""
+    causes = f"{error!r} {error.__cause__}"
+    if AuthenticationError.__name__ in causes:
+        return (
+            "this cluster asks for a token, and none or another one was sent. Set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints on the "
+            "cluster's head (or RAY_AUTH_TOKEN_PATH to a file with it; default: ~/.ray/auth_token)"
+        )
+    return f"cannot join this cluster ({error}); `ray status` says whether it is there"

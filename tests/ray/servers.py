@@ -1,0 +1,77 @@
+"""Servers of replicas as a user starts them, and what is asked of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import paceline
+
+SMALL = ("--threads", "1", "--max-model-len", "512", "--kv-cache-memory", "64M")
+LONG = {"prompt": "Once", "max_tokens": 480, "stream": True, "ignore_eos": True}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of a process that finds Paceline where this one does."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
+    return kept | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)} | more
+
+
+@contextmanager
+def serving(
+    *options: str, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server and a client of it; it must end by itself when it is told to."""
+    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *SMALL, *options]
+    process = subprocess.Popen(
+        command, env=environment(**variables), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    try:
+        line = next(line for line in process.stderr if line.startswith("paceline serves "))
+        with ThreadPoolExecutor(1) as reader:
+            reader.submit(process.stderr.read)
+            with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=120) as client:
+                yield process, client
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def by_replica(client: httpx.Client, name: str, **labels: str) -> dict[str, float]:
+    page = client.get("/metrics").text
+    lines = (line for line in page.splitlines() if line.startswith(f"paceline:{name}{{"))
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return {
+        line.split('replica="')[1].partition('"')[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if all(each in line for each in wanted)
+    }
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def replicas_of(ancestor: int) -> list[int]:
+    """Processes of Serve's engines that the tests of this process started."""
+    table = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True)
+    rows = [line.split(None, 2) for line in table.stdout.splitlines()[1:]]
+    own = {ancestor}
+    for _ in rows:
+        own |= {int(pid) for pid, parent, _ in rows if int(parent) in own}
+    return [int(pid) for pid, _, args in rows if "engine" in args and int(pid) in own]
