@@ -19,6 +19,7 @@ HYBRID_ARCHES = {
     "falcon_h1": "falcon-h1",
     "nemotron_h": "nemotron_h",
     "mamba2": "mamba2",
+    "bamba": "granitehybrid",
 }
 HYBRID_INTERLEAVED = {"granitehybrid", "nemotron_h", "nemotron_h_moe"}
 _NO_WEIGHT = re.compile(r"(A_log|\.D|dt_bias|e_score_correction_bias|expert_bias)\.weight$")
@@ -52,7 +53,8 @@ def write_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(0)
     if arch in ("falcon-h1", "mamba2"):
         return
-    types = c.layers_block_type if arch.startswith("nemotron") else c.layer_types
+    is_bamba = c.model_type == "bamba"
+    types = c.layers_block_type if is_bamba or arch.startswith("nemotron") else c.layer_types
     if arch.startswith("qwen3"):
         writer.add_array(f"{arch}.attention.recurrent_layers", [t[0] == "l" for t in types])
         return
@@ -71,8 +73,9 @@ def write_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
     if arch == "nemotron_h_moe":
         writer.add_expert_shared_feed_forward_length(c.moe_shared_expert_intermediate_size)
     if arch == "granitehybrid":
-        writer.add_expert_shared_feed_forward_length(c.shared_intermediate_size)
-        rotates = getattr(c, "position_embedding_type", None) == "rope"
+        if not is_bamba:
+            writer.add_expert_shared_feed_forward_length(c.shared_intermediate_size)
+        rotates = is_bamba or getattr(c, "position_embedding_type", None) == "rope"
         writer.add_rope_scaling_finetuned(rotates)
 
 
@@ -127,7 +130,7 @@ def _renamed(arch: str, config: Any, name: str) -> str:
         return re.sub(r"backbone(\.layers\.\d+)\.mixer\.experts", r"model\1.mlp.experts", name)
     if arch.startswith("lfm2"):
         return name.replace("expert_bias", "expert_bias.bias")
-    if arch == "granitehybrid" and not config.num_local_experts:
+    if arch == "granitehybrid" and not getattr(config, "num_local_experts", 0):
         return name.replace(".mlp.shared_expert.", ".mlp.")
     return name
 

@@ -33,7 +33,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nemotron-h-moe": {"layers_block_type": [LINEAR, "moe", "full_attention", LINEAR, "moe"]},
     "falcon-h1-normed": {"mamba_norm_before_gate": False},
 }
-WITHOUT_FILES = ("olmo-hybrid", "olmo-hybrid-rotary", "bamba")
+WITHOUT_FILES = ("olmo-hybrid", "olmo-hybrid-rotary")
 FAMILIES = [family for family in HYBRIDS if family not in WITHOUT_FILES]
 WIDE = {"linear_value_head_dim": 32, "intermediate_size": 144, "moe_intermediate_size": 96}
 # Whole blocks of 32.
@@ -45,6 +45,7 @@ WIDTHS = {
     "nemotron-h": {"intermediate_size": 96},
     "mamba2": {},
     "granite-hybrid": {"shared_intermediate_size": 96},
+    "bamba": {"intermediate_size": 96},
 }
 # Whole blocks of 256.
 WHOLE: dict[str, dict[str, Any]] = {

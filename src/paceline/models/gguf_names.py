@@ -82,6 +82,8 @@ _INTERLEAVED = (
     *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee", "llama4"),
     *("granitehybrid", "nemotron_h", "nemotron_h_moe"),
 )
+# Those that are turned over whole heads, even where only a part of each is rotated.
+_TURNED_WHOLE = ("granitehybrid",)
 # Those whose norms' weights have the one added.
 _PLUS_ONE = ("gemma2", "gemma3", "nemotron", *DELTA_HYBRIDS)
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
@@ -138,6 +140,7 @@ class Place:
         name: its Hugging Face name.
         unpermute: ``q``, ``k`` or ``qkv`` where the rows of these heads are interleaved, otherwise
             empty.
+        whole_heads: they are interleaved beyond what of a head is rotated.
         minus_one: a norm's weight that is stored with the one already added.
         flat: a vector that is stored as a matrix.
         minus_row: token ids that are stored as they are, not as distances from their rows.
@@ -145,6 +148,7 @@ class Place:
 
     name: str
     unpermute: str = ""
+    whole_heads: bool = False
     minus_one: bool = False
     minus_row: bool = False
     flat: bool = False
@@ -172,6 +176,7 @@ def place_of(architecture: str, stored: str) -> Place:
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
         unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",
+        whole_heads=architecture in _TURNED_WHOLE,
         minus_one=plus_one and part.endswith("norm") and part not in FLAT and kind == "weight",
         flat=part in FLAT,
     )

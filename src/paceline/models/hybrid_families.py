@@ -287,6 +287,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
     "granitemoehybrid": Family(
         {**_MAMBA, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
         biases=_BOTH,
+        partial_rotary=True,  # of Bamba's GGUF files, which say that they are of this family
         multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(shared="shared_intermediate_size", switch="num_local_experts"),
         rotates="if_asked",
