@@ -32,7 +32,7 @@ from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.kv_room import DEFAULT_MEMORY_SHARE, bytes_per_block, free_memory
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sequence_kv import blocks_for
-from paceline.runtime.state_room import state_room
+from paceline.runtime.state_room import least_budget, state_room
 from paceline.runtime.states import States
 
 log = logging.getLogger(__name__)
@@ -233,19 +233,35 @@ def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping
 
 
 def open_states(
-    shape: ModelConfig, config: EngineConfig, ops: Ops, budget: int
+    shape: ModelConfig, config: EngineConfig, ops: Ops, budget: int, drafts: int
 ) -> tuple[States | None, int]:
-    """The states of recurrent layers, None where there are none, and their bytes."""
+    """The states of recurrent layers, None where there are none, and their bytes.
+
+    Args:
+        budget: bytes for keys, values and states.
+        drafts: how many of them are for drafts.
+    """
     if shape.recurrent is None:
         return None, 0
-    nodes = sum(each.tree_nodes for each in config.speculative)
-    room = state_room(shape, budget, config.max_num_seqs, nodes, config.enable_prefix_caching)
+    nodes, wanted = sum(each.tree_nodes for each in config.speculative), config.max_num_seqs
+    room = state_room(shape, budget - drafts, wanted, nodes, config.enable_prefix_caching)
     log.info(
         "states of recurrent layers take %.1f MB of the KV cache's memory; at most %d requests run "
         "at once",
         room.num_bytes / 1e6,
         room.num_lanes,
     )
+    if room.num_lanes < wanted:
+        least = least_budget(shape.recurrent, wanted, nodes) * budget // (budget - drafts)
+        log.warning(
+            "at most %d requests run at once, not %d (--max-num-seqs): of %d MB for keys, values "
+            "and states, running requests' states of recurrent layers get half; "
+            "--kv-cache-memory %dM is enough for all",
+            room.num_lanes,
+            wanted,
+            budget >> 20,
+            (least >> 20) + 1,
+        )
     memory = ops.state_memory(shape, room.num_slots, room.num_lanes, room.num_nodes)
     return States(memory), room.num_bytes
 
@@ -258,7 +274,7 @@ def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple
     budget = kv_budget(config)
     needed = any(c.model or c.has_own_kv for c in config.speculative)
     drafts = budget // DRAFT_SHARE if needed else 0
-    states, state_bytes = open_states(shape, config, ops, budget - drafts)
+    states, state_bytes = open_states(shape, config, ops, budget, drafts)
     budget -= state_bytes
     # One block is reserved, and every sequence may need one more for its draft's nodes.
     most = 1 + config.max_num_seqs * (blocks_for(config.max_model_len) + 17)

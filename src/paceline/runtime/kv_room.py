@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from paceline.memory import memory
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, head_elements
 
@@ -21,7 +22,11 @@ def bytes_per_block(config: ModelConfig, dtype: str) -> int:
 
 
 def free_memory() -> int:
-    """Bytes of physical memory that are free, as far as the platform tells."""
+    """Bytes that a process can have, as far as the platform tells: with those that keep parts of
+    files, such as a model's that was read just now, but no more than the control group allows."""
+    _, available = memory()
+    if available is not None:
+        return available
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -48,6 +48,18 @@ def log_bytes(shape: Recurrent) -> int:
     return 4 * sum(shape.layers) * (shape.channels + added)
 
 
+def bytes_per_request(shape: Recurrent, draft_nodes: int) -> tuple[int, int]:
+    """Nodes of a request's step, and bytes of its state and of its log."""
+    nodes = 1 + max(draft_nodes, LEAST_NODES)
+    return nodes, state_bytes(shape) + nodes * log_bytes(shape)
+
+
+def least_budget(shape: Recurrent, lanes: int, draft_nodes: int) -> int:
+    """The smallest budget with room for so many requests."""
+    _, each = bytes_per_request(shape, draft_nodes)
+    return SEQUENCE_SHARE * (SPARE_SLOTS * state_bytes(shape) + lanes * each)
+
+
 def state_room(
     config: ModelConfig, budget: int, max_num_seqs: int, draft_nodes: int, checkpoints: bool
 ) -> StateRoom:
@@ -64,11 +76,10 @@ def state_room(
     """
     assert config.recurrent is not None
     slot = state_bytes(config.recurrent)
-    nodes = 1 + max(draft_nodes, LEAST_NODES)
-    each = slot + nodes * log_bytes(config.recurrent)
+    nodes, each = bytes_per_request(config.recurrent, draft_nodes)
     lanes = min(max_num_seqs, (budget // SEQUENCE_SHARE - SPARE_SLOTS * slot) // each)
     if lanes < 1:
-        least = SEQUENCE_SHARE * (SPARE_SLOTS * slot + each)
+        least = least_budget(config.recurrent, 1, draft_nodes)
         raise ConfigError(
             f"the states of recurrent layers need {least} bytes of the KV cache's memory for one "
             f"request, and there are {budget}: raise --kv-cache-memory"
