@@ -129,7 +129,9 @@ def head_options(method: str = "eagle3", **options: Any) -> SpeculativeConfig:
 
 def target_info(runner: ModelRunner) -> TargetInfo:
     backend = "reference" if runner.decoder.ops.name == "reference" else "native"
-    return TargetInfo(VOCAB, None, runner.decoder.ops.device, TOY.max_position, 8, 1 << 22, backend, runner)
+    return TargetInfo(
+        VOCAB, None, runner.decoder.ops.device, TOY.max_position, 8, 1 << 22, backend, runner
+    )
 
 
 def toy_head(
