@@ -272,7 +272,8 @@ def known_names() -> Known:
     from paceline.cli import app
 
     command = get_command(app)
-    sources = [ROOT / "Makefile", *(ROOT / "src").rglob("*.py"), ROOT / "tests/conftest.py"]
+    tests = [ROOT / "tests/conftest.py", ROOT / "tests/toy.py"]
+    sources = [ROOT / "Makefile", *(ROOT / "src").rglob("*.py"), *tests]
     text = "\n".join(file.read_text(encoding="utf-8") for file in sources)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     return Known(
