@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,13 @@ def test_a_chat_template_can_be_chosen(
         assert "<|im_start|>user" in llm.tokenizer.apply_chat_template(
             [{"role": "user", "content": "Hello."}]
         )
+
+
+@pytest.mark.parametrize("how", [("--ray",), ("--replicas", "2"), ("--ray-address", "auto")])
+def test_without_ray_it_says_what_to_install(
+    cli: Cli, batch: Path, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "paceline.ray.batch", None)
+    result = cli("run-batch", str(batch), *how)
+    assert result.code == 2
+    assert "pip install 'paceline[ray]'" in result.err

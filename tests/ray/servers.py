@@ -67,11 +67,16 @@ def until(condition: Any) -> None:
         time.sleep(0.05)
 
 
-def replicas_of(ancestor: int) -> list[int]:
-    """Processes of Serve's engines that the tests of this process started."""
+def descendants(ancestor: int, words: str) -> list[int]:
+    """Processes below this one with these words in their command, the youngest last."""
     table = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True)
     rows = [line.split(None, 2) for line in table.stdout.splitlines()[1:]]
     own = {ancestor}
     for _ in rows:
         own |= {int(pid) for pid, parent, _ in rows if int(parent) in own}
-    return [int(pid) for pid, _, args in rows if "engine" in args and int(pid) in own]
+    return [int(pid) for pid, _, args in rows if words in args and int(pid) in own]
+
+
+def replicas_of(ancestor: int) -> list[int]:
+    """Processes of Serve's engines below this one."""
+    return descendants(ancestor, "engine")

@@ -232,3 +232,21 @@ def test_a_restart_is_waited_for_and_its_failure_ends_the_batch(
     finally:
         answers.close()
     assert len(read(target)) == (9 if outcome == "ready" else 0)
+
+
+@pytest.mark.parametrize(("deaths", "status"), [(1, 200), (2, 500)])
+def test_a_request_whose_engine_died_is_sent_once_more(
+    tmp_path: Path, target: Path, deaths: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, left = FakeEngine(state="ready"), [EngineDeadError("it died")] * deaths
+
+    def check_alive(step: int = 0) -> None:
+        if step and left:
+            raise left.pop()
+
+    monkeypatch.setattr(engine, "check_alive", check_alive)
+    source = write(tmp_path / "in.jsonl", request("a", prompt="Once"))
+    run(source, target, application_handle(create_app(engine), engine))
+    (row,) = read(target)
+    assert row["response"]["status_code"] == status
+    assert len(engine.calls) == 2

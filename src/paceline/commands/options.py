@@ -150,6 +150,18 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ReplicaOptions(EngineOptions):
+    """How many engines there are, and where."""
+
+    replicas: int | None = option(
+        None, "Engines, each in a process of its own that Ray runs (needs paceline[ray])."
+    )
+    ray_address: str | None = option(
+        None, "With --replicas: the Ray cluster to join, e.g. auto (default: one is started here)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SpeculationOptions:
     """Who drafts."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import (
-    EngineOptions,
+    ReplicaOptions,
     SpeculationOptions,
     argument,
     chat_template,
@@ -23,22 +23,21 @@ from paceline.commands.options import (
 from paceline.commands.resolve import speculative_config
 from paceline.commands.serve import engine_factory
 from paceline.commands.serve_models import default_names
+from paceline.commands.serve_replicas import as_replica, num_replicas, threads_of
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from paceline.llm import LLM
     from paceline.server.batch import BatchSummary
     from paceline.server.batch_file import AnswerFile
     from paceline.server.engine.client import EngineClient
 
 EXIT_FAILED = 1
-REQUESTS_PER_SEQUENCE = 2
-"""Requests in flight per place in the batch, so that a place never waits for a line to be read."""
-MAX_QUEUE = 1 << 20
 SUFFIX = ".out.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RunBatchOptions(EngineOptions, SpeculationOptions):
+class RunBatchOptions(ReplicaOptions, SpeculationOptions):
     """Options of ``paceline run-batch``."""
 
     file: str | None = argument(None, "Requests, one JSON object a line, in OpenAI's batch format.")
@@ -53,6 +52,7 @@ class RunBatchOptions(EngineOptions, SpeculationOptions):
         None, "What requests call the model (default: its own name)."
     )
     chat_template: str | None = chat_template()
+    ray: bool = option(False, "Let Ray run the engines, one or as many as --replicas says.")
     json: bool = option(False, "End stdout with a line of JSON.")
 
 
@@ -67,6 +67,8 @@ def run_batch_command(options: RunBatchOptions) -> int:
         ) from error
     source = input_path(options)
     target = output_path(options, source)
+    if uses_ray(options):
+        options = as_replica(options, shares_machine=options.ray_address is None)
     speculative = speculative_config(options, options.model)
     factory = engine_factory(options, options.model, speculative, options.chat_template)
     screen, total = Screen(), count_lines(source)
@@ -76,11 +78,18 @@ def run_batch_command(options: RunBatchOptions) -> int:
         if answers.done:
             screen.note(f"{len(answers.done)} answers are in {printable(str(target))} already")
         with screen.progress("answering", total) as advance:
-            work = answer_batch(EngineClient(factory), names, source, answers, advance)
-            summary = asyncio.run(work)
+            if uses_ray(options):
+                summary = answer_on_ray(options, factory, names, source, answers, advance)
+            else:
+                work = answer_batch(EngineClient(factory), names, source, answers, advance)
+                summary = asyncio.run(work)
     finally:
         answers.close()
     return report(summary, target, screen, options.json)
+
+
+def uses_ray(options: RunBatchOptions) -> bool:
+    return options.ray or options.replicas is not None or options.ray_address is not None
 
 
 def input_path(options: RunBatchOptions) -> Path:
@@ -109,19 +118,46 @@ async def answer_batch(
     advance: Callable[[int], None],
 ) -> BatchSummary:
     """Start an engine, answer a file with it as the server would, and end it."""
-    from paceline.server.app import create_app
-    from paceline.server.batch import application_handle, run_batch
+    from paceline.server.batch import batch_handle, run_batch
     from paceline.server.batch_file import read_batch
-    from paceline.server.config import ServerConfig
 
-    config = ServerConfig(served_model_names=names, max_queue=MAX_QUEUE, request_timeout=0.0)
     try:
         await client.start()
-        handle = application_handle(create_app(client, config), client)
-        places = REQUESTS_PER_SEQUENCE * client.info.max_num_seqs
+        handle, places = batch_handle(client, names)
         return await run_batch(read_batch(source), answers, handle, places, advance)
     finally:
         await client.close()
+
+
+def answer_on_ray(
+    options: RunBatchOptions,
+    factory: Callable[[], LLM],
+    names: tuple[str, ...],
+    source: Path,
+    answers: AnswerFile,
+    advance: Callable[[int], None],
+) -> BatchSummary:
+    """The same by engines on a Ray cluster.
+
+    Raises:
+        ConfigError: Ray Data is not installed.
+    """
+    from paceline.server.batch_file import read_batch
+
+    try:
+        from paceline.ray.batch import answer_batch
+    except ImportError as error:
+        raise ConfigError(f"--ray needs Ray Data: pip install 'paceline[ray]' ({error})") from error
+    return answer_batch(
+        factory,
+        names,
+        read_batch(source),
+        answers,
+        advance,
+        replicas=num_replicas(options),
+        threads=threads_of(options),
+        ray_address=options.ray_address,
+    )
 
 
 def report(summary: BatchSummary, target: Path, screen: Screen, wants_json: bool) -> int:

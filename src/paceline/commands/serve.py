@@ -20,6 +20,7 @@ from paceline.commands.display import printable
 from paceline.commands.options import (
     EngineOptions,
     ModelOptions,
+    ReplicaOptions,
     SpeculationOptions,
     argument,
     chat_template,
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
+class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     """Options of ``paceline serve``."""
 
     more_models: list[str] | None = argument(
@@ -113,12 +114,6 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
         '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
     )
     pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
-    replicas: int | None = option(
-        None, "Engines, each in a process of its own that Ray runs (needs paceline[ray])."
-    )
-    ray_address: str | None = option(
-        None, "With --replicas: the Ray cluster to join, e.g. auto (default: one is started here)."
-    )
 
 
 def serve_command(options: ServeOptions) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.checks import check_number
+from paceline.commands.options import ReplicaOptions
 from paceline.commands.serve import (
     ServeOptions,
     announce,
@@ -63,21 +64,30 @@ def replicated(
         ) from error
     models, count = served_models(options), num_replicas(options)
     config = server_config(options, models)
-    own = replace(options, threads=threads_of(options))
-    if options.kv_cache_memory is None and shares_machine:
-        share = int(free_memory() * DEFAULT_MEMORY_SHARE / count)
-        own = replace(own, kv_cache_memory=str(share))
+    own = as_replica(options, shares_machine)
     clients(own, models, config)  # what is wrong with them is said here, and models are fetched
     served = Served(partial(clients, own, models, config), config)
     return application(served, count, threads_of(options), affinity)
 
 
-def num_replicas(options: ServeOptions) -> int:
+Options = TypeVar("Options", bound=ReplicaOptions)
+
+
+def as_replica(options: Options, shares_machine: bool) -> Options:
+    """The options with which each engine is started: its part of what they do not say."""
+    own = replace(options, threads=threads_of(options))
+    if options.kv_cache_memory is None and shares_machine:
+        share = int(free_memory() * DEFAULT_MEMORY_SHARE / num_replicas(options))
+        own = replace(own, kv_cache_memory=str(share))
+    return own
+
+
+def num_replicas(options: ReplicaOptions) -> int:
     count = 1 if options.replicas is None else options.replicas
     check_number("replicas", count, 1, 1 << 16)
     return count
 
 
-def threads_of(options: ServeOptions) -> int:
+def threads_of(options: ReplicaOptions) -> int:
     """Threads of each replica: its part of the cores, unless the options say."""
     return options.threads or max(1, cores() // num_replicas(options))

@@ -9,18 +9,32 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.errors import EngineClosedError, EngineDeadError
-from paceline.server.batch_file import AnswerFile, BatchLine, answer, refusal
+from paceline.server.app import create_app
+from paceline.server.batch_file import BatchLine, answer, refusal
+from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 
+REQUESTS_PER_SEQUENCE = 2
+"""Requests in flight per place in the batch, so that a place never waits for a line to be read."""
+MAX_QUEUE = 1 << 20
 _POLL_SECONDS = 0.1
 Handle = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
-"""AnswerFile (url, body) with (status, body)."""
+"""Answers (url, body) with (status, body)."""
 FIRST_ERROR_STATUS = 400
+SERVER_ERROR_STATUS = 500
+
+
+class Answers(Protocol):
+    """Where answers go, as :class:`~paceline.server.batch_file.AnswerFile` has it."""
+
+    def __contains__(self, line: BatchLine) -> bool: ...
+
+    def write(self, record: dict[str, Any]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -31,6 +45,14 @@ class BatchSummary:
     failed: int = 0
     skipped: int = 0
 
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Count a line of answers."""
+        response = record["response"]
+        if response is not None and response["status_code"] < FIRST_ERROR_STATUS:
+            self.answered += 1
+        else:
+            self.failed += 1
+
     @property
     def total(self) -> int:
         return self.answered + self.failed + self.skipped
@@ -38,7 +60,7 @@ class BatchSummary:
 
 async def run_batch(
     lines: Iterable[BatchLine],
-    answers: AnswerFile,
+    answers: Answers,
     handle: Handle,
     max_concurrency: int,
     advance: Callable[[int], None] = lambda done: None,
@@ -59,11 +81,7 @@ async def run_batch(
         try:
             record = await _answered(line, handle)
             answers.write(record)
-            response = record["response"]
-            if response is not None and response["status_code"] < FIRST_ERROR_STATUS:
-                summary.answered += 1
-            else:
-                summary.failed += 1
+            summary.note(record)
             advance(summary.total)
         finally:
             places.release()
@@ -71,7 +89,7 @@ async def run_batch(
     try:
         async with asyncio.TaskGroup() as group:
             for line in lines:
-                if not line.problem and line.custom_id in answers.done:
+                if line in answers:
                     summary.skipped += 1
                     advance(summary.total)
                     continue
@@ -104,10 +122,15 @@ def application_handle(app: Application, client: EngineClient) -> Handle:
     """Requests to an ASGI application in this process, while its engine serves.
 
     The handle waits for an engine that hangs or is being started again, and raises
-    ``EngineDeadError`` when that has failed.
+    ``EngineDeadError`` when that has failed. A request whose engine died is sent once more, so that
+    one which kills engines kills two at most.
     """
 
     async def handle(url: str, body: dict[str, Any]) -> tuple[int, Any]:
+        status, told = await attempt(url, body)
+        return await attempt(url, body) if _has_died(status, told) else (status, told)
+
+    async def attempt(url: str, body: dict[str, Any]) -> tuple[int, Any]:
         while client.state in ("starting", "hung"):
             await asyncio.sleep(_POLL_SECONDS)
         if client.state == "failed":
@@ -126,6 +149,21 @@ def application_handle(app: Application, client: EngineClient) -> Handle:
         return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
 
     return handle
+
+
+def batch_handle(client: EngineClient, names: tuple[str, ...]) -> tuple[Handle, int]:
+    """The server's application over a started engine, which refuses no request for its number.
+
+    Returns:
+        what answers requests, and how many it should have at a time.
+    """
+    config = ServerConfig(served_model_names=names, max_queue=MAX_QUEUE, request_timeout=0.0)
+    places = REQUESTS_PER_SEQUENCE * client.info.max_num_seqs
+    return application_handle(create_app(client, config), client), places
+
+
+def _has_died(status: int, told: Any) -> bool:
+    return status == SERVER_ERROR_STATUS and told["error"]["code"] == "engine_dead"
 
 
 def _scope(url: str, length: int) -> Message:

@@ -187,6 +187,10 @@ class AnswerFile:
             return None
         return None if status >= FIRST_RETRIED_STATUS or status in RETRIED else custom_id
 
+    def __contains__(self, line: BatchLine) -> bool:
+        """Whether a line that can be sent was answered before."""
+        return not line.problem and line.custom_id in self.done
+
     def write(self, record: dict[str, Any]) -> None:
         """Add a line; whoever reads the file sees it at once.
 

@@ -46,7 +46,7 @@ PARTS = (
     ("gguf", ("gguf",), "GGUF files"),
     ("bench", ("aiohttp",), "paceline bench serve"),
     ("events", ("msgspec", "pyzmq"), "KV cache events for routers"),
-    ("ray", ("ray",), "replicas on Ray Serve"),
+    ("ray", ("ray", "pyarrow"), "replicas on Ray: serve and run-batch"),
     ("plot", ("matplotlib",), "plots of profiles, tunings and explanations"),
 )
 """Extra, the distributions that it needs at least, and what it gives."""

@@ -1,0 +1,135 @@
+"""A batch answered by several engines: Ray Data takes lines to them and records back.
+
+Owns that each line gets one record, whatever dies meanwhile. Ray runs a shard again whose worker
+died. Records are written here alone, and a second one of a line is dropped. If this process dies
+the file has what was written, and the same command continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import ray.data
+from ray.exceptions import RayError
+
+from paceline.errors import EngineDeadError
+from paceline.ray.cluster import cluster
+from paceline.server.batch import BatchSummary, batch_handle, run_batch
+from paceline.server.batch_file import AnswerFile, BatchLine, refusal
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine.wire import EngineFactory
+
+LINES_PER_SHARD = 64
+"""What is computed again when a worker dies, at most twice that: one runs and one is ready."""
+LINE, RECORD = "line", "record"
+
+
+class Worker:
+    """An engine, in one of Ray's processes.
+
+    Args:
+        factory: makes the engine.
+        names: what requests call the model.
+    """
+
+    def __init__(self, factory: EngineFactory, names: tuple[str, ...]) -> None:
+        self._runner = asyncio.Runner()
+        client = EngineClient(factory)
+        self._runner.run(client.start())
+        self._handle, self._places = batch_handle(client, names)
+
+    def __call__(self, shard: dict[str, Sequence[str]]) -> dict[str, list[str]]:
+        lines = [BatchLine(**json.loads(line)) for line in shard[LINE]]
+        records = _Records()
+        self._runner.run(run_batch(lines, records, self._handle, self._places))
+        return {RECORD: records.written}
+
+
+class _Records:
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def __contains__(self, line: BatchLine) -> bool:
+        return False
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.written.append(json.dumps(record))
+
+
+def answer_batch(
+    factory: EngineFactory,
+    names: tuple[str, ...],
+    lines: Iterable[BatchLine],
+    answers: AnswerFile,
+    advance: Callable[[int], None],
+    *,
+    replicas: int,
+    threads: int,
+    ray_address: str | None,
+) -> BatchSummary:
+    """Answer all lines that have no answer yet.
+
+    Args:
+        names: what requests call the model.
+        advance: called with the number of lines that are done.
+        threads: of each engine, for which it asks as many of the cluster's CPUs.
+        ray_address: of a cluster to join; None starts one on this machine, which ends with this.
+
+    Raises:
+        ConfigError: a file cannot be read or written, or the cluster cannot be joined.
+        EngineDeadError: the engines cannot go on; answers that were written stay.
+    """
+    summary, left = BatchSummary(), dict[str | None, str]()
+    for line in lines:
+        if line in answers:
+            summary.skipped += 1
+        elif line.problem:
+            record = refusal(line, "invalid_request", line.problem)
+            answers.write(record)
+            summary.note(record)
+        else:
+            left[line.custom_id] = json.dumps(asdict(line))
+    advance(summary.total)
+    if not left:
+        return summary
+    with cluster(ray_address, replicas * threads):
+        try:
+            for row in _records(list(left.values()), (factory, names), replicas, threads):
+                record = json.loads(row[RECORD])
+                if left.pop(record["custom_id"], None) is not None:
+                    answers.write(record)
+                    summary.note(record)
+                    advance(summary.total)
+        except RayError as error:
+            raise EngineDeadError(f"the engines cannot go on: {error}; {_AGAIN}") from error
+    if left:
+        raise EngineDeadError(f"{len(left)} lines came back without an answer; {_AGAIN}")
+    return summary
+
+
+_AGAIN = "the same command continues with what has no answer yet"
+
+
+def _records(
+    lines: list[str], arguments: tuple[Any, ...], replicas: int, threads: int
+) -> Iterable[dict[str, str]]:
+    """Rows of records as shards are done."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    num_shards = -(-len(lines) // LINES_PER_SHARD)
+    rows = ray.data.from_items([{LINE: line} for line in lines], override_num_blocks=num_shards)
+    done = rows.map_batches(
+        Worker,
+        fn_constructor_args=arguments,
+        batch_size=None,
+        num_cpus=threads,
+        compute=ray.data.ActorPoolStrategy(size=min(replicas, num_shards)),
+    )
+    found: Iterable[dict[str, str]] = done.iter_rows()
+    return found
