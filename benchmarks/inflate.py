@@ -11,6 +11,8 @@ not zero before: an engine can skip nothing.
 * Heads and intermediate units: repeated; the columns of the projections that leave them
   (``o_proj``, ``down_proj``) carry the shares. The head size stays, and with it the rotary
   frequencies.
+* Delta nets of hybrids: key and value heads are repeated together, with their channels of the
+  convolution; the columns of ``out_proj`` carry the shares.
 * Layers: an additional layer is a widened copy of the layer before it whose shares add up to zero:
   half of the repetitions take back what the other half adds. Its inputs are in another order, so
   that no two tensors are equal: an engine that stores equal constants once would read fewer bytes.
@@ -72,6 +74,13 @@ PAIRS = {
     # For tests and for trying the programs out.
     "tiny": Pair(Shape(2, 2, 2, 2, 10), Shape(2, 2, 2, 2, 3)),
 }
+HYBRIDS = {
+    # 846 M parameters: hidden 1280, 24 layers, 18 of them delta nets of 40 heads on 80.
+    "0.8b": Shape(4, 8, 8, 4, 24),
+    # 1.9 G parameters: hidden 2560, 22 layers.
+    "2b": Shape(8, 8, 8, 8, 24),
+}
+LINEAR = "linear_attention"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -105,10 +114,23 @@ def ones(count: int) -> list[float]:
     return [1.0] * count
 
 
-def widened_layer(small: Mapping[str, Tensor], shape: Shape, live: bool) -> Tensors:
+def widened_norm(weight: Tensor, copies: int, config: Mapping[str, Any]) -> Tensor:
+    """A norm before what reads the hidden dimensions; a hybrid's are stored less one."""
+    if not is_hybrid(config):
+        return repeated(weight, shares(copies), 0)
+    return repeated(weight.float() + 1.0, shares(copies), 0) - 1.0
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    return LINEAR in config.get("layer_types", ())
+
+
+def widened_layer(
+    small: Mapping[str, Tensor], config: Mapping[str, Any], shape: Shape, live: bool
+) -> Tensors:
     """A layer of the large model; unless it is ``live`` it adds nothing to the residual stream."""
     split = shares if live else cancelling
-    attn, mlp = "self_attn.", "mlp."
+    attn, delta, mlp = "self_attn.", "linear_attn.", "mlp."
 
     def reading(name: str, copies: int) -> Tensor:
         """Reads every repetition of the hidden dimensions: the norm before it holds the shares."""
@@ -118,14 +140,29 @@ def widened_layer(small: Mapping[str, Tensor], shape: Shape, live: bool) -> Tens
         return repeated(repeated(small[name], split(copies), 1), ones(shape.hidden), 0)
 
     norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
-    large = {name: repeated(small[name], shares(shape.hidden), 0) for name in norms}
-    for name in ("q_norm.weight", "k_norm.weight"):
-        if attn + name in small:
-            large[attn + name] = small[attn + name].clone()
-    large[attn + "q_proj.weight"] = reading(attn + "q_proj.weight", shape.heads)
-    for name in ("k_proj.weight", "v_proj.weight"):
-        large[attn + name] = reading(attn + name, shape.kv_heads)
-    large[attn + "o_proj.weight"] = writing(attn + "o_proj.weight", shape.heads)
+    large = {name: widened_norm(small[name], shape.hidden, config) for name in norms}
+    for name in (attn + "q_norm.weight", attn + "k_norm.weight", delta + "norm.weight"):
+        if name in small:
+            large[name] = small[name].clone()
+    if delta + "out_proj.weight" in small:
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        for name in ("in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight"):
+            large[delta + name] = reading(delta + name, shape.heads)
+        for name in ("A_log", "dt_bias"):
+            large[delta + name] = repeated(small[delta + name], ones(shape.heads), 0)
+        wide = repeated(small[delta + "in_proj_qkv.weight"], ones(shape.hidden), 1)
+        for name, rows in {
+            "in_proj_qkv.weight": wide,
+            "conv1d.weight": small[delta + "conv1d.weight"],
+        }.items():
+            parts = rows.split([keys, keys, len(rows) - 2 * keys])
+            large[delta + name] = torch.cat([repeated(x, ones(shape.heads), 0) for x in parts])
+        large[delta + "out_proj.weight"] = writing(delta + "out_proj.weight", shape.heads)
+    else:
+        large[attn + "q_proj.weight"] = reading(attn + "q_proj.weight", shape.heads)
+        for name in ("k_proj.weight", "v_proj.weight"):
+            large[attn + name] = reading(attn + name, shape.kv_heads)
+        large[attn + "o_proj.weight"] = writing(attn + "o_proj.weight", shape.heads)
     for name in ("gate_proj.weight", "up_proj.weight"):
         large[mlp + name] = reading(mlp + name, shape.intermediate)
     large[mlp + "down_proj.weight"] = writing(mlp + "down_proj.weight", shape.intermediate)
@@ -164,17 +201,20 @@ def inflate(tensors: Mapping[str, Tensor], config: Mapping[str, Any], shape: Sha
     embedding, norm = "model.embed_tokens.weight", "model.norm.weight"
     large = {
         embedding: repeated(tensors[embedding], ones(shape.hidden), 1),
-        norm: repeated(tensors[norm], shares(shape.hidden), 0),
+        norm: widened_norm(tensors[norm], shape.hidden, config),
     }
     for at, (index, copy) in enumerate(layer_plan(config["num_hidden_layers"], shape.layers)):
         prefix = f"model.layers.{index}."
         small = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        layer = widened_layer(reordered(small, copy), shape, live=copy == 0)
+        layer = widened_layer(reordered(small, copy), config, shape, live=copy == 0)
         large |= {f"model.layers.{at}.{name}": tensor for name, tensor in layer.items()}
     return large
 
 
 def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    small = config["num_hidden_layers"]
+    kinds = config.get("layer_types", ["full_attention"] * small)
+    heads = ("linear_num_key_heads", "linear_num_value_heads") if is_hybrid(config) else ()
     return {
         **config,
         "hidden_size": config["hidden_size"] * shape.hidden,
@@ -182,8 +222,9 @@ def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         "num_attention_heads": config["num_attention_heads"] * shape.heads,
         "num_key_value_heads": config["num_key_value_heads"] * shape.kv_heads,
         "num_hidden_layers": shape.layers,
-        "layer_types": ["full_attention"] * shape.layers,
+        "layer_types": [kinds[index] for index, _ in layer_plan(small, shape.layers)],
         "max_window_layers": shape.layers,
+        **{name: config[name] * shape.heads for name in heads},
     }
 
 
@@ -220,15 +261,20 @@ def embedded_folder(draft: bool) -> Path:
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out", type=Path, help="the folder to write")
-    parser.add_argument("--shape", choices=list(PAIRS), default="0.5b")
+    parser.add_argument("--shape", choices=[*PAIRS, *HYBRIDS], default="0.5b")
     parser.add_argument("--draft", action="store_true", help="the draft model of that shape")
+    parser.add_argument("--hybrid", type=Path, help="folder of a hybrid to inflate instead")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
-    source, pair = embedded_folder(options.draft), PAIRS[options.shape]
-    facts = write_inflated(options.out, source, pair.draft if options.draft else pair.target)
+    if options.hybrid is not None:
+        source, shape = options.hybrid, HYBRIDS[options.shape]
+    else:
+        source, pair = embedded_folder(options.draft), PAIRS[options.shape]
+        shape = pair.draft if options.draft else pair.target
+    facts = write_inflated(options.out, source, shape)
     print(json.dumps(facts))
     return 0
 

@@ -29,7 +29,7 @@ def paceline_says(folder: Path, prompt: list[int]) -> tuple[torch.Tensor, list[i
     runner, rows = engine.runner, range(len(prompt))
     request = -1
     runner.kv.open(request)
-    assert runner.kv.reserve(request, len(prompt))
+    assert runner.kv.reserve(request, len(prompt), certain=len(prompt))
     span = Span(request, 0, prompt, range(-1, len(prompt) - 1), rows)
     logits = torch.from_numpy(runner.forward(runner.pack([span])).logits)
     runner.kv.free(request)

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from paceline.models.checkpoint import load_checkpoint
 from paceline.proposers.heads.checkpoint import load_head
+from paceline.training.hybrid import hybridise
+from paceline.training.model_files import load_model, save_model
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json
@@ -67,6 +69,22 @@ def test_the_large_model_says_what_the_small_one_says(
     assert all(answer["same"] for answer in found.values()), found
     assert facts["nonzero_share"] > 0.999
     assert facts["layers"] == sizes[-1] > facts["live_layers"]
+
+
+def test_a_large_hybrid_says_what_the_small_one_says(tmp_path: Path) -> None:
+    inflate = module("inflate")
+    source, large = tmp_path / "small", tmp_path / "large"
+    dense = load_model(inflate.embedded_folder(draft=True))
+    hybrid = hybridise(dense, "da", seed=0)
+    source.mkdir()
+    save_model(source, hybrid, inflate.embedded_folder(draft=True), "bfloat16", "")
+    facts = inflate.write_inflated(large, source, inflate.Shape(2, 2, 2, 2, 5))
+    found = compare(source, large)
+    assert set(found) == {"paceline", "transformers"}
+    assert all(answer["same"] for answer in found.values()), found
+    kinds = load_checkpoint(large).config.recurrent.layers
+    assert kinds == (True, True, False, False, False)
+    assert facts["layers"] == 5
 
 
 def test_no_tensor_is_there_twice_and_the_sums_are_exact(tmp_path: Path) -> None:

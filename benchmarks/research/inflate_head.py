@@ -30,7 +30,7 @@ def widened_head(small: Tensors, shape: Shape) -> Tensors:
     """All tensors of the head; raises ValueError for what EAGLE-3 heads seldom have."""
     n, large = shape.hidden, {}
     layer = {k.removeprefix(PREFIX): t for k, t in small.items() if k.startswith(PREFIX)}
-    wide = widened_layer(layer, shape, live=True)
+    wide = widened_layer(layer, {}, shape, live=True)
     wide["hidden_norm.weight"] = repeated(layer["hidden_norm.weight"], shares(n), 0)
     for name in ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"):
         wide[name] = grouped(wide[name], 2, n)
