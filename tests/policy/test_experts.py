@@ -198,15 +198,27 @@ def test_experts_that_are_none_are_refused(changes: dict[str, object], message: 
 # --- what a planner makes of it ------------------------------------------------------------------
 
 
-def mixture_machine(prices_experts: bool, pools: list[int], seed: int = 0) -> Machine:
-    """Half of its plain step is experts; rows choose among as many of them as ``pools`` ends in."""
+def mixture_machine(
+    prices_experts: bool,
+    pools: list[int],
+    seed: int = 0,
+    from_disk: float = 0.0,
+    disk_ms: float = 0.0,
+) -> Machine:
+    """Half of its plain step is experts; rows choose among as many of them as ``pools`` ends in.
+
+    Args:
+        from_disk, disk_ms: share of the experts that come from disk, and what one of these costs
+            more, which the profile has measured.
+    """
     rng, times = random.Random(seed), [4.0 + 0.1 * rows for rows in range(1, 200)]
     points = []
     for rows in range(1, 130):
         experts = drawn(rng, rows, 16)
-        ms = times[rows - 1] + 5 * PRICE * experts
+        ms = times[rows - 1] + 5 * PRICE * experts + disk_ms * round(from_disk * experts)
         points.append(CostPoint(1, 0, rows, rows, ms, 0.0, experts))
-    experts_cost = MIXTURE._replace(ms=5 * PRICE) if prices_experts else None
+    price = 5 * PRICE + from_disk * disk_ms
+    experts_cost = MIXTURE._replace(ms=price) if prices_experts else None
     return Machine(
         times,
         (LOOKUP,),
@@ -216,6 +228,8 @@ def mixture_machine(prices_experts: bool, pools: list[int], seed: int = 0) -> Ma
         table=CostTable("mixture", points, experts=experts_cost),
         read=lambda rows, requests: drawn(rng, rows, pools[-1]),
         expert_ms=5 * PRICE,
+        from_disk=from_disk,
+        disk_ms=disk_ms,
     )
 
 
@@ -242,15 +256,11 @@ def test_drafts_are_small_where_each_row_adds_experts_and_large_where_none_does(
 def test_drafts_that_would_read_more_from_disk_than_they_bring_are_left_out(
     has_profile: bool,
 ) -> None:
-    """The profile is that of the model in memory, where the same drafts pay."""
+    """The same drafts pay in memory."""
     nodes = []
     for from_disk in (0.0, 0.75):
-        machine = replace(
-            mixture_machine(True, [24]),
-            has_profile=has_profile,
-            from_disk=from_disk,
-            disk_ms=4.0,
-        )
+        machine = mixture_machine(True, [24], from_disk=from_disk, disk_ms=4.0)
+        machine = replace(machine, has_profile=has_profile)
         nodes.append(nodes_per_step(machine, 150, right=0.65))
     in_memory, with_disk = nodes
     assert in_memory > 1.0
@@ -259,7 +269,7 @@ def test_drafts_that_would_read_more_from_disk_than_they_bring_are_left_out(
 
 def test_the_price_of_an_expert_follows_how_many_come_from_disk() -> None:
     """By counts alone: nothing is said of a time."""
-    prices = ExpertPrices(MIXTURE, 4.0, plain_ms=8.9, from_disk=0.5)
+    prices = ExpertPrices(MIXTURE, 4.0, is_measured=False, plain_ms=8.9, from_disk=0.5)
     in_memory = ExpertPrices(MIXTURE, 4.0, plain_ms=8.9)
     many = prices.ms
     assert many > 3.0 * in_memory.ms
@@ -271,6 +281,15 @@ def test_the_price_of_an_expert_follows_how_many_come_from_disk() -> None:
     assert prices.ms == pytest.approx(in_memory.ms, rel=0.15)
     assert in_memory.beyond(20, 0, 16.0) == 4.0
     assert prices.beyond(16, 8, 16.0) > prices.beyond(16, 0, 16.0) + 8.0
+
+
+def test_a_table_that_was_measured_from_disk_has_its_experts_price() -> None:
+    """As many come from disk as when it was measured, and then none do."""
+    prices = ExpertPrices(MIXTURE, 4.0, is_measured=True, plain_ms=8.9, from_disk=0.5)
+    assert prices.ms == MIXTURE.ms
+    for _ in range(500):
+        prices.count(16, 0)
+    assert prices.ms < MIXTURE.ms / 2
 
 
 def test_expert_prices_pay_where_routing_changes_and_cost_nothing_where_it_does_not() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.errors import ProfileError
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.placement import Placement, place_experts, place_layers
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import DraftingHostTime, HostTime
@@ -78,6 +79,30 @@ def test_the_key_knows_the_shape() -> None:
     assert key() == KEY
     assert key(replace(TOY, num_layers=3)).model != KEY.model
     assert key(deterministic=False).backend != KEY.backend
+
+
+def test_a_profile_is_of_what_stays_in_memory() -> None:
+    ops = ReferenceOps("float32")
+
+    def key(placement: Placement | None) -> Any:
+        return profile_key("toy", TOY, ops, "float32", "float32", 2, placement)
+
+    def layers(limit: int) -> Any:
+        return key(place_layers([10] * 10, 0, limit))
+
+    def experts(limit: int) -> Any:
+        return key(place_experts([[1] * 64], 36, limit))
+
+    assert key(None) == layers(100) == experts(100) == KEY
+    assert layers(70) == layers(80)
+    assert experts(60) == experts(61)
+    different = [KEY, layers(70), layers(50), experts(60), experts(50)]
+    for at, each in enumerate(different):
+        assert find_profile(each) is None
+        host = HostTime(step=float(at))
+        store_profile(Profile(CostTable("toy", TABLE.points, host=host), each))
+    stored = [find_profile(each) for each in different]
+    assert [each.table.host.step for each in stored if each] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_imported_tables_are_found_by_name() -> None:

@@ -172,6 +172,8 @@ def describe(profile: Profile) -> str:
     if profile.key is not None:
         key = profile.key
         lines.append(f"{key.dtype} on {key.device}, KV {key.kv_dtype}, ops backend {key.backend}")
+        if key.from_disk:
+            lines.append(f"{key.from_disk} come from disk")
         lines.append(f"{key.machine}; threads: {key.threads}; {key.version}")
     if profile.roofs is not None:
         roofs = profile.roofs

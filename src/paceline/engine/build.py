@@ -20,9 +20,10 @@ from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import backend_of, resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
+from paceline.models.placement import Placement
 from paceline.models.pruned_head import check_whole_head
 from paceline.models.stored import StoredTensors
-from paceline.models.streaming import StreamedTensors
+from paceline.models.streaming import StreamedTensors, placement_of
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
 from paceline.policy.experts import ExpertCost
@@ -135,8 +136,9 @@ def expert_cost(config: ModelConfig) -> ExpertCost | None:
 
 WEIGHTS_MEMORY_SHARE = 0.7
 """Of what is available; keys and values, and whatever else there is, have the rest."""
-FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
-"""From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
+FindTable = Callable[[str, ModelConfig, Ops, str, str, Placement | None], CostTable | None]
+"""From a model's name and shape, its ops, its dtype and its KV's, and the placement of its weights,
+to what its steps cost here."""
 
 
 def build_engine(
@@ -168,11 +170,10 @@ def build_engine(
         and (own := self_draft(runner.decoder, kv_budget(config)))
     ):
         proposers += build_proposers([own], target, strict=False)
-    table = None
+    table, placement = None, runner.decoder.placement
     if find_table is not None:
         name, shape = checkpoint.name, checkpoint.config
-        table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
-    placement = runner.decoder.placement
+        table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype, placement)
     cost = CostModel(
         table,
         ops=ops.name,
@@ -215,6 +216,15 @@ def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int 
     _, available = memory()
     share = checkpoint.num_bytes if available is None else int(available * WEIGHTS_MEMORY_SHARE)
     return share if share < checkpoint.num_bytes else None
+
+
+def placement_for(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Placement | None:
+    """Which weights would stay in memory, without opening anything; None where all would."""
+    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
+    if limit is None or not can_stream(checkpoint, ops) or not isinstance(tensors, StoredTensors):
+        return None
+    found = placement_of(tensors, checkpoint.config.num_layers, limit)
+    return found if found.streamed or found.experts else None
 
 
 def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:

@@ -91,7 +91,7 @@ class Decoder:
         other.config = self.config.first_layers(len(layers))
         other.layers, other.ops = list(layers), ops
         if ops is not self.ops:  # what others packed is in memory
-            other.stream = None
+            other.stream = other.placement = None
         return other
 
     @property

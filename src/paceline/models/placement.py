@@ -57,6 +57,13 @@ class Placement(NamedTuple):
         """Of the experts that a step reads, if all are chosen alike; 0 where all are in memory."""
         return 1.0 - self.kept / self.experts if self.experts else 0.0
 
+    @property
+    def from_disk(self) -> str:
+        """What does not stay, to a tenth; empty where all does."""
+        if self.experts:
+            return f"{self.share_from_disk:.1f} of the experts"
+        return f"{self.share_streamed:.1f} of the weights" if self.streamed else ""
+
     def bytes_of_row(self, chosen: int) -> int:
         """That a step of one row reads which chooses so many experts, if all are chosen alike."""
         return self.streamed_bytes + round(chosen * self.share_from_disk * self.expert_bytes)

@@ -173,9 +173,10 @@ def alike_of(rows: float, experts: float, per_token: int, number: int) -> float:
 class ExpertPrices:
     """What the experts of a step add to a table's time, in the table's unit.
 
-    Where some come from disk, the table is taken to know nothing of it. An expert costs what its
-    reading costs, on average, over by how much that makes a plain step longer, which whoever
-    corrects the table for this machine sees anyway.
+    Where some come from disk, a table that is no measurement knows nothing of it. An expert costs
+    what its reading costs, on average, over by how much that makes a plain step longer, which
+    whoever corrects the table for this machine sees anyway. A measured table has that in it, for
+    the share that is expected; what another share changes is counted alike.
 
     Args:
         cost: as it was measured, or assumed.
@@ -197,18 +198,22 @@ class ExpertPrices:
         self._price = Estimate(1.0, trust, MAX_VISITS)
         self._plain = min(1.0, cost.least * cost.ms / plain_ms)
         self._from_disk = Estimate(from_disk, DISK_TRUST, MOST_DISK) if from_disk else None
+        self._in_table = self._longer() if is_measured else 1.0
 
     @property
     def ms(self) -> float:
         """In which an expert of a layer is read."""
-        return self._ms * self._longer() * max(0.0, self._price.mean())
+        return self._unpriced() * max(0.0, self._price.mean())
+
+    def _unpriced(self) -> float:
+        return self._ms * self._longer() / self._in_table
 
     def _disk(self) -> float:
         """What an expert's reading from disk takes on average, in readings from memory."""
         return DISK * max(0.0, self._from_disk.mean()) if self._from_disk else 0.0
 
     def _longer(self) -> float:
-        """By what a reading takes longer, over by what a plain step does."""
+        """By what a reading takes longer than from memory, over by what a plain step does."""
         return (1.0 + self._disk()) / (1.0 + self._plain * self._disk())
 
     def count(self, read: int, fetched: int) -> None:
@@ -234,6 +239,6 @@ class ExpertPrices:
             error: of the logarithm of that.
             variance: of the error, in units of that of a known step.
         """
-        share = self._ms * self._longer() * further / time
+        share = self._unpriced() * further / time
         if share:
             self._price.learn(self._price.mean() + error / share, weight=share**2 / variance)

@@ -18,14 +18,13 @@ from typing import Any
 
 from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.engine.build import can_stream, expert_cost, resolve_config, weight_limit
+from paceline.engine.build import can_stream, expert_cost, placement_for, resolve_config
 from paceline.engine.compute_thread import COMPUTE
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.ops.threads import set_num_threads
+from paceline.models.placement import Placement
 from paceline.models.stored import StoredTensors
-from paceline.models.streaming import placement_of
 from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
 from paceline.workbench.profile_machine import (
     READ_BYTES,
@@ -142,8 +141,10 @@ def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs)
     shape = checkpoint.config
     work = Work.of(shape, config.dtype, config.kv_cache_dtype, checkpoint.num_bytes)
     is_large = work.weight_bytes >= READ_BYTES  # the roof is that of as much memory
-    streaming = _streaming(checkpoint, config, ops)
-    table = stored_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
+    placement = placement_for(checkpoint, config, ops)
+    table = stored_table(
+        checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype, placement
+    )
     return ModelFacts(
         name,
         dtype=config.dtype,
@@ -154,23 +155,18 @@ def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs)
         can_be_int4=config.dtype == "int8" and ops.identity and checkpoint.packed is None,
         has_profile=table is not None,
         layers=shape.num_layers,
-        **streaming,
+        can_stream=can_stream(checkpoint, ops),
+        **({} if placement is None else _from_disk(checkpoint, placement)),
     )
 
 
-def _streaming(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> dict[str, Any]:
+def _from_disk(checkpoint: Checkpoint, placement: Placement) -> dict[str, Any]:
     """What of a model would be read from disk, and how fast that is."""
-    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
-    found: dict[str, Any] = {"can_stream": can_stream(checkpoint, ops)}
-    if limit is None or not found["can_stream"] or not isinstance(tensors, StoredTensors):
-        return found
-    cost = expert_cost(checkpoint.config)
-    placement = placement_of(tensors, checkpoint.config.num_layers, limit)
-    if not (placement.streamed or placement.experts):
-        return found
+    cost, tensors = expert_cost(checkpoint.config), checkpoint.tensors
+    assert isinstance(tensors, StoredTensors)
     parts = (part for name in tensors if (part := tensors.file_part(name)) is not None)
     rate = disk_rate(max(parts, key=lambda part: part.num_bytes).path)
-    return found | {
+    return {
         "streamed_layers": len(placement.streamed),
         "streamed_bytes": placement.bytes_of_row(cost.least if cost else 0),
         "experts": placement.experts,

@@ -275,6 +275,7 @@ def _profile(
             subject.dtype,
             subject.kv_dtype,
             num_threads(),
+            decoder.placement,
         ),
         roofs=measure_roofs(decoder.ops),
         work=Work.of(decoder.config, subject.dtype, subject.kv_dtype, subject.checkpoint.num_bytes),

@@ -23,6 +23,7 @@ from paceline import __version__
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import KV_BYTES, Ops, WeightPart, head_elements
 from paceline.models.ops.threads import cores
+from paceline.models.placement import Placement
 
 READ_BYTES = 256 << 20
 GEMM_ROWS, GEMM_WIDTH = 256, 2048
@@ -44,6 +45,7 @@ class ProfileKey:
         device: where it computes.
         threads: with which it computes.
         version: of Paceline and, for the reference ops, of torch, whose kernels these are.
+        from_disk: the part of the weights that does not stay in memory; empty where all do.
     """
 
     machine: str
@@ -54,6 +56,7 @@ class ProfileKey:
     device: str
     threads: int
     version: str
+    from_disk: str = ""
 
     @property
     def digest(self) -> str:
@@ -61,13 +64,20 @@ class ProfileKey:
 
 
 def profile_key(
-    name: str, config: ModelConfig, ops: Ops, dtype: str, kv_dtype: str, threads: int
+    name: str,
+    config: ModelConfig,
+    ops: Ops,
+    dtype: str,
+    kv_dtype: str,
+    threads: int,
+    placement: Placement | None = None,
 ) -> ProfileKey:
     """The key of a model that runs like this here.
 
     Args:
         name: the checkpoint's.
         dtype, kv_dtype: resolved ones.
+        placement: of its weights; None where all stay in memory.
     """
     shape = xxhash.xxh3_128(_canonical(asdict(config))).hexdigest()
     instructions = str(getattr(ops, "isa", ""))
@@ -80,6 +90,7 @@ def profile_key(
         device=ops.device,
         threads=threads,
         version=_version(ops),
+        from_disk=placement.from_disk if placement else "",
     )
 
 

@@ -19,6 +19,7 @@ from paceline.folders import cache_folder
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.models.ops.threads import num_threads
+from paceline.models.placement import Placement
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_machine import ProfileKey, Roofs, Work, profile_key
@@ -50,10 +51,15 @@ def find_imported(name: str) -> Profile | None:
 
 
 def stored_table(
-    name: str, config: ModelConfig, ops: Ops, dtype: str, kv_dtype: str
+    name: str,
+    config: ModelConfig,
+    ops: Ops,
+    dtype: str,
+    kv_dtype: str,
+    placement: Placement | None = None,
 ) -> CostTable | None:
     """What the steps of a model that runs like this here cost, if it was measured."""
-    key = profile_key(name, config, ops, dtype, kv_dtype, num_threads())
+    key = profile_key(name, config, ops, dtype, kv_dtype, num_threads(), placement)
     profile = find_profile(key)
     return profile.table if profile else None
 

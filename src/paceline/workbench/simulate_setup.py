@@ -20,6 +20,7 @@ from paceline.engine.build import (
     DRAFT_SHARE,
     expert_cost,
     kv_budget,
+    placement_for,
     resolve_config,
     target_info,
 )
@@ -189,16 +190,16 @@ class _Costs:
     notes: list[str] = field(default_factory=list)
 
     def of_target(self) -> CostTable:
-        name, config = self.checkpoint.name, self.config
-        found = stored_table(
-            name, self.checkpoint.config, self.ops, config.dtype, config.kv_cache_dtype
-        )
+        name, shape, config = self.checkpoint.name, self.checkpoint.config, self.config
+        placement = placement_for(self.checkpoint, config, self.ops)
+        found = stored_table(name, shape, self.ops, config.dtype, config.kv_cache_dtype, placement)
         if found is None:
             self.notes.append(
                 f"there is no profile of {name} on this machine: what wide steps cost is assumed; "
                 "measure it with paceline profile, or name one with --cost"
             )
-        return found or prior_table(self.ops.name, expert_cost(self.checkpoint.config))
+        streamed = placement.share_streamed if placement else 0.0
+        return found or prior_table(self.ops.name, expert_cost(shape), streamed)
 
     def of_drafts(
         self,
