@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
+from paceline.engine.build import DRAFT_SHARE
 from paceline.engine.engine import Engine
 from paceline.llm import LLM
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.base import BLOCK_SIZE
 from paceline.models.ops.native import why_not_native
+from paceline.models.ops.packing import Packer
+from paceline.models.packed_folder import write_packed
 from paceline.runtime.state_room import LEAST_NODES, least_budget
 from paceline.sampling_params import SamplingParams
 from tests.contracts.test_hybrid_identity import USUAL, check, engine_of, plain
 from tests.contracts.test_identity import GREEDY, WARM, prompts
 from tests.models.gguf_writing import convert
-from tests.models.reference import HYBRIDS, save_model
+from tests.models.reference import HYBRIDS, edit, save_model
 from tests.models.test_gguf_hybrids import CHANGES, WITHOUT_FILES
+from tests.proposers.test_mtp_mixtures import saved as with_mtp_layer
 from tests.quick import in_turns, only
 from tests.toy import Job
 
@@ -64,19 +68,27 @@ def test_toys_are_interrupted_within_answers(caching: bool, proposer: str, kind:
 MOST = 900
 """Tokens of an answer."""
 WISH = SamplingParams(seed=3, ignore_eos=True, logprobs=2)
-QUICK = ("qwen3-5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h.gguf", "qwen3-5-moe.gguf")
+QUICK = ("qwen3-5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h.gguf", "qwen3-5.packed")
 FOLDERS = [family for family in HYBRIDS if family != "mamba2"]  # which lacks no room for keys
 SOURCES = [*FOLDERS, *(f"{name}.gguf" for name in FOLDERS if name not in WITHOUT_FILES)]
+SOURCES += ["qwen3-5.packed", "qwen3-next.packed"]  # with their MTP layers
 TEXTS = [[7, 9, 11, 4] * 3, [5, 5, 8, 30, 31] * 2, [40, 41, 42], [9, 8, 7, 6, 5] * 2]
 COMMON = {"dtype": "float32", "kv_cache_dtype": "float32"}
 DRAFTS = [
     {"method": "self", "dtype": "int8", "num_speculative_tokens": 3, "min_accept_prob": 0.0},
     {"method": "prompt_lookup", "num_speculative_tokens": 4, "min_accept_prob": 0.0},
 ]
+MTP = {"method": "mtp", "num_speculative_tokens": 3, "max_tree_nodes": 4, "min_accept_prob": 0.0}
 
 
 def saved(source: str, folder: Path) -> Path:
     family, _, kind = source.partition(".")
+    if kind == "packed":
+        with_mtp_layer(family, folder / family)
+        edit(folder / family / "config.json", max_position_embeddings=1024)
+        checkpoint = load_checkpoint(folder / family, with_tokenizer=False)
+        write_packed(checkpoint, folder / source, Packer("float32"))
+        return folder / source
     changes = CHANGES.get(family, {}) | {"max_position_embeddings": 1024}
     if kind:
         convert(family, folder / source, changes=changes)
@@ -92,24 +104,26 @@ def test_folders_and_files_with_little_memory(tmp_path: Path, source: str) -> No
     path = str(saved(source, tmp_path))
     recurrent = load_checkpoint(path, with_tokenizer=False).config.recurrent
     assert recurrent is not None
+    needed, drafts = least_budget(recurrent, len(TEXTS), LEAST_NODES), DRAFTS
+    if source.endswith(".packed"):  # whose drafts have keys and values of their own
+        needed, drafts = needed * DRAFT_SHARE // (DRAFT_SHARE - 1), [*DRAFTS, MTP]
     with LLM(
         path,
-        speculative_config=DRAFTS,
+        speculative_config=drafts,
         strict=True,
         planner="fixed",
         max_num_seqs=len(TEXTS),
-        kv_cache_memory=least_budget(recurrent, len(TEXTS), LEAST_NODES),
+        kv_cache_memory=needed,
         **COMMON,
     ) as llm:
         room = llm.call(lambda engine: engine.kv.pool.num_blocks - 1) * BLOCK_SIZE
-        params = [
-            replace(WISH, temperature=t, max_tokens=min(MOST, room // 2))
-            for t in (0.0, 0.0, 0.3, 1.0)
-        ]
+        most = min(MOST, room // 2)
+        params = [replace(WISH, temperature=t, max_tokens=most) for t in (0.0, 0.0, 0.3, 1.0)]
         found = llm.generate(TEXTS, params)
         stats = llm.stats()
     assert stats.num_preemptions > 0
     assert stats.speculation.num_accepted_tokens > 0
+    assert ("mtp" in stats.speculation.by_proposer) == (MTP in drafts)
     with LLM(path, speculative_config=[], max_num_seqs=1, **COMMON) as llm:
         for text, wish, one in zip(TEXTS, params, found, strict=True):
             (other,) = llm.generate([text], wish)

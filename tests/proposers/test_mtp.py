@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.engine.bundled_drafts import bundled_drafts
@@ -22,6 +23,7 @@ from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.packed_folder import write_packed
+from paceline.models.packed_format import PackedFormat
 from paceline.proposers import build_proposers
 from paceline.proposers.heads import build
 from paceline.runtime.model_runner import ModelRunner
@@ -228,6 +230,32 @@ def test_a_layer_that_cannot_draft_is_not_converted(
     assert not any(name.startswith("mtp") for name in packed.tensors)
     assert bundled_drafts(str(tmp_path / "packed")) == ()
     Decoder(packed.config, packed.tensors, CpuOps("int8"), 64)
+
+
+@native
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mtp.model.eh_proj.0.Q8_0", "eh_proj"),
+        ("mtp.model.layers.0.self_attn.qkv_proj.0.Q8_0", "qkv_proj"),
+        ("mtp.model.enorm.weight", "has shape"),
+    ],
+)
+def test_a_converted_layer_that_is_damaged_is_refused(
+    name: str, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = opened(with_mtp(tmp_path / "toy", qwen(mtp_tensors())))
+    write_packed(source, tmp_path / "packed", Packer("int8"))
+    file = tmp_path / "packed" / "packed-00001.safetensors"
+    tensors = load_file(file)
+    tensors[name] = tensors[name][:-1].clone()
+    save_file(tensors, file, PackedFormat("int8").metadata)
+    target = info(toy_runner("native-int8"), opened(tmp_path / "packed"))
+    options = mtp_options(dtype="auto")
+    with pytest.raises(ModelLoadError, match=words):
+        build_proposers([options], target, strict=True)
+    assert build_proposers([options], target, strict=False) == []
+    assert "no drafts by mtp" in caplog.text
 
 
 # --- what does not fit ----------------------------------------------------------------------------
