@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 import paceline
 
@@ -38,7 +39,13 @@ def serving(
     )
     assert process.stderr is not None
     try:
-        line = next(line for line in process.stderr if line.startswith("paceline serves "))
+        said = list[str]()
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("paceline serves "):
+                break
+        else:
+            pytest.fail("".join(said))
         with ThreadPoolExecutor(1) as reader:
             reader.submit(process.stderr.read)
             with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=120) as client:

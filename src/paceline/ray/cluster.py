@@ -17,8 +17,10 @@ from paceline.models.ops.threads import cores
 _OBJECT_STORE_BYTES = 100 << 20
 """What passes through it is small: requests, and pieces of answers."""
 
-_JOIN_ATTEMPTS = 3
+_JOIN_ATTEMPTS = "3"
 """By default Ray tries an address for two minutes, also with a token that was refused."""
+_PROXY_SECONDS = "60"
+"""For Serve's proxy to be ready; a busy machine takes more than its 5."""
 
 
 @contextmanager
@@ -39,8 +41,9 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", _PROXY_SECONDS)
     else:
-        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(_JOIN_ATTEMPTS))
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", _JOIN_ATTEMPTS)
     try:
         ray.init(address or "local", **settings)
     except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:

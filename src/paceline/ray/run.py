@@ -15,6 +15,7 @@ from threading import Event
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 
 from paceline.errors import ConfigError, EngineDeadError
 from paceline.ray.cluster import cluster
@@ -67,13 +68,12 @@ def run(
 def _deployed(app: serve.Application, host: str, port: int) -> Any:
     """A handle of the replicas, which are ready."""
     http = {"host": host, "port": port, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}
-    serve.start(
-        proxy_location="HeadOnly", http_options=http, logging_config={"log_level": "WARNING"}
-    )
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    quiet = {"log_level": "WARNING"}
     try:
+        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=quiet)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.run(app, name=NAME, route_prefix="/")
-    except RuntimeError as error:
+    except (RuntimeError, RayError) as error:
         raise EngineDeadError(f"the replicas did not start: {error}") from error
     return serve.get_deployment_handle(REPLICAS, NAME)
 
