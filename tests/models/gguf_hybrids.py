@@ -44,6 +44,8 @@ def write_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_ssm_time_step_rank(c.linear_num_value_heads)
         writer.add_ssm_inner_size(c.linear_value_head_dim * c.linear_num_value_heads)
         writer.add_full_attention_interval(4)
+        if arch != "qwen3next":
+            writer.add_rope_dimension_sections([2, 1, 1, 0])
     else:
         _write_mamba(writer, c)
     if arch == "mamba2":  # nothing is said of what it has not
@@ -51,6 +53,7 @@ def write_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
             del writer.kv_data[0][f"mamba2.attention.{key}"]
         writer.add_head_count(0)
         writer.add_feed_forward_length(0)
+        writer.add_layer_norm_rms_eps(c.layer_norm_epsilon)
     if arch in ("falcon-h1", "mamba2"):
         return
     is_bamba = c.model_type == "bamba"

@@ -1,4 +1,4 @@
-"""Files of the dense families in llama.cpp itself: it reads them as Paceline does.
+"""Files of the dense families and of hybrids in llama.cpp itself: it reads them as Paceline does.
 
 Needs an interpreter that has llama-cpp-python or xllamacpp: the one that ``make peers`` installs,
 or that of ``PACELINE_LLAMA_PYTHON``. Skips without.
@@ -18,6 +18,8 @@ from paceline.workbench.llama_peer import LlamaPeer
 from paceline.workbench.quality import Window
 from tests.models.gguf_writing import CASES, IDS, convert, write_gguf
 from tests.models.reference import DENSE, FULL, SLIDING, VOCAB, Driver, make_model
+from tests.models.test_gguf_hybrids import CHANGES as OF_HYBRIDS
+from tests.models.test_gguf_hybrids import FAMILIES as HYBRIDS
 
 PYTHON = Path(os.environ.get("PACELINE_LLAMA_PYTHON", ".peers/llama/bin/python"))
 pytestmark = [
@@ -116,4 +118,23 @@ def test_gemma3n_means_the_same(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     tensors = model.state_dict()
     write_gguf(path, model.config, tensors, metadata={**IDS, **PLAIN}, extra_tensors=unread)
+    check(path)
+
+
+WHOLE = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}
+EVEN = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "attention_bias": False}
+HYBRID_CHANGES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen3-next", "qwen3-5", "qwen3-5-moe"), EVEN),
+    "granite-hybrid": {"intermediate_size": 72},
+    "granite-hybrid-moe": {"position_embedding_type": None},
+    "bamba": {"rope_parameters": WHOLE},  # of a part of each head it rotates other pairs
+}
+"""Keys and values of one size in delta nets, and what else llama.cpp takes for granted."""
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_hybrids_file_means_the_same(family: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    changes = OF_HYBRIDS.get(family, {}) | HYBRID_CHANGES.get(family, {})
+    convert(family, path, metadata=dict(PLAIN), changes=changes)
     check(path)
