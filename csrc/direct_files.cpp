@@ -6,6 +6,7 @@
 
 #if defined(__linux__)
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
@@ -31,6 +32,16 @@ bool look(int descriptor, int64_t* size, int64_t* modified) {
 }
 
 }  // namespace
+
+void Unmap::operator()(uint8_t* start) const { munmap(start, bytes); }
+
+Mapped map_memory(size_t bytes, int access, int flags, int file, int64_t at, const char* purpose) {
+    void* start = mmap(nullptr, bytes, access, flags, file, at);
+    if (start == MAP_FAILED) {
+        throw std::runtime_error(system_reason("no memory for", purpose));
+    }
+    return Mapped(static_cast<uint8_t*>(start), {bytes});
+}
 
 DirectFiles::DirectFiles(const std::vector<std::string>& paths) {
     try {
@@ -104,6 +115,8 @@ DirectFiles::DirectFiles(const std::vector<std::string>&) {
     throw std::runtime_error("weights are read from disk on Linux alone");
 }
 DirectFiles::~DirectFiles() = default;
+std::string DirectFiles::read(const Chunk&) const { return ""; }
+void Unmap::operator()(uint8_t*) const {}
 
 #endif
 

@@ -3,7 +3,9 @@
 // what this needs. Knows no weights.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -34,6 +36,15 @@ inline int64_t page_ceiling(int64_t n) { return page_floor(n + FILE_PAGE - 1); }
 
 // What failed, with the system's reason for it.
 std::string system_reason(const char* what, const std::string& of);
+
+// Memory that the system has mapped, for as long as its owner lives.
+struct Unmap {
+    size_t bytes;
+    void operator()(uint8_t* start) const;
+};
+using Mapped = std::unique_ptr<uint8_t, Unmap>;
+// As mmap, and of its arguments. Throws std::runtime_error, which says what there is no memory for.
+Mapped map_memory(size_t bytes, int access, int flags, int file, int64_t at, const char* purpose);
 
 class DirectFiles {
   public:

@@ -1,7 +1,6 @@
 #include "expert_cache.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #if defined(__linux__)
@@ -63,52 +62,23 @@ int64_t room_of(const std::vector<Run>& runs) {
 ExpertCache::ExpertCache(const std::vector<std::string>& files,
                          std::vector<std::vector<std::vector<Extent>>> experts, int64_t bytes,
                          int readers)
-    : files_(files), rows_(experts.size(), 0) {
-    try {
-        for (const std::vector<std::vector<Extent>>& each : experts) {
-            lay_out(each);
-        }
-        make_slots(bytes);
-        for (int i = 0; i < readers; ++i) {
-            readers_.emplace_back([this] { read_on(); });
-        }
-    } catch (...) {
-        give_back();
-        throw;
+    : rows_(experts.size(), 0), readers_(files) {
+    for (const std::vector<std::vector<Extent>>& each : experts) {
+        lay_out(each);
     }
-}
-
-ExpertCache::~ExpertCache() { give_back(); }
-
-void ExpertCache::give_back() {
-    {
-        const std::lock_guard lock(mutex_);
-        is_over_ = true;
-    }
-    work_.notify_all();
-    for (std::thread& reader : readers_) {
-        reader.join();
-    }
-#if defined(__linux__)
-    for (const Mapping& mapping : mappings_) {
-        munmap(mapping.start, mapping.bytes);
-    }
-#endif
+    make_slots(bytes);
+    readers_.start(readers, [this] { return take(); });
 }
 
 uint8_t* ExpertCache::map(int64_t bytes, bool usable) {
 #if defined(__linux__)
-    const size_t size = static_cast<size_t>(bytes);
     const int access = usable ? PROT_READ | PROT_WRITE : PROT_NONE;
-    void* start = mmap(nullptr, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) {
-        throw std::runtime_error(system_reason("no memory for", "experts"));
-    }
-    mappings_.push_back({start, size});
+    mappings_.push_back(map_memory(static_cast<size_t>(bytes), access,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, "experts"));
     if (usable) {
-        madvise(start, size, MADV_HUGEPAGE);
+        madvise(mappings_.back().get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
     }
-    return static_cast<uint8_t*>(start);
+    return mappings_.back().get();
 #else
     throw std::runtime_error("no memory for experts of " + std::to_string(usable ? bytes : 0));
 #endif
@@ -176,28 +146,13 @@ void ExpertCache::make_slots(int64_t bytes) {
     }
 }
 
-void ExpertCache::read_on() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-        work_.wait(lock, [this] { return is_over_ || !tasks_.empty(); });
-        if (is_over_) {
-            return;
-        }
-        const auto [slot, piece] = tasks_.front();
-        tasks_.pop_front();
-        lock.unlock();
-        std::string error =
-            files_.read({piece.file, piece.offset, piece.bytes, slot->memory + piece.at});
-        lock.lock();
-        bytes_read_ += error.empty() ? piece.bytes : 0;
-        if (!error.empty()) {
-            slot->error = std::move(error);
-        }
-        if (--slot->left == 0) {
-            slot->state = State::ready;
-            arrival_.notify_all();
-        }
+std::optional<Readers::Task> ExpertCache::take() {
+    if (tasks_.empty()) {
+        return {};
     }
+    const Readers::Task task = tasks_.front();
+    tasks_.pop_front();
+    return task;
 }
 
 void ExpertCache::note(size_t layer, const std::vector<Wish>& wishes, int rows) {
@@ -253,9 +208,9 @@ void ExpertCache::start(size_t layer, int id, Slot& slot) {
     slot.state = State::reading;
     slot.left = expert.pieces.size();
     for (const Piece& piece : expert.pieces) {
-        tasks_.push_back({&slot, piece});
+        tasks_.push_back({&slot, {piece.file, piece.offset, piece.bytes, slot.memory + piece.at}});
     }
-    work_.notify_all();
+    readers_.wake();
 }
 
 void ExpertCache::empty(Slot& slot) {
@@ -273,7 +228,7 @@ ExpertCache::Slot* ExpertCache::slot_of(size_t layer, int id) {
 
 ExpertCache::Use::Use(ExpertCache& cache, size_t layer, const std::vector<Wish>& wishes, int rows)
     : cache_(cache), layer_(layer), wishes_(wishes), states_(wishes.size(), State::wanted) {
-    const std::lock_guard lock(cache_.mutex_);
+    const Readers::Lock lock = cache_.readers_.lock();
     cache_.note(layer, wishes, rows);
     for (size_t i = 0; i < wishes_.size(); ++i) {
         Slot* slot = cache_.slot_of(layer, wishes_[i].expert);
@@ -292,7 +247,7 @@ ExpertCache::Use::Use(ExpertCache& cache, size_t layer, const std::vector<Wish>&
 }
 
 ExpertCache::Use::~Use() {
-    const std::lock_guard lock(cache_.mutex_);
+    const Readers::Lock lock = cache_.readers_.lock();
     for (size_t i = 0; i < wishes_.size(); ++i) {
         if (states_[i] == State::held || states_[i] == State::handed_out) {
             --slot(i)->users;
@@ -340,7 +295,7 @@ std::vector<int> ExpertCache::Use::take_ready() {
 }
 
 std::vector<int> ExpertCache::Use::next() {
-    std::unique_lock lock(cache_.mutex_);
+    Readers::Lock lock = cache_.readers_.lock();
     for (size_t i = 0; i < wishes_.size(); ++i) {
         if (states_[i] == State::handed_out) {
             --slot(i)->users;
@@ -351,18 +306,12 @@ std::vector<int> ExpertCache::Use::next() {
     if (std::all_of(states_.begin(), states_.end(), is_done)) {
         return {};
     }
-    start_more();
-    std::vector<int> found = take_ready();
-    if (found.empty()) {
-        const auto began = std::chrono::steady_clock::now();
-        cache_.arrival_.wait(lock, [&] {
-            start_more();  // where those of others stood in the way
-            found = take_ready();
-            return !found.empty();
-        });
-        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
-        cache_.seconds_waited_ += waited.count();
-    }
+    std::vector<int> found;
+    cache_.readers_.wait(lock, [&] {
+        start_more();  // also where those of others stood in the way
+        found = take_ready();
+        return !found.empty();
+    });
     return found;
 }
 
@@ -370,16 +319,6 @@ ptrdiff_t ExpertCache::Use::shift(int wish) const {
     const size_t i = static_cast<size_t>(wish);
     const Expert& expert = cache_.experts_[layer_][static_cast<size_t>(wishes_[i].expert)];
     return slot(i)->memory - expert.address;
-}
-
-int64_t ExpertCache::bytes_read() const {
-    const std::lock_guard lock(mutex_);
-    return bytes_read_;
-}
-
-double ExpertCache::seconds_waited() const {
-    const std::lock_guard lock(mutex_);
-    return seconds_waited_;
 }
 
 }  // namespace paceline

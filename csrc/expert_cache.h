@@ -9,16 +9,14 @@
 // part of a round until its layer comes, and as many rounds as pass until rows choose it.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "direct_files.h"
+#include "readers.h"
 
 namespace paceline {
 
@@ -29,7 +27,6 @@ class ExpertCache {
     // opened, std::runtime_error where there is no memory, or not for one expert of each size.
     ExpertCache(const std::vector<std::string>& files,
                 std::vector<std::vector<std::vector<Extent>>> experts, int64_t bytes, int readers);
-    ~ExpertCache();
     ExpertCache(const ExpertCache&) = delete;
     ExpertCache& operator=(const ExpertCache&) = delete;
 
@@ -56,26 +53,15 @@ class ExpertCache {
         float share = 0.0f;  // of rows that choose it, lately
         int64_t seen = 0;    // rows of its layer when that was
     };
-    enum class State { free, reading, ready };
-    struct Slot {
-        uint8_t* memory;
+    using State = ReadSlot::State;
+    struct Slot : ReadSlot {
+        uint8_t* memory = nullptr;
         int layer = -1, expert = -1;
-        State state = State::free;
         int users = 0;
-        size_t left = 0;  // pieces
-        std::string error;
     };
     struct Kind {  // experts of one size
         int64_t bytes, number;
         std::vector<Slot> slots;
-    };
-    struct Task {
-        Slot* slot;
-        Piece piece;
-    };
-    struct Mapping {
-        void* start;
-        size_t bytes;
     };
 
   public:
@@ -115,17 +101,16 @@ class ExpertCache {
         int read_ = 0;
     };
 
-    int64_t bytes_read() const;
-    double seconds_waited() const;
+    int64_t bytes_read() const { return readers_.bytes_read(); }
+    double seconds_waited() const { return readers_.seconds_waited(); }
 
   private:
-    void give_back();
     uint8_t* map(int64_t bytes, bool usable);
     int kind_of(int64_t bytes);
     void lay_out(const std::vector<std::vector<Extent>>& experts);
     void make_slots(int64_t bytes);
-    void read_on();
     // The rest is called by who holds the lock.
+    std::optional<Readers::Task> take();
     void note(size_t layer, const std::vector<Wish>& wishes, int rows);
     float share_of(size_t layer, const Expert& expert) const;
     // Rounds until what is in a slot is expected to be used.
@@ -136,21 +121,14 @@ class ExpertCache {
     void empty(Slot& slot);
     Slot* slot_of(size_t layer, int expert);
 
-    const DirectFiles files_;
     std::vector<std::vector<Expert>> experts_;  // [layers][experts]
     std::vector<int> kind_;                     // [layers]; -1: no mixture
     std::vector<int64_t> rows_;                 // [layers], that have come by
     std::vector<Kind> kinds_;
-    std::vector<Mapping> mappings_;
+    std::vector<Mapped> mappings_;
     size_t layer_ = 0;  // that asked last
-
-    mutable std::mutex mutex_;
-    std::condition_variable work_, arrival_;
-    std::deque<Task> tasks_;
-    bool is_over_ = false;
-    int64_t bytes_read_ = 0;
-    double seconds_waited_ = 0.0;
-    std::vector<std::thread> readers_;
+    std::deque<Readers::Task> tasks_;
+    Readers readers_;  // the last: they end before what they read into goes
 };
 
 }  // namespace paceline

@@ -6,14 +6,13 @@
 // layer that had the slot before is done with. Knows no weights and no arithmetic.
 #pragma once
 
-#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
-#include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "direct_files.h"
+#include "readers.h"
 
 namespace paceline {
 
@@ -23,7 +22,6 @@ class LayerStream {
     // file cannot be opened, std::runtime_error where there is no memory for the slots.
     LayerStream(const std::vector<std::string>& files, std::vector<std::vector<Extent>> layers,
                 int slots, int readers);
-    ~LayerStream();
     LayerStream(const LayerStream&) = delete;
     LayerStream& operator=(const LayerStream&) = delete;
 
@@ -36,45 +34,28 @@ class LayerStream {
     void begin(size_t layer);
     void end(size_t layer);
 
-    int64_t bytes_read() const;
-    double seconds_waited() const;
+    int64_t bytes_read() const { return readers_.bytes_read(); }
+    double seconds_waited() const { return readers_.seconds_waited(); }
 
   private:
-    enum class State { free, reading, ready };
-    struct Slot {
-        State state = State::free;
+    using State = ReadSlot::State;
+    struct Slot : ReadSlot {
         size_t turn = 0;  // of the layer that is in it or comes into it
-        size_t left = 0;  // chunks
-        std::string error;
     };
 
-    void give_back();
     void map_layers(int slots);
-    void read_on();
-    // The next chunk to read, once its slot is free. Waits; false when all is over.
-    bool take(std::unique_lock<std::mutex>& lock, size_t* turn, Chunk* chunk);
-    void start_at(std::unique_lock<std::mutex>& lock, size_t turn);
+    // Who calls these holds the lock. The next chunk to read, if its slot is free.
+    std::optional<Readers::Task> take();
+    void start_at(Readers::Lock& lock, size_t turn);
 
-    const DirectFiles files_;
     std::vector<std::vector<Extent>> layers_;
     std::vector<std::vector<uint8_t*>> places_;  // [layers][extents]
     std::vector<size_t> turns_;                  // [layers]: place among those that are streamed
     std::vector<std::vector<Chunk>> chunks_;     // [turns]
-    struct Mapping {
-        void* start;
-        size_t bytes;
-    };
-    std::vector<Mapping> mappings_;
-    int memory_ = -1;
-
-    mutable std::mutex mutex_;
-    std::condition_variable room_, arrival_;
+    std::vector<Mapped> mappings_;
     std::vector<Slot> slots_;
     size_t next_turn_ = 0, next_chunk_ = 0;
-    bool is_over_ = false;
-    int64_t bytes_read_ = 0;
-    double seconds_waited_ = 0.0;
-    std::vector<std::thread> readers_;
+    Readers readers_;  // the last: they end before what they read into goes
 };
 
 }  // namespace paceline
