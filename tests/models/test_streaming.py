@@ -30,6 +30,7 @@ from paceline.workbench.doctor import model_facts
 from paceline.workbench.profile_machine import Roofs
 from tests.arrays import same
 from tests.models.reference import Driver, save_model
+from tests.workbench.exact_clock import run_exactly
 
 TOKENS = torch.randint(3, 300, (30,), generator=torch.Generator().manual_seed(3)).tolist()
 TREE = DraftTree([5, 6, 7, 8], [-1, 0, 0, 2], [0.5] * 4, "x")
@@ -281,6 +282,41 @@ def fetched_for(driver: Driver, tokens: list[int]) -> int:
     found = driver.runner.forward(batch).experts_fetched
     driver.kv.rollback(0)
     return found
+
+
+FEW_WORDS = SamplingParams(
+    max_tokens=160, temperature=2.0, seed=1, ignore_eos=True, allowed_token_ids=TOKENS[:8]
+)
+"""A text that often repeats itself, and whose repetitions are often not what follows."""
+
+
+@native
+@linux
+def test_drafts_are_left_out_where_their_rows_read_too_much_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same text by suffix matching, from disks that take nothing and 2 ms for an expert."""
+    changes = {"num_hidden_layers": 4, "num_experts": 32, "max_position_embeddings": 256}
+    save_model("qwen3-moe", tmp_path / "plain", **changes)
+    write_packed(load_checkpoint(tmp_path / "plain"), tmp_path / "packed", Packer("int8"))
+    checkpoint = load_checkpoint(tmp_path / "packed", with_tokenizer=False)
+    suffix = {"method": "suffix"}
+    texts, drafted, fetched = [], [], []
+    for fetch, drafts in ((0.0, []), (0.0, [suffix]), (2.0, [suffix])):
+        with monkeypatch.context() as patch:
+            run_exactly(patch, fetch=fetch)
+            limit = min_limit(checkpoint)
+            with LLM(
+                checkpoint, weight_memory=limit, speculative_config=drafts, max_model_len=256
+            ) as llm:
+                texts.append(llm.generate(TOKENS[:8], FEW_WORDS).token_ids)
+                stats = llm.stats()
+        drafted.append(stats.speculation.num_draft_tokens / len(texts[-1]))
+        fetched.append(stats.num_experts_fetched / len(texts[-1]))
+    assert texts[0] == texts[1] == texts[2]
+    assert drafted[1] > 2.0
+    assert drafted[2] < drafted[1] / 5
+    assert fetched[1] > 1.5 * fetched[0] > 1.3 * fetched[2]
 
 
 @native

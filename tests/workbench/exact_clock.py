@@ -31,18 +31,24 @@ class Clock:
         self.now += milliseconds / 1e3
 
 
-def run_exactly(monkeypatch: pytest.MonkeyPatch, outside: Callable[[int, int], float]) -> None:
+def run_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+    outside: Callable[[int, int], float] = lambda requests, nodes: 0.0,
+    fetch: float = 0.0,
+) -> None:
     """Let every model of this process run on such a machine.
 
     Args:
         outside: milliseconds that follow a forward of so many requests and draft nodes.
+        fetch: milliseconds of a forward for each expert that comes from disk.
     """
     clock, forward = Clock(), ModelRunner.forward
 
     def timed(
         self: ModelRunner, batch: Any, greedy: bool = False, inputs: torch.Tensor | None = None
     ) -> Any:
-        result, inside = forward(self, batch, greedy, inputs), FORWARD + ROW * batch.num_rows
+        result = forward(self, batch, greedy, inputs)
+        inside = FORWARD + ROW * batch.num_rows + fetch * result.experts_fetched
         self.seconds += inside / 1e3
         requests = len(result.offsets) - 1
         clock.passed(inside + outside(requests, batch.num_rows - requests))
