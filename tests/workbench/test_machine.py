@@ -61,6 +61,9 @@ def test_the_tightest_of_the_control_groups_around_a_process_counts(
     meminfo = "MemTotal:  1000 kB\nMemAvailable:  900 kB"
     root = make_root(tmp_path, proc__self__cgroup=line, proc__meminfo=meminfo, **files)
     assert memory(root) == (500_000, 400_000)
+    idle = "inactive_file 30000" if version == 2 else "inactive_file 5\ntotal_inactive_file 30000"
+    stat = {f"{place}outer__memory_DOT_stat": f"anon 70000\nactive_file 7\n{idle}"}
+    assert memory(make_root(tmp_path, **stat)) == (500_000, 430_000)
 
 
 @pytest.mark.parametrize(
