@@ -24,6 +24,9 @@ struct NodeSpan {
     std::vector<int32_t> blocks;
 };
 
+struct Adapter;
+class Decoder;
+
 struct Batch {
     // Raises ValueError where a span does not fit its block table, the vocabulary or the context.
     // With `are_blocks` each span is a block, whose rows see each other all. `states`: one for each
@@ -40,9 +43,14 @@ struct Batch {
     std::vector<int32_t> parents;              // [rows], nodes of the span
     std::vector<int32_t> first_rows;           // of each span
     std::vector<StateSpan> states;             // of each span, or none
+    std::vector<const Adapter*> adapters;      // of each span, null where it has none; or no entries
     std::vector<AttentionSpan> spans;
     std::vector<int32_t> sample_rows, sample_offsets;  // as in the Python Batch
     int last_position = 0;                             // of any row
+
+    // One for each span, or None; they are kept alive. Raises std::invalid_argument where one is of
+    // another decoder.
+    void adapt(nanobind::sequence adapters, const Decoder& decoder);
 
   private:
     void add(NodeSpan span);
@@ -51,6 +59,7 @@ struct Batch {
     int vocab_, max_len_, num_blocks_;
     bool are_blocks_;
     std::vector<std::vector<int32_t>> tables_, paths_;
+    nanobind::object keep_adapters_;
 };
 
 }  // namespace paceline

@@ -594,6 +594,9 @@ void bind_forward(nb::module_& module) {
             decoder.check_states(*batch);
             return batch.release();
         }, nb::rv_policy::take_ownership)
+        .def("adapt", [](const Decoder& decoder, Batch& batch, nb::sequence adapters) {
+            batch.adapt(adapters, decoder);
+        })
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
         .def_prop_ro("experts_read", &Decoder::experts_read)

@@ -18,6 +18,7 @@ void bind_recurrent(nb::module_&);
 void bind_sampler(nb::module_&);
 void bind_suffix(nb::module_&);
 namespace paceline {
+void bind_adapter(nb::module_&);
 void bind_forward(nb::module_&);
 void bind_grow(nb::module_&);
 void bind_stream(nb::module_&);
@@ -62,4 +63,5 @@ NB_MODULE(_native, module) {
     bind_stream(module);
     bind_forward(module);
     bind_grow(module);
+    bind_adapter(module);
 }

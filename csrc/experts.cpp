@@ -211,8 +211,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
             }
         });
         shared_.need(size_t(rows) * ld_hidden_);
-        feed(*mixture.shared, nullptr, -INFINITY, rows,
-             {shared_.get(), nullptr, ld_hidden_, 1.0f});
+        feed(layer, *mixture.shared, rows, {shared_.get(), nullptr, ld_hidden_, 1.0f});
     }
     pool().each(rows, [&](int row, int thread) {
         float* sum = scratch(thread);

@@ -103,7 +103,8 @@ Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<Dec
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
       ld_mlp_(round_up(widest_mlp_, TILE)),
-      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)) {
+      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)),
+      ld_read_(std::max({ld_hidden_, ld_q_, ld_mlp_})) {
     for (const DecoderLayer& layer : layers_) {
         num_recurrent_ += layer.recurrent ? 1 : 0;
         recurrent_ = !recurrent_ && layer.recurrent ? &*layer.recurrent : recurrent_;
@@ -208,6 +209,7 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
     planned_ = nullptr;
+    plan_adapters(batch, slice);
     if (recurrent_) {
         plan_recurrences(batch, slice);
     }
@@ -290,7 +292,7 @@ void Decoder::normed(const float* x, const float* weight, float* y) const {
 
 void Decoder::norm_for(const Linear& to, int row, const float* weight, int thread) {
     normed(x_row(row), weight, scratch(thread));
-    to.take(scratch(thread), in_hidden_, row, spare(thread));
+    take(to, scratch(thread), in_hidden_, row, thread);
 }
 
 void Decoder::add_branch(int row, const float* weight) {
@@ -462,7 +464,8 @@ void Decoder::mix(const Batch& batch, const Slice& slice, size_t index, const In
         });
     }
     if (attends && !layer.latent) {
-        linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
+        adapted_linear(layer, layer.qkv, &AddedLayer::qkv, in,
+                       {qkv_.get(), nullptr, ld_qkv_, 1.0f});
     }
     if (layer.recurrent) {
         recurrence(layer, rows);
@@ -515,7 +518,7 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
             }
             std::fill(y + q_width, y + round_up(q_width, TILE), 0.0f);
             if (!layer.latent) {
-                layer.o.take(y, in_attended, row, spare(thread));
+                take(layer.o, y, in_attended, row, thread);
             }
         });
     }
@@ -530,8 +533,13 @@ void Decoder::mix_in(const DecoderLayer& layer, const Linear& last, const Inputs
                      bool is_second) {
     const bool branch = branches(layer);
     float* to = branch ? branch_.get() : x_.get();
-    linear(last, in, {to, branch && !is_second ? nullptr : to, ld_hidden_,
-                      scale * (branch ? 1.0f : shape_.residual_multiplier)});
+    const LinearOut out{to, branch && !is_second ? nullptr : to, ld_hidden_,
+                        scale * (branch ? 1.0f : shape_.residual_multiplier)};
+    if (&last == &layer.o) {
+        adapted_linear(layer, last, &AddedLayer::o, in, out);
+    } else {
+        linear(last, in, out);
+    }
 }
 
 void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
@@ -619,14 +627,24 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
         }
     });
     const bool branch = layer.post_mlp_norm != nullptr;
-    feed(layer.mlp, layer.learnt, layer.sparse_deviations, rows,
+    feed(layer, layer.mlp, rows,
          {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
           shape_.mlp_out_scale * (branch ? 1.0f : shape_.residual_multiplier)});
 }
 
-void Decoder::feed(const FeedForward& mlp, const float* learnt, float sparse_deviations, int rows,
+void Decoder::feed(const DecoderLayer& layer, const FeedForward& mlp, int rows,
                    const LinearOut& out) {
-    linear(mlp.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
+    const bool is_dense = &mlp == &layer.mlp;
+    const auto run = [&](const Linear& weights, AddedLinear AddedLayer::*which, const Inputs& x,
+                         const LinearOut& to) {
+        if (is_dense) {
+            adapted_linear(layer, weights, which, x, to);
+        } else {
+            linear(weights, x, to);
+        }
+    };
+    const float sparse_deviations = is_dense ? layer.sparse_deviations : -INFINITY;
+    run(mlp.gate_up, &AddedLayer::gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
     const Inputs inner = inputs_.view(rows, mlp.width(), most_orders_);
     pool().each(rows, [&](int row, int thread) {
         float* up = gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_;
@@ -639,11 +657,12 @@ void Decoder::feed(const FeedForward& mlp, const float* learnt, float sparse_dev
         if (shape_.gated) {
             kernels().gated(up, mlp.width(), shape_.activation, scratch(thread));
         } else {
-            kernels().activate(up, mlp.width(), shape_.activation, learnt, scratch(thread));
+            kernels().activate(up, mlp.width(), shape_.activation, is_dense ? layer.learnt : nullptr,
+                               scratch(thread));
         }
-        mlp.down.take(scratch(thread), inner, row, spare(thread));
+        take(mlp.down, scratch(thread), inner, row, thread);
     });
-    linear(mlp.down, inner, out);
+    run(mlp.down, &AddedLayer::down, inner, out);
 }
 
 void Decoder::head(int samples, float* logits) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "adapter.h"
 #include "altup.h"
 #include "batch.h"
 #include "buffers.h"
@@ -188,6 +189,26 @@ class Decoder {
     void plan_recurrences(const Batch& batch, const Slice& slice);
     void read_recurrent(const RecurrentLayer& layer, int rows, const Inputs& in);
     void recurrence(const DecoderLayer& layer, int rows);
+    // csrc/adapter.cpp: which rows of a slice have adapters; what these add to the linear that wrote
+    // to `out`, from the rows that its inputs were made of; and what that takes.
+    void plan_adapters(const Batch& batch, const Slice& slice);
+    void add_adapted(const DecoderLayer& layer, AddedLinear AddedLayer::*which, const LinearOut& out);
+    void run_products(int least_tiles);
+    // A linear of a layer, with what adapters add.
+    void adapted_linear(const DecoderLayer& layer, const Linear& weights,
+                        AddedLinear AddedLayer::*which, const Inputs& x, const LinearOut& out) {
+        linear(weights, x, out);
+        if (!adapted_.empty()) {
+            add_adapted(layer, which, out);
+        }
+    }
+    // A row as the inputs of a linear, and as its adapters read it.
+    void take(const Linear& to, const float* x, const Inputs& inputs, int row, int thread) {
+        to.take(x, inputs, row, spare(thread));
+        if (!adapted_.empty()) {
+            std::copy_n(x, round_up(to.k(), TILE), read_.get() + size_t(row) * ld_read_);
+        }
+    }
     // The last linear of a layer's attention or recurrence, times `scale`: into the stream or, of
     // layers that have one, into the branch, to which a recurrence may have been written before.
     void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
@@ -224,9 +245,8 @@ class Decoder {
     void by_head(const std::vector<Linear>& linears, int rows, const HeadRows& from, float* y, int ld,
                  int step);
     void feed_forward(const DecoderLayer& layer, int rows);
-    // Rows of `in_hidden_` through a feed-forward.
-    void feed(const FeedForward& mlp, const float* learnt, float sparse_deviations, int rows,
-              const LinearOut& out);
+    // Rows of `in_hidden_` through a feed-forward, that of `layer` or of its mixture.
+    void feed(const DecoderLayer& layer, const FeedForward& mlp, int rows, const LinearOut& out);
     // csrc/experts.cpp: the feed-forward of a layer that is a mixture.
     void mixture(const DecoderLayer& layer, int rows);
     // The results of all entries of the assignment, which are those of `rows`, to `expert_out_`; and
@@ -313,6 +333,12 @@ class Decoder {
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;
+    std::vector<AdaptedRows> adapted_;  // of a slice; empty where no row has an adapter
+    Buffer<float> read_, ranks_added_;  // [rows, ld_read_], [rows, ld_ranks_]
+    const int ld_read_;                 // of what any linear with adapters reads
+    int ld_ranks_ = 0;
+    std::vector<Product> products_;
+    std::vector<std::pair<int, int>> product_pieces_;  // of a product: its first tile
     const AttentionShape* planned_ = nullptr;  // what blocks and passes are for; null: nothing yet
     std::vector<float> best_values_;    // [threads, samples]
     std::vector<int32_t> best_tokens_;  // [threads, samples]

@@ -21,12 +21,20 @@ class ContextLengthError(RequestError):
     """The prompt, or the prompt plus ``max_tokens``, does not fit into the model's context."""
 
 
+class UnknownAdapterError(RequestError):
+    """A request asks for an adapter that is not loaded."""
+
+
 class NoFimTokensError(RequestError):
     """The model's vocabulary has no tokens by which it could be asked to fill a gap."""
 
 
 class ModelLoadError(PacelineError):
     """A checkpoint, a configuration or a tokenizer could not be read."""
+
+
+class NoAdapterError(ModelLoadError):
+    """There is no adapter at a path."""
 
 
 class UnsupportedModelError(ModelLoadError):

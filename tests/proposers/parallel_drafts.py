@@ -43,9 +43,9 @@ class KnowingRunner(ModelRunner):
         self._known = known
         self.spans: Sequence[Span] = ()
 
-    def pack(self, spans: Sequence[Span]) -> PackedBatch:
+    def pack(self, spans: Sequence[Span], adapters: Sequence[Any] = ()) -> PackedBatch:
         self.spans = spans
-        return super().pack(spans)
+        return super().pack(spans, adapters)
 
     def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
         result = super().forward(batch, greedy)

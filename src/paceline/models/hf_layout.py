@@ -44,6 +44,12 @@ class Layout:
     by_head: bool = False
     transposed: bool = False
 
+    def plain(self, stored: str) -> str:
+        """What others call a tensor that the family's checkpoints call so."""
+        for pattern, replacement in self.renames:
+            stored = re.sub(pattern, replacement, stored)
+        return stored
+
 
 PLAIN = Layout()
 
@@ -70,6 +76,17 @@ def _by_kind(config: ModelConfig) -> Index:
     return found
 
 
+def row_order(layout: Layout, config: ModelConfig, name: str) -> Index | None:
+    """Which stored row each row of a tensor is; None where they are in their order."""
+    if layout.by_head and _FUSED.fullmatch(name):
+        return _by_kind(config)
+    match = _TURNED.fullmatch(name) if layout.interleaved else None
+    if match is None:
+        return None
+    heads = config.num_heads if match[1] == "q" else config.num_kv_heads
+    return halves(heads, config.head_dim, config.rope.dim or config.head_dim)
+
+
 class LaidOutTensors(StoredTensors):
     """A family's checkpoint in the way of all others."""
 
@@ -77,9 +94,7 @@ class LaidOutTensors(StoredTensors):
         self._tensors, self._layout, self._config = tensors, layout, config
         self._where: dict[str, Any] = {}
         for stored in tensors:
-            name = stored
-            for pattern, replacement in layout.renames:
-                name = re.sub(pattern, replacement, name)
+            name = layout.plain(stored)
             if layout.ignored and re.fullmatch(layout.ignored, stored):
                 continue
             if name in self._where:
@@ -92,19 +107,8 @@ class LaidOutTensors(StoredTensors):
     def _is_transposed(self, name: str) -> bool:
         return self._layout.transposed and _LINEARS.fullmatch(name) is not None
 
-    def _order(self, name: str) -> Index | None:
-        """Which stored row each row of a tensor is; None where they are in their order."""
-        c = self._config
-        if self._layout.by_head and _FUSED.fullmatch(name):
-            return _by_kind(c)
-        match = _TURNED.fullmatch(name) if self._layout.interleaved else None
-        if match is None:
-            return None
-        heads = c.num_heads if match[1] == "q" else c.num_kv_heads
-        return halves(heads, c.head_dim, c.rope.dim or c.head_dim)
-
     def _ordered(self, name: str, tensor: Array) -> Array:
-        order = self._order(name)
+        order = row_order(self._layout, self._config, name)
         if order is None:
             return tensor
         if len(tensor) != len(order):
@@ -134,7 +138,7 @@ class LaidOutTensors(StoredTensors):
         return shape[::-1] if self._is_transposed(name) else shape
 
     def rows(self, name: str, first: int, last: int) -> Array:
-        if self._is_transposed(name) or self._order(name) is not None:
+        if self._is_transposed(name) or row_order(self._layout, self._config, name) is not None:
             return self[name][first:last]
         return self._tensors.rows(self._stored(name), first, last)
 

@@ -59,7 +59,7 @@ class SafetensorsFolder(StoredTensors):
         self._folder = folder
         self._where = {}  # name -> (file, its name there)
         weight_map = _weight_map(folder / INDEX_FILE)
-        files = {path.name: _MappedFile(path) for path in _weight_files(folder, weight_map)}
+        files = {path.name: MappedFile(path) for path in _weight_files(folder, weight_map)}
         self.metadata = [file.metadata for file in files.values()]
         for file in files.values():
             for stored in file.entries:
@@ -76,7 +76,7 @@ class SafetensorsFolder(StoredTensors):
                 self._read[name] = held
                 self.release(name)
 
-    def _add(self, name: str, file: _MappedFile, stored: str) -> None:
+    def _add(self, name: str, file: MappedFile, stored: str) -> None:
         if name in self._where:
             other, stored_there = self._where[name]
             raise ModelLoadError(
@@ -122,7 +122,7 @@ class SafetensorsFolder(StoredTensors):
             file.release(stored)
 
 
-class _MappedFile:
+class MappedFile:
     """One file, mapped as a whole, whose pages can be let go tensor by tensor."""
 
     def __init__(self, path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.models.adapter import AdaptedLayers
 from paceline.models.arrays import Array, Floats
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import PackedBatch
@@ -62,12 +63,15 @@ class ModelRunner:
         self.num_rows = 0
         self.seconds = 0.0
 
-    def pack(self, spans: Sequence[Span]) -> PackedBatch:
+    def pack(self, spans: Sequence[Span], adapters: Sequence[Any] = ()) -> PackedBatch:
+        """Pack spans, whose adapters are one per span or None, or none at all."""
         ids = [span.request_id for span in spans]
-        tables = self.kv.block_tables(ids)
-        if self._states is None:
-            return self._forward.pack(spans, tables)
-        return self._forward.pack(spans, tables, self._states.spans(ids))
+        states = () if self._states is None else self._states.spans(ids)
+        return self._forward.pack(spans, self.kv.block_tables(ids), states, adapters)
+
+    def adapter(self, layers: AdaptedLayers) -> Any:
+        """Prepare an adapter for :meth:`pack`."""
+        return self._forward.adapter(layers)
 
     def forward(
         self, batch: PackedBatch, greedy: bool = False, inputs: Floats | None = None

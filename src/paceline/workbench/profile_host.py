@@ -94,9 +94,9 @@ class _Scripted:
         """Draft nodes of the latest step."""
         return sum(max(0, len(span.sample_rows) - 1) for span in self._spans)
 
-    def pack(self, spans: Sequence[Span]) -> PackedBatch:
+    def pack(self, spans: Sequence[Span], adapters: Sequence[Any] = ()) -> PackedBatch:
         self._spans = spans
-        return self._runner.pack(spans)
+        return self._runner.pack(spans, adapters)
 
     def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
         result = self._runner.forward(batch, greedy)

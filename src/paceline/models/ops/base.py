@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from paceline.models.arrays import Array, Floats
+from paceline.models.adapter import AdaptedLayers
+from paceline.models.arrays import STORED_FLOATS, Array, Floats, as_bytes
 from paceline.models.config import ModelConfig
 from paceline.models.taps import Taps
 from paceline.span import Span
@@ -153,12 +154,19 @@ class Forward(Protocol):
         spans: Sequence[Span],
         block_tables: Sequence[Sequence[int]],
         states: Sequence[StateSpan] = (),
+        adapters: Sequence[Any] = (),
     ) -> PackedBatch:
         """Pack spans whose KV slots are reserved; one block table per span.
 
         Args:
             states: one per span of a decoder that has recurrent layers.
+            adapters: one per span, of :meth:`adapter`, or None where the span has none; or no
+                entries where no span has one.
         """
+        ...
+
+    def adapter(self, layers: AdaptedLayers) -> Any:
+        """Prepare an adapter of the decoder for batches of this forward."""
         ...
 
     def logits(self, batch: Any, taps: Taps, inputs: Floats | None) -> Floats:
@@ -212,6 +220,13 @@ class WeightPart:
     def of(weight: Any) -> WeightPart:
         """Floats ``[n, k]`` that are in memory."""
         return WeightPart(len(weight), lambda first, last: weight[first:last])
+
+    @staticmethod
+    def stored(weight: Array) -> WeightPart:
+        """Floats ``[n, k]`` that are in memory, to be computed with as they are."""
+        form = next(name for name, kind in STORED_FLOATS.items() if kind == weight.dtype)
+        rows = as_bytes(weight)
+        return WeightPart(len(weight), lambda first, last: rows[first:last], form)
 
 
 class WeightOps(Protocol):

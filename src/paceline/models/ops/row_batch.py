@@ -12,7 +12,7 @@ import torch
 
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, slots_of
-from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup
+from paceline.models.ops.row_ops import AddedLayers, AttentionBatch, AttentionGroup
 from paceline.span import Span
 
 Ints = npt.NDArray[np.int64]
@@ -28,6 +28,7 @@ class Batch:
         attention: where rows write and what they see.
         sample_rows: rows whose logits are needed, ``[samples]``, spans in order.
         sample_offsets: where each span's samples begin; one more entry than spans.
+        adapters: rows, and what is added to the layers' linears for them.
     """
 
     input_ids: torch.Tensor
@@ -36,6 +37,7 @@ class Batch:
     attention: AttentionBatch
     sample_rows: list[int]
     sample_offsets: list[int]
+    adapters: Sequence[tuple[torch.Tensor, AddedLayers]] = ()
 
 
 @cache
@@ -176,3 +178,17 @@ def build_batch(
         sample_rows=rows.samples,
         sample_offsets=rows.offsets,
     )
+
+
+def adapted_rows(
+    spans: Sequence[Span], adapters: Sequence[AddedLayers | None]
+) -> list[tuple[list[int], AddedLayers]]:
+    """The rows of each adapter, which one per span says, or None."""
+    found: dict[int, tuple[list[int], AddedLayers]] = {}
+    first = 0
+    for span, adapter in zip(spans, adapters, strict=True):
+        end = first + len(span.token_ids) - span.num_cached
+        if adapter is not None:
+            found.setdefault(id(adapter), ([], adapter))[0].extend(range(first, end))
+        first = end
+    return list(found.values())

@@ -8,12 +8,13 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from paceline.models.arrays import Array, Floats
+from paceline.models.adapter import AdaptedLayers, LowRank
+from paceline.models.arrays import Array, Floats, floats
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import StateSpan
+from paceline.models.ops.base import StateSpan, WeightPart
 from paceline.models.ops.recurrent_batch import recurrent_batch
-from paceline.models.ops.row_batch import Batch, build_batch
-from paceline.models.ops.row_ops import Tensor
+from paceline.models.ops.row_batch import Batch, adapted_rows, build_batch
+from paceline.models.ops.row_ops import AddedLayers, AddedPart, Tensor
 from paceline.models.ops.rows import Rows
 from paceline.models.ops.tensor_kv import TensorKV
 from paceline.models.ops.tensor_states import TensorStates
@@ -49,11 +50,31 @@ class RowForward:
         spans: Sequence[Span],
         block_tables: Sequence[Sequence[int]],
         states: Sequence[StateSpan] = (),
+        adapters: Sequence[Any] = (),
     ) -> Batch:
         batch = build_batch(spans, block_tables, self._memory, self._row_multiple, self._config)
         if self._states is not None:
             batch.attention.recurrent = recurrent_batch(spans, states, self._states)
+        if adapters:
+            device = batch.input_ids.device
+            found = adapted_rows(spans, adapters)
+            batch.adapters = [(torch.tensor(rows, device=device), each) for rows, each in found]
         return batch
+
+    def adapter(self, layers: AdaptedLayers) -> AddedLayers:
+        return [
+            {name: [self._added(each) for each in parts] for name, parts in layer.items()}
+            for layer in layers
+        ]
+
+    def _added(self, part: LowRank) -> AddedPart:
+        outputs = slice(part.first, part.first + len(part.up))
+        pack = self._rows.ops.pack_linear
+        down, up = (
+            pack([WeightPart.stored(floats(each))], each.shape[1], None)
+            for each in (part.down, part.up)
+        )
+        return AddedPart(outputs, down, up, part.scale)
 
     @torch.inference_mode()
     def logits(self, batch: Batch, taps: Taps, inputs: Floats | None) -> Floats:
@@ -86,7 +107,9 @@ class RowForward:
             if layer in taps.layers:
                 wanted[layer] = x[: batch.num_rows]
 
-        hidden = self._rows.hidden(batch.input_ids, batch.positions, batch.attention, read, take)
+        hidden = self._rows.hidden(
+            batch.input_ids, batch.positions, batch.attention, read, take, batch.adapters
+        )
         routed = [each.ids[: batch.num_rows] for each in self._rows.routed]
         self.chosen_experts = [ids.numpy(force=True) for ids in routed]
         for index, layer in enumerate(taps.layers):

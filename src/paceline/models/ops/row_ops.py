@@ -6,9 +6,9 @@ is known only to :class:`AttentionBatch`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -44,6 +44,19 @@ class AttentionGroup:
             self.mask.to(device),
             None if sliding is None else sliding.to(device),
         )
+
+
+class AddedPart(NamedTuple):
+    """What an adapter adds to some outputs of a linear: ``scale * up(down(x))``."""
+
+    outputs: slice
+    down: Any
+    up: Any
+    scale: float
+
+
+AddedLayers = Sequence[Mapping[str, Sequence[AddedPart]]]
+"""Of each layer, by the names of its linears."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from paceline.models.ops.row_altup import (
     spread,
 )
 from paceline.models.ops.row_mixture import Routing, mixed
-from paceline.models.ops.row_ops import RowOps, Tensor
+from paceline.models.ops.row_ops import AddedLayers, RowOps, Tensor
 from paceline.models.ops.row_recurrent import recurrent
 from paceline.models.rope import RotaryTable
 from paceline.models.weights import Layer
@@ -83,6 +83,7 @@ class Rows:
         self._decoder, self.config = decoder, decoder.config
         self.ops = cast(RowOps, decoder.ops)
         self.routed: list[Routing] = []
+        self._adapters: Sequence[tuple[Tensor, AddedLayers]] = ()
         head = decoder.pruned_head
         self.head_tokens = None if head is None else torch.from_numpy(head.token_ids)
 
@@ -93,6 +94,7 @@ class Rows:
         batch: Any,
         inputs: Tensor | None = None,
         take: Callable[[int, Tensor], None] = _nothing,
+        adapters: Sequence[tuple[Tensor, AddedLayers]] = (),
     ) -> Tensor:
         """Run the layers.
 
@@ -101,12 +103,14 @@ class Rows:
             batch: the backend's own attention metadata for these rows.
             inputs: ``[rows, hidden_size]`` float32 of the rows of a decoder that has an entry.
             take: gets each residual stream, after its number as :mod:`paceline.models.taps` counts.
+            adapters: of some rows what is added to the layers' linears; no row is in two of them.
 
         Returns:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
         c, ops = self.config, self.ops
         self.routed.clear()
+        self._adapters = adapters
         x, joined = self._enter(input_ids, inputs)
         if self._decoder.places is not None:
             x = x + self._decoder.places[positions]
@@ -221,13 +225,23 @@ class Rows:
             return self.ops.layer_norm(x, norm[0], norm[1], self.config.norm_eps)
         return self.ops.rms_norm(x, norm, self.config.norm_eps)
 
+    def _linear(self, index: int, name: str, x: Tensor) -> Tensor:
+        """A linear of a layer, with what the rows' adapters add."""
+        ops = self.ops
+        y = ops.row_linear(x, getattr(self._decoder.layers[index], name))
+        for rows, layers in self._adapters:
+            for outputs, down, up, scale in layers[index].get(name, ()):
+                more = ops.row_linear(ops.row_linear(x[rows], down), up) * scale
+                y[rows, outputs] += more
+        return y
+
     def _heads(self, index: int, layer: Layer, read: Tensor, angles: Angles | None) -> Heads:
         """What a layer's attention reads of rows."""
         c, ops = self.config, self.ops
         if layer.latent is not None:
             return self._latent_heads(layer.latent, layer.qkv, read, angles)
         dim, kv_heads, has_values = c.heads_of(index)
-        qkv = ops.row_linear(read, layer.qkv)
+        qkv = self._linear(index, "qkv", read)
         heads = qkv.view(len(read), -1, dim)  # queries, then keys, values and gates
         own = kv_heads if c.owns_kv(index) else 0
         turned = c.num_heads + own
@@ -302,7 +316,7 @@ class Rows:
         if layer.latent is not None and c.latent is not None:
             latents = attended.view(len(attended), c.num_heads, -1)[..., c.latent.rope_dim :]
             attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
-        return ops.row_linear(attended, layer.o)
+        return self._linear(index, "o", attended)
 
     def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
@@ -312,7 +326,7 @@ class Rows:
             mlp, routing = mixed(layer.mixture, read, stream, c, ops)
             self.routed.append(routing)
         else:
-            mlp = sparse(ops.row_linear(read, layer.gate_up), c.sparse_deviations(index))
+            mlp = sparse(self._linear(index, "gate_up", read), c.sparse_deviations(index))
             if c.gate_multiplier != 1.0:
                 gate, up = mlp.chunk(2, dim=1)
                 mlp = torch.cat((gate * c.gate_multiplier, up), dim=1)
@@ -320,7 +334,7 @@ class Rows:
                 mlp = ops.gated_activation(mlp, c.activation)
             else:
                 mlp = ops.activation(mlp, c.activation, layer.learnt)
-            mlp = ops.row_linear(mlp, layer.down)
+            mlp = self._linear(index, "down", mlp)
             if c.mlp_out_scale != 1.0:
                 mlp = mlp * c.mlp_out_scale
         return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -130,8 +131,8 @@ class PaddedRunner(ModelRunner):
 
     grows_trees = False  # what is cut off and read instead is done between forwards
 
-    def pack(self, spans: Sequence[Span]) -> PackedBatch:
-        return super().pack([self._readable(span) for span in spans])
+    def pack(self, spans: Sequence[Span], adapters: Sequence[Any] = ()) -> PackedBatch:
+        return super().pack([self._readable(span) for span in spans], adapters)
 
     def _readable(self, span: Span) -> Span:
         """The span without padding that only the target has; something else is read instead."""
