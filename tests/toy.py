@@ -227,6 +227,7 @@ class Job:
     params: SamplingParams
     at: int = 0
     resume_at: int = 0
+    adapter: str | None = None
 
 
 @dataclass(slots=True)
@@ -277,6 +278,7 @@ def run_jobs(
                 checkers(job),
                 constraints=constraints(job),
                 resume_at=job.resume_at,
+                adapter=job.adapter,
             )
             for request_id in ids[index]:
                 results[request_id] = Result(request=engine.requests[request_id])

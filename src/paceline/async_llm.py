@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from paceline.batches import Prompt, for_stream, is_single, params_for, unpacked
+from paceline.batches import Lora, Prompt, adapters_for, for_stream, is_single, params_for, unpacked
 from paceline.llm import LLM
 from paceline.outputs import Collector, Job
 from paceline.request import StepOutput
@@ -33,6 +33,7 @@ class AsyncLLM(LLM):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        lora: Lora = None,
         **template_options: Any,
     ) -> Any:
         """:meth:`LLM.generate` without blocking the event loop; cancelling it ends its requests."""
@@ -40,7 +41,8 @@ class AsyncLLM(LLM):
         batch: list[Any] = [prompts] if single else list(prompts)
         wishes = params_for(params, len(batch))
         encoded = [self.encode(prompt, **template_options) for prompt in batch]
-        async with self._submitted(encoded, wishes, cache_salt) as (jobs, inbox):
+        adapters = adapters_for(lora, len(batch))
+        async with self._submitted(encoded, wishes, cache_salt, adapters) as (jobs, inbox):
             collector = Collector(jobs)
             while not collector.done:
                 for output in await inbox.get():
@@ -53,12 +55,13 @@ class AsyncLLM(LLM):
         params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        lora: str | None = None,
         **template_options: Any,
     ) -> AsyncIterator[StepOutput]:
         """:meth:`LLM.stream` without blocking the event loop; cancelling it ends the request."""
         wish = for_stream(params)
         encoded = self.encode(prompt, **template_options)
-        async with self._submitted([encoded], [wish], cache_salt) as (_, inbox):
+        async with self._submitted([encoded], [wish], cache_salt, [lora]) as (_, inbox):
             done = False
             while not done:
                 (output,) = await inbox.get()
@@ -69,7 +72,11 @@ class AsyncLLM(LLM):
 
     @asynccontextmanager
     async def _submitted(
-        self, prompts: list[list[int]], params: list[SamplingParams], cache_salt: str
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        cache_salt: str,
+        adapters: Sequence[str | None],
     ) -> AsyncIterator[tuple[list[Job], asyncio.Queue[Sequence[StepOutput]]]]:
         """Requests that end with the block, whichever way it is left."""
         loop = asyncio.get_running_loop()
@@ -78,7 +85,7 @@ class AsyncLLM(LLM):
         def sink(outputs: Sequence[StepOutput]) -> None:
             loop.call_soon_threadsafe(inbox.put_nowait, outputs)
 
-        submit = partial(self.submit, prompts, params, sink, cache_salt)
+        submit = partial(self.submit, prompts, params, sink, cache_salt, adapters=adapters)
         submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         try:
             yield await asyncio.shield(submitting), inbox

@@ -15,6 +15,8 @@ from paceline.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
+Lora = str | Sequence[str | None] | None
+"""Name of an adapter for all prompts, or one or None for each."""
 
 
 def is_single(prompts: Any) -> bool:
@@ -67,6 +69,19 @@ def params_for(
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling parameters for {count} prompts")
     return list(params)
+
+
+def adapters_for(lora: Lora, count: int) -> list[str | None]:
+    """One per prompt.
+
+    Raises:
+        RequestError: there are more or fewer than prompts.
+    """
+    if lora is None or isinstance(lora, str):
+        return [lora] * count
+    if len(lora) != count:
+        raise RequestError(f"{len(lora)} adapters for {count} prompts")
+    return list(lora)
 
 
 @contextmanager

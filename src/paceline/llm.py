@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.batches import (
+    Lora,
     Prompt,
+    adapters_for,
     for_stream,
     is_single,
     params_for,
@@ -28,6 +31,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread, Sink
 from paceline.errors import ConfigError, RequestError
 from paceline.metrics import EngineStats
+from paceline.models.adapter import load_adapter
 from paceline.models.answer_opening import answer_opening, resume_point
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.detokenizer import TextStream
@@ -57,6 +61,7 @@ class LLM:
             one is plain decoding. None is the command line's default: ``suffix``, and the drafts
             that lie beside the model. A checkpoint that is open already does not say where it
             lies: for it ``suffix`` alone.
+        lora: adapters that requests can ask for: by their names, the folders that PEFT wrote.
         options: fields of :class:`~paceline.config.EngineConfig`.
 
     Raises:
@@ -75,6 +80,7 @@ class LLM:
         model: str | Checkpoint | None = None,
         *,
         speculative_config: SpeculativeSource = None,
+        lora: Mapping[str, str | Path] | None = None,
         **options: Any,
     ) -> None:
         allowed = [f.name for f in fields(EngineConfig) if f.name != "speculative"]
@@ -99,6 +105,12 @@ class LLM:
         resumes = shape.recurrent is not None and self.config.enable_prefix_caching
         self._opening = answer_opening(tokenizer) if resumes else []
         self._grammars = GrammarCompiler(tokenizer, shape.vocab_size, shape.eos_token_ids)
+        try:
+            for name, folder in (lora or {}).items():
+                self.load_lora(name, folder)
+        except BaseException:
+            self.close()
+            raise
 
     def _speculative(self, source: SpeculativeSource) -> tuple[SpeculativeConfig, ...]:
         if source is not None:
@@ -154,6 +166,7 @@ class LLM:
         progress: bool = False,
         on_finished: Callable[[int], None] | None = None,
         cache_salt: str = "",
+        lora: Lora = None,
         **template_options: Any,
     ) -> Any:
         """Complete one prompt or a batch of prompts.
@@ -166,6 +179,7 @@ class LLM:
             progress: draw a progress bar on standard error.
             on_finished: called with the number of finished prompts whenever one finishes.
             cache_salt: prompts share cached prefixes only with those of the same salt.
+            lora: the name of an adapter for all prompts, or one or None per prompt.
             template_options: for the chat template of a chat, such as ``enable_thinking=False``.
 
         Raises:
@@ -178,7 +192,9 @@ class LLM:
         wishes = params_for(params, len(batch))
         inbox: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()
         encoded = [self.encode(prompt, **template_options) for prompt in batch]
-        collector = Collector(self.submit(encoded, wishes, inbox.put, cache_salt))
+        adapters = adapters_for(lora, len(batch))
+        submitted = self.submit(encoded, wishes, inbox.put, cache_salt, adapters=adapters)
+        collector = Collector(submitted)
         try:
             with progress_bar(len(batch)) if progress else nullcontext() as bar:
                 while not collector.done:
@@ -197,6 +213,7 @@ class LLM:
         sink: Sink,
         cache_salt: str = "",
         on_added: Callable[[list[Job]], None] | None = None,
+        adapters: Sequence[str | None] = (),
     ) -> list[Job]:
         """Add encoded prompts as one batch: all of them, or none when one is refused.
 
@@ -205,9 +222,11 @@ class LLM:
             sink: called on the engine's thread, once per step, with what the step has for these
                 prompts and all others of the same sink; it must be quick.
             on_added: called on the engine's thread before anything goes to the sink.
+            adapters: the name of one, or None, per prompt; or no entries.
 
         Raises:
             RequestError: a prompt or its parameters cannot be served.
+            UnknownAdapterError: an adapter is not loaded.
         """
         # Here, not on the engine's thread: grammars take their time to compile.
         params = [self._without_texts(wish) for wish in params]
@@ -215,11 +234,16 @@ class LLM:
 
         def add(engine: Engine) -> list[Job]:
             jobs: list[Job] = []
+            given = adapters or [None] * len(prompts)
             try:
-                for token_ids, wish, grammar in zip(prompts, params, grammars, strict=True):
+                for token_ids, wish, grammar, adapter in zip(
+                    prompts, params, grammars, given, strict=True
+                ):
                     stops = self._stop_checkers(token_ids, wish)
                     resume_at = resume_point(token_ids, self._opening)
-                    ids = engine.add_request(token_ids, wish, stops, cache_salt, grammar, resume_at)
+                    ids = engine.add_request(
+                        token_ids, wish, stops, cache_salt, grammar, resume_at, adapter
+                    )
                     jobs.append(Job(token_ids, [engine.requests[i] for i in ids]))
                     for request_id in ids:
                         self._thread.attach(request_id, sink)
@@ -280,6 +304,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        lora: str | None = None,
         **template_options: Any,
     ) -> Iterator[StepOutput]:
         """Yield what each step adds to one prompt: token ids, text, log-probs and origins.
@@ -297,7 +322,7 @@ class LLM:
         wish = for_stream(params)
         inbox: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()
         encoded = self.encode(prompt, **template_options)
-        (job,) = self.submit([encoded], [wish], inbox.put, cache_salt)
+        (job,) = self.submit([encoded], [wish], inbox.put, cache_salt, adapters=[lora])
         done = False
         try:
             while not done:
@@ -342,6 +367,35 @@ class LLM:
         configs = self._speculative(speculative_config)
         # Drafts are loaded on the engine's thread too: see paceline.engine.compute_thread.
         self._thread.call(lambda engine: engine.set_speculation(self._built.proposers_for(configs)))
+
+    def load_lora(self, name: str, folder: str | Path, replaces: bool = False) -> None:
+        """Load an adapter, also while requests run; then requests can ask for it by its name.
+
+        Args:
+            replaces: take the place of an adapter of that name; requests that have it keep it.
+
+        Raises:
+            ConfigError: there is an adapter of that name.
+            ModelLoadError: it cannot be read, or is of another model.
+            UnsupportedModelError: it is of a kind that is not supported.
+        """
+        if not name:
+            raise ConfigError("the name of an adapter is empty")
+        layers = load_adapter(folder, self.checkpoint.config, self.checkpoint.hf_config)
+        self._thread.call(lambda engine: engine.load_adapter(name, layers, replaces))
+
+    def unload_lora(self, name: str) -> None:
+        """Forget an adapter. Requests that have it go on with it; no other can ask for it.
+
+        Raises:
+            UnknownAdapterError: there is no such adapter.
+        """
+        self._thread.call(lambda engine: engine.unload_adapter(name))
+
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """Names of the adapters that requests can ask for."""
+        return self._thread.call(lambda engine: tuple(engine.adapters))
 
     @property
     def proposers(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -85,6 +86,24 @@ class Constraint(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """What is added to the model's linears for the requests that ask for it.
+
+    Attributes:
+        weights: as the model's forward keeps them; nobody else looks inside.
+        key: tells it from all others, also from one of the same name before it.
+    """
+
+    name: str
+    weights: Any
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def salt(self, cache_salt: str) -> str:
+        """Of a request that has the adapter: it shares nothing with requests that have not."""
+        return f"{cache_salt}\0{self.key}"
+
+
 class TokenLogprobs(NamedTuple):
     """Log-probabilities at one emitted token: its own, and the ``top`` as (token id, logprob).
 
@@ -108,6 +127,7 @@ class Request:
     vector, float32 values with the lowest byte first.
     ``resume_at`` is the position near the prompt's end up to which a later one is likely to be the
     same; 0 where that is not known.
+    ``cache_salt`` is that of the caller and the ``adapter`` together.
     ``wants_argmax`` says that nothing of its logits is needed but the best token of each row.
     """
 
@@ -124,6 +144,7 @@ class Request:
     resume_at: int = 0
     stop_checker: StopChecker | None = None
     constraint: Constraint | None = None
+    adapter: Adapter | None = None
     status: RequestStatus = RequestStatus.WAITING
     num_computed: int = 0
     num_preemptions: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.config import EngineConfig
 from paceline.errors import ContextLengthError, RequestError
-from paceline.request import Constraint, Request, StopChecker
+from paceline.request import Adapter, Constraint, Request, StopChecker
 from paceline.runtime.state_room import LEAST_NODES
 from paceline.sampling_params import SamplingParams
 
@@ -35,6 +35,7 @@ class Admission:
         cache_salt: str,
         constraints: Sequence[Constraint],
         resume_at: int = 0,
+        adapter: Adapter | None = None,
     ) -> list[Request]:
         """One request per sample; without a seed they share one that is drawn here.
 
@@ -53,6 +54,7 @@ class Admission:
             stop_checkers=stop_checkers,
             constraints=constraints,
             resume_at=resume_at,
+            adapter=adapter,
         )
         self._next_id += len(group)
         return group
@@ -94,6 +96,7 @@ def make_requests(
     stop_checkers: Sequence[StopChecker],
     constraints: Sequence[Constraint] = (),
     resume_at: int = 0,
+    adapter: Adapter | None = None,
 ) -> list[Request]:
     """One request per sample; all but the first begin with the KV of the first one's prompt."""
     limit = context
@@ -112,10 +115,11 @@ def make_requests(
             eos_token_ids=eos_token_ids,
             sample_index=index,
             fork_of=first_id if index else None,
-            cache_salt=cache_salt,
+            cache_salt=cache_salt if adapter is None else adapter.salt(cache_salt),
             resume_at=resume_at if params.n == 1 and tail <= LEAST_NODES else 0,
             stop_checker=stop_checkers[index] if stop_checkers else None,
             constraint=constraints[index] if constraints else None,
+            adapter=adapter,
         )
         for index in range(params.n)
     ]

@@ -22,14 +22,16 @@ from paceline.engine.report import snapshot, totals
 from paceline.engine.scheduler import Scheduled, Scheduler
 from paceline.engine.step import Step
 from paceline.engine.verifier import Verdict, verify
-from paceline.errors import RequestFailedError
+from paceline.errors import ConfigError, RequestFailedError, UnknownAdapterError
 from paceline.metrics import EngineStats
+from paceline.models.adapter import AdaptedLayers
 from paceline.models.ops.base import PackedBatch
 from paceline.policy.cost import CostModel
 from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer
 from paceline.proposers.grammar import GrammarProposer
 from paceline.request import (
+    Adapter,
     Constraint,
     FinishReason,
     Request,
@@ -74,6 +76,7 @@ class Engine:
         self.cost = cost or CostModel()
         self.scheduler = Scheduler(config, self.kv, self.cost)
         self.requests: dict[int, Request] = {}
+        self.adapters: dict[str, Adapter] = {}
         self._stats = EngineStats()
         self.clock = clock or time.perf_counter
         self._admission = Admission(config, self.vocab_size, eos_token_ids)
@@ -144,7 +147,9 @@ class Engine:
 
     def _pack(self, step: Step) -> PackedBatch:
         """All spans as one batch of flat arrays."""
-        batch = self.runner.pack([item.span() for item in step.items])
+        given = [item.request.adapter for item in step.items]
+        adapters = [each and each.weights for each in given] if any(given) else ()
+        batch = self.runner.pack([item.span() for item in step.items], adapters)
         step.done("pack")
         return batch
 
@@ -237,6 +242,7 @@ class Engine:
         cache_salt: str = "",
         constraints: Sequence[Constraint] = (),
         resume_at: int = 0,
+        adapter: str | None = None,
     ) -> list[int]:
         """Queue a prompt; returns one request id per sample (``params.n`` of them).
 
@@ -245,14 +251,22 @@ class Engine:
             constraints: one per sample where ``params.structured_outputs`` is given, else none.
             resume_at: up to where a later prompt is likely to be the same, as the next turn of a
                 chat is; there a state of recurrent layers is kept. 0: that is not known.
+            adapter: the name of one that is loaded; None: the model as it is.
 
         Raises:
+            UnknownAdapterError: there is no such adapter.
             RequestError: the prompt is empty, does not fit, or names tokens outside the vocabulary.
         """
         assert not params.bad_words, "words are the caller's to spell in tokens"
         assert len(constraints) == (params.n if params.structured_outputs is not None else 0)
         group = self._admission.requests(
-            prompt_token_ids, params, stop_checkers, cache_salt, constraints, resume_at
+            prompt_token_ids,
+            params,
+            stop_checkers,
+            cache_salt,
+            constraints,
+            resume_at,
+            None if adapter is None else self.adapter(adapter),
         )
         for request in group:
             self.scheduler.add(request)
@@ -289,6 +303,35 @@ class Engine:
         for request in live:
             self._end(request, FinishReason.ABORT)
         return [step_output(request, None) for request in live]
+
+    # --- adapters ------------------------------------------------------------------------------
+
+    def load_adapter(self, name: str, layers: AdaptedLayers, replaces: bool = False) -> None:
+        """Let requests ask for an adapter.
+
+        Raises:
+            ConfigError: there is one of that name, which it does not replace.
+        """
+        if name in self.adapters and not replaces:
+            raise ConfigError(f"an adapter named {name!r} is loaded already; unload it first")
+        self.adapters[name] = Adapter(name, self.runner.adapter(layers))
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no further request ask for an adapter; those that have it keep it.
+
+        Raises:
+            UnknownAdapterError: there is no such adapter.
+        """
+        self.adapter(name)
+        del self.adapters[name]
+
+    def adapter(self, name: str) -> Adapter:
+        """The adapter of a name; raises UnknownAdapterError where there is none."""
+        found = self.adapters.get(name)
+        if found is None:
+            known = ", ".join(self.adapters) or "none"
+            raise UnknownAdapterError(f"no adapter {name[:100]!r} is loaded; loaded are {known}")
+        return found
 
     # --- the rest ------------------------------------------------------------------------------
 
