@@ -42,6 +42,7 @@ class Call:
     params: SamplingParams
     cache_salt: str
     trace_id: str
+    adapter: str | None = None
     aborted: bool = False
     finished: bool = False
 
@@ -104,6 +105,7 @@ class FakeEngine:
     pid: int | None = None
     last_stats: EngineStats | None = None
     calls: list[Call] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
     num_flushes: int = 0
     stats_to_tell: EngineStats = field(default_factory=EngineStats)
 
@@ -140,11 +142,14 @@ class FakeEngine:
         *,
         cache_salt: str = "",
         trace_id: str = "",
+        adapter: str | None = None,
     ) -> AsyncIterator[FakeGeneration]:
         pairs = list(zip(prompts, params, strict=True))
         for token_ids, wish in pairs:
             self._check(token_ids, wish)
-        calls = [Call(list(ids), wish, cache_salt, trace_id) for ids, wish in pairs]
+        calls = [
+            Call(list(ids), wish, cache_salt, trace_id, adapter=adapter) for ids, wish in pairs
+        ]
         self.calls += calls
         try:
             yield FakeGeneration(self, calls)

@@ -241,6 +241,9 @@ class ReportOptions:
         "Run the prompts plainly and speculatively in turns; exit 1 if outputs differ where "
         "identity is promised.",
     )
+    lora: str | None = option(
+        None, "Answer with this adapter of the model: a folder as PEFT wrote it."
+    )
     explain: bool = option(
         False, "Show the answer to one prompt step by step, as paceline explain does."
     )

@@ -45,10 +45,13 @@ class Figures:
         prompts: Sequence[list[int]],
         params: SamplingParams | Sequence[SamplingParams],
         on_finished: Callable[[int], None] | None = None,
+        lora: str | None = None,
     ) -> list[GenerationOutput]:
         """Answer prompts at once, and count the answers."""
         began = time.perf_counter()
-        outputs: list[GenerationOutput] = llm.generate(prompts, params, on_finished=on_finished)
+        outputs: list[GenerationOutput] = llm.generate(
+            prompts, params, on_finished=on_finished, lora=lora
+        )
         self.add(time.perf_counter() - began, outputs)
         return outputs
 

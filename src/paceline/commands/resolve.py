@@ -38,6 +38,8 @@ _MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
+ADAPTER = "adapter"
+"""The name of what ``--lora`` of a command that answers prompts says."""
 NO_MEMORY = "no drafts out of earlier answers: each prompt is measured as if it were new"
 
 
@@ -126,6 +128,23 @@ def method_of(draft: str | None) -> str:
     return "draft_model"
 
 
+def named_folders(given: Iterable[str]) -> dict[str, str]:
+    """Folders of adapters by their names, out of ``NAME=FOLDER``.
+
+    Raises:
+        ConfigError: one is written otherwise, or a name is given twice.
+    """
+    found: dict[str, str] = {}
+    for each in given:
+        name, sign, folder = each.partition("=")
+        if not (name and sign and folder):
+            raise ConfigError(f"--lora is {each!r}; write NAME=FOLDER")
+        if name in found:
+            raise ConfigError(f"--lora names two adapters {name!r}")
+        found[name] = str(Path(folder).expanduser().resolve())
+    return found
+
+
 def values_of(options: Any, kind: type[Any]) -> dict[str, Any]:
     """What the options say for the fields of a dataclass."""
     return {each.name: getattr(options, each.name) for each in fields(kind)}
@@ -190,8 +209,17 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     }
 
 
+def adapter_of(options: RunOptions) -> str | None:
+    """The name of the adapter that answers; None: the model as it is."""
+    return None if options.lora is None else ADAPTER
+
+
 def open_llm(options: RunOptions, speculative: tuple[SpeculativeConfig, ...]) -> LLM:
     """The model that the options name."""
     from paceline.llm import LLM
 
-    return LLM(options.model, speculative_config=speculative, **engine_options(options))
+    name, folder = adapter_of(options), options.lora
+    adapters = {} if name is None or folder is None else {name: folder}
+    return LLM(
+        options.model, speculative_config=speculative, lora=adapters, **engine_options(options)
+    )

@@ -19,6 +19,7 @@ from paceline.commands.options import RunOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import (
+    adapter_of,
     open_llm,
     sampling_params,
     speculative_config,
@@ -47,6 +48,8 @@ def run_command(options: RunOptions) -> int:
     params = sampling_params(options, options.seed)
     params = replace(params, structured_outputs=structured_outputs(options))
     speculative = speculative_config(options, options.model)
+    if options.lora is not None and (options.explain or options.compare):
+        raise ConfigError("--lora is for answers alone: leave out --explain and --compare")
     if options.explain:
         from paceline.commands.explain import explain_prompt  # other runs need not wait for it
 
@@ -69,7 +72,7 @@ def run_command(options: RunOptions) -> int:
         encoder = Encoder(tokenizer, options.chat, not options.no_thinking)
         clock = llm.call(lambda engine: StepClock(engine).start()) if options.trace else None
         if prompts is None:
-            code = talk(llm, encoder, params, screen)
+            code = talk(llm, encoder, params, screen, adapter_of(options))
         else:
             code = _answer(llm, encoder.encode_all(prompts), params, options, screen)
         if options.trace is not None and clock is not None:
@@ -122,14 +125,14 @@ def _answer(
     options: RunOptions,
     screen: Screen,
 ) -> int:
-    figures = Figures()
+    figures, lora = Figures(), adapter_of(options)
     if len(prompts) == 1:
         screen.legend()
-        outputs = [_stream(llm, prompts[0], params, screen, figures)]
+        outputs = [_stream(llm, prompts[0], params, screen, figures, lora=lora)]
     else:
-        outputs = _answer_batch(llm, prompts, params, screen, figures)
+        outputs = _answer_batch(llm, prompts, params, screen, figures, lora)
     for _ in range(options.repeat - 1):
-        figures.measure(llm, prompts, params)
+        figures.measure(llm, prompts, params, lora=lora)
     screen.end_line()
     screen.note(closing_line(figures))
     is_plain = not llm.config.speculative
@@ -150,6 +153,7 @@ def _stream(
     screen: Screen,
     figures: Figures,
     interrupt_ends_it: bool = False,
+    lora: str | None = None,
 ) -> GenerationOutput:
     """Show an answer as it is made, and count it."""
     completion = Completion(0)
@@ -157,7 +161,7 @@ def _stream(
     llm.reset_stats()
     began = time.perf_counter()
     try:
-        for output in llm.stream(prompt, params):
+        for output in llm.stream(prompt, params, lora=lora):
             completion.add(output)
             screen.write(splitter.split(output.token_ids, output.origins, output.text))
     except KeyboardInterrupt:
@@ -177,10 +181,11 @@ def _answer_batch(
     params: SamplingParams,
     screen: Screen,
     figures: Figures,
+    lora: str | None,
 ) -> list[GenerationOutput]:
     """Answer all as one batch, then show them in their order."""
     with screen.progress("answering", len(prompts)) as advance:
-        outputs = figures.measure(llm, prompts, params, advance)
+        outputs = figures.measure(llm, prompts, params, advance, lora)
     screen.legend()
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
         screen.note(f"--- prompt {number}")
@@ -198,7 +203,9 @@ def show(llm: LLM, prompt: Sequence[int], output: GenerationOutput, screen: Scre
         screen.note(f"error: {output.error}")
 
 
-def talk(llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen) -> int:
+def talk(
+    llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen, lora: str | None = None
+) -> int:
     """Ask, answer and remember until the end of input; returns the exit code."""
     # Importing it gives input() line editing and a history.
     import readline  # noqa: F401
@@ -222,7 +229,7 @@ def talk(llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen) -> 
         try:
             prompt = encoder.encode([*history, question] if encoder.uses_chat else text)
             figures = Figures()
-            answer = _stream(llm, prompt, params, screen, figures, interrupt_ends_it=True)
+            answer = _stream(llm, prompt, params, screen, figures, True, lora)
         except RequestError as error:
             screen.note(f"error: {error}")
             continue

@@ -26,7 +26,12 @@ from paceline.commands.options import (
     chat_template,
     option,
 )
-from paceline.commands.resolve import engine_options, memory_bytes, speculative_config
+from paceline.commands.resolve import (
+    engine_options,
+    memory_bytes,
+    named_folders,
+    speculative_config,
+)
 from paceline.commands.serve_models import (
     check_is_there,
     memory_budget,
@@ -113,6 +118,14 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
         'Publish which prefixes are cached, as vLLM does: {"enable_kv_cache_events": true, '
         '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
     )
+    lora: list[str] | None = option(
+        None,
+        "An adapter that requests can ask for, NAME=FOLDER as PEFT wrote it; may be given several "
+        "times.",
+    )
+    allow_runtime_lora_updating: bool = option(
+        False, "Let requests load and unload adapters, from folders of this machine."
+    )
     pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
 
 
@@ -150,6 +163,10 @@ def clients(
     events = parse_kv_events(options.kv_events_config)
     if events is not None and len(models) > 1:
         raise ConfigError("--kv-events-config tells of one model's cache; serve one model")
+    first, *others = models
+    adapters = named_folders(options.lora or ())
+    if clash := adapters.keys() & {name for names in models.values() for name in names}:
+        raise ConfigError(f"--lora names an adapter {min(clash)!r}, as a model is named")
 
     def client(model: str | None) -> EngineClient:
         speculative = speculative_config(options, model)
@@ -159,9 +176,9 @@ def clients(
             stream_interval=config.stream_interval,
             restarts=Restarts(config.max_engine_restarts),
             pulse=Pulse(config.hang_timeout, config.step_timeout),
+            adapters=adapters if model == first else None,
         )
 
-    first, *others = models
     offers = [Offer(client(each), models[each], stored_bytes(each)) for each in others]
     return client(first), offers
 
@@ -208,6 +225,7 @@ def build_engine(
     options: Mapping[str, Any],
     chat_template: str | None = None,
     events: KVEventsConfig | None = None,
+    lora: Mapping[str, str] | None = None,
 ) -> LLM:
     """The engine, in the process that it lives in.
 
@@ -215,10 +233,11 @@ def build_engine(
         chat_template: a Jinja source in place of the model's own; a model without either gets the
             plain one.
         events: how it tells others what it caches; None: not at all.
+        lora: folders of adapters by their names.
     """
     from paceline.llm import LLM
 
-    llm = LLM(model, speculative_config=speculative, **options)
+    llm = LLM(model, speculative_config=speculative, lora=lora, **options)
     tokenizer = llm.checkpoint.tokenizer
     if tokenizer is not None and chat_template is not None:
         tokenizer.set_chat_template(chat_template)

@@ -55,6 +55,11 @@ def replicated(
         raise ConfigError(
             "--kv-events-config tells of one engine's cache, and --replicas has several; use one"
         )
+    if options.allow_runtime_lora_updating:
+        raise ConfigError(
+            "--allow-runtime-lora-updating would reach one of the --replicas; name all adapters "
+            "with --lora"
+        )
     try:
         from paceline.ray.deployments import application
         from paceline.ray.replica import Served

@@ -12,7 +12,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from paceline.server import anthropic, ollama, responses
-from paceline.server.api import chat, compatible, completions, embeddings, health, infill, tokenize
+from paceline.server.api import (
+    adapters,
+    chat,
+    compatible,
+    completions,
+    embeddings,
+    health,
+    infill,
+    tokenize,
+)
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
@@ -37,7 +46,7 @@ def create_app(
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.models = Models(client, config, others)
     app.state.responses = responses.ResponseStore()
-    apis = (chat, completions, infill, embeddings, tokenize, health, compatible)
+    apis = (chat, completions, infill, embeddings, tokenize, adapters, health, compatible)
     routers = [*(api.router for api in apis), compatible.reports]
     routers += [anthropic.router, *responses.routers, *ollama.routers, page_router()]
     for router in routers:

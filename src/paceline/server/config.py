@@ -66,6 +66,7 @@ class ServerConfig:
         max_loaded_models: how many may be loaded at once.
         keep_alive: seconds after which an idle model is unloaded, where its last request did not
             say.
+        allow_runtime_lora_updating: requests may load and unload adapters.
 
     Raises:
         ConfigError: a value is not acceptable.
@@ -92,6 +93,7 @@ class ServerConfig:
     memory_budget: float = math.inf
     max_loaded_models: float = math.inf
     keep_alive: float = math.inf
+    allow_runtime_lora_updating: bool = False
 
     def __post_init__(self) -> None:
         check_number("port", self.port, 0, 65535)

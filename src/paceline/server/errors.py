@@ -28,6 +28,7 @@ from paceline.errors import (
     NoFimTokensError,
     RequestError,
     RequestFailedError,
+    UnknownAdapterError,
     UnservableRequestError,
 )
 from paceline.server.sse import DONE, ClientGoneError, encode_json, event
@@ -107,6 +108,8 @@ def to_api_error(error: BaseException) -> ApiError:
         case ModelUnavailableError():
             again = {"Retry-After": "5"}
             return ApiError(500, str(error), SERVER, "model", "model_load_failed", again)
+        case UnknownAdapterError():  # it was unloaded a moment ago
+            return ApiError(404, str(error), NOT_FOUND, "model", "model_not_found")
         case RequestError() | ConfigError():
             return ApiError(400, str(error), param=_named_field(str(error)))
         case ValidationError():

@@ -17,10 +17,8 @@ from paceline.server.errors import NOT_FOUND, ApiError
 from paceline.server.metrics import ServerMetrics
 from paceline.server.resident import Limits, Place
 from paceline.server.room import Room
-from paceline.server.serving import Serving
+from paceline.server.serving import LATEST, Serving
 
-LATEST = ":latest"
-"""A tag with which a name means the same, as Ollama's clients write it."""
 _MAX_NAMED = 20
 
 
@@ -97,9 +95,13 @@ class Models:
         """
         if asked is None:
             return self.first
-        found = self._by_name.get(asked) or self._by_name.get(asked.removesuffix(LATEST))
+        names = asked, asked.removesuffix(LATEST)
+        known = (find(name) for find in (self._by_name.get, self.of_adapter) for name in names)
+        found = next(filter(None, known), None)
         if found is None:
-            shown, more = ", ".join(self.names[:_MAX_NAMED]), len(self.names) - _MAX_NAMED
+            adapters = (name for each in self.all for name in each.client.adapters)
+            served = (*self.names, *adapters)
+            shown, more = ", ".join(served[:_MAX_NAMED]), len(served) - _MAX_NAMED
             raise ApiError(
                 404,
                 f"model {asked[:100]!r} is not served here; served is {shown}"
@@ -109,6 +111,10 @@ class Models:
                 code="model_not_found",
             )
         return found
+
+    def of_adapter(self, name: str) -> Serving | None:
+        """The model of an adapter; None where there is no such adapter."""
+        return next((each for each in self.all if name in each.client.adapters), None)
 
     @property
     def loaded(self) -> list[Serving]:

@@ -34,6 +34,8 @@ from paceline.server.stats import engine_stats
 from paceline.server.tokens import TokenTexts
 from paceline.server.tracing import current_trace_id
 
+LATEST = ":latest"
+"""A tag with which a name means the same, as Ollama's clients write it."""
 _REFUSALS = {
     "draining": "the server is ending and takes no new requests",
     "starting": "the engine is being started again; try again soon",
@@ -97,6 +99,13 @@ class Serving:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def adapter_of(self, asked: str | None) -> str | None:
+        """The adapter that a request for this model means; None: the model as it is."""
+        names = () if asked is None else (asked, asked.removesuffix(LATEST))
+        if any(name in self.names for name in names):
+            return None
+        return next((name for name in names if name in self.client.adapters), None)
 
     @property
     def is_known(self) -> bool:
@@ -200,11 +209,13 @@ class Serving:
         prompts: Sequence[Prompt],
         deadline: Deadline,
         cache_salt: str | None,
+        adapter: str | None = None,
     ) -> AsyncIterator[Answers]:
         """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
 
         Args:
             deadline: it began when the request arrived.
+            adapter: as :meth:`adapter_of` found it.
 
         Raises (when the block is entered):
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
@@ -216,6 +227,7 @@ class Serving:
             params,
             cache_salt=partition(request.scope, cache_salt),
             trace_id=current_trace_id(),
+            adapter=adapter,
         )
         has_failed = was_refused = False
         try:

@@ -132,6 +132,7 @@ class Answering(ABC, Generic[Body]):
         self.body = body
         self.deadline = deadline
         self._serving = serving
+        self._adapter = serving.adapter_of(body.model)
         self._head: dict[str, Any] = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "object": event if body.stream else whole,
@@ -202,7 +203,9 @@ class Answering(ABC, Generic[Body]):
             self._head["system_fingerprint"] = serving.fingerprint
             prompts = await self._prepare()
             self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts), body)
-            answering = serving.answering(request, prompts, self.deadline, body.cache_salt)
+            answering = serving.answering(
+                request, prompts, self.deadline, body.cache_salt, self._adapter
+            )
             try:
                 found = await stack.enter_async_context(answering)
             except RequestError as error:

@@ -55,7 +55,13 @@ async def _document(
         info = serving.client.info
         inputs = [truncated(each, body.truncate_prompt_tokens, info) for each in given]
         pooling = Pooling(
-            request, serving, deadline, body.pooling, body.dimensions, body.cache_salt
+            request,
+            serving,
+            deadline,
+            body.pooling,
+            body.dimensions,
+            body.cache_salt,
+            serving.adapter_of(body.model),
         )
         vectors = await pooling.vectors(inputs)
     told = in_base64 if body.encoding_format == "base64" else floats
@@ -90,9 +96,10 @@ class Pooling:
         kind: str | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         self._request, self._deadline, self._salt = request, deadline, cache_salt
-        self._serving = serving
+        self._serving, self._adapter = serving, adapter
         self._dimensions = dimensions
         most = serving.client.info.hidden_size
         if dimensions is not None and dimensions > most:
@@ -128,8 +135,10 @@ class Pooling:
     async def _batch(self, inputs: Sequence[list[int]]) -> list[bytes]:
         prompts = [Prompt(each, self._params) for each in inputs]
         found = [b""] * len(inputs)
-        serving, deadline = self._serving, self._deadline
-        async with serving.answering(self._request, prompts, deadline, self._salt) as answers:
+        answering = self._serving.answering(
+            self._request, prompts, self._deadline, self._salt, self._adapter
+        )
+        async with answering as answers:
             async for piece in answers:
                 found[piece.sample] = piece.embedding
         if not all(found):

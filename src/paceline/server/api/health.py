@@ -84,7 +84,9 @@ async def flush_prefix_cache(request: Request) -> Health:
 @router.get("/v1/models", responses=errors())
 async def models(request: Request) -> ModelList:
     models = Models.of(request)
-    return ModelList(data=[_card(models.find(name), name) for name in models.names])
+    cards = [_card(models.find(name), name) for name in models.names]
+    adapted = [_card(each, name) for each in models.all for name in each.client.adapters]
+    return ModelList(data=cards + adapted)
 
 
 # A name can hold a slash, as those of the hub do.
@@ -114,6 +116,9 @@ def _card(serving: Serving, name: str) -> ModelCard:
             size=info.num_bytes,
         ),
     }
+    adapter = serving.adapter_of(name)
+    if adapter is not None:
+        facts |= {"root": serving.client.adapters[adapter], "parent": serving.name}
     return card.model_copy(update=facts)
 
 

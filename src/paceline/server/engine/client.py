@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from paceline.errors import EngineClosedError, EngineDeadError
@@ -38,8 +39,11 @@ class EngineClient:
         stream_interval: seconds within which an answer's pieces come as one; 0: each by itself.
         restarts: how often; by default five times in a row.
         pulse: when an engine counts as hung; by default after a minute without a sign of life.
+        adapters: folders of adapters that the engine has from the start, by their names.
 
     Attributes:
+        adapters: those that requests can ask for, likewise; an engine that is started again has
+            them too.
         info: valid after :meth:`start`; replaced when the engine is started again.
         tokenizer: None where the model has none.
         failure: why the state is ``failed``.
@@ -59,6 +63,7 @@ class EngineClient:
         stream_interval: float = 0.0,
         restarts: Restarts | None = None,
         pulse: Pulse | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self.state: EngineState = "starting"
         self.failure = ""
@@ -66,7 +71,9 @@ class EngineClient:
         self.last_stats: EngineStats | None = None
         self._restarts = restarts or Restarts()
         self._pulse = pulse or Pulse()
-        self._opening = (factory, configure_logging, stream_interval, self._pulse.interval)
+        self.adapters = dict(adapters or {})
+        self._factory = factory
+        self._opening = (configure_logging, stream_interval, self._pulse.interval)
         self._life: EngineLife | None = None
         self._lives: asyncio.Task[None] | None = None
         self._reason = ""
@@ -130,11 +137,13 @@ class EngineClient:
         *,
         cache_salt: str = "",
         trace_id: str = "",
+        adapter: str | None = None,
     ) -> AsyncIterator[EngineGeneration]:
         """The answers to the prompts of a request; leaving the block aborts what still runs.
 
         Args:
             params: one per prompt, with as many samples each.
+            adapter: of all prompts.
 
         Raises (when the block is entered):
             RequestError: the engine refuses a prompt, and so the request.
@@ -143,7 +152,7 @@ class EngineClient:
         """
         life = self._living()
         handle = next(self._numbers)
-        life.send(("generate", handle, prompts, params, cache_salt, trace_id))
+        life.send(("generate", handle, prompts, params, cache_salt, trace_id, adapter))
         generation = self._generations[handle] = EngineGeneration(params)
         try:
             await generation.accepted()
@@ -165,9 +174,24 @@ class EngineClient:
     async def flush_prefix_cache(self) -> None:
         await self._ask("flush_prefix_cache")
 
-    async def _ask(self, name: str) -> Any:
+    async def load_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
+        """Load an adapter, or another one in its place where it ``replaces`` what has its name.
+
+        Raises:
+            ConfigError: there is an adapter of that name.
+            ModelLoadError: it cannot be read, or not be used.
+        """
+        await self._ask("load_lora", name, folder, replaces)
+        self.adapters[name] = folder
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that have it go on."""
+        self.adapters.pop(name)
+        await self._ask("unload_lora", name)
+
+    async def _ask(self, name: str, *arguments: Any) -> Any:
         number = next(self._numbers)
-        self._living().send(("ask", number, name))
+        self._living().send(("ask", number, name, *arguments))
         reply = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
             return await reply
@@ -230,7 +254,8 @@ class EngineClient:
         """Start an engine; raises as :meth:`start`."""
         life = EngineLife()
         try:
-            self.info, self.tokenizer = await life.open(*self._opening)
+            factory = partial(self._factory, lora=self.adapters) if self.adapters else self._factory
+            self.info, self.tokenizer = await life.open(factory, *self._opening)
         except BaseException:
             await life.close()
             raise

@@ -6,8 +6,10 @@ prompts to the outbox, and one sends heartbeats. None of them waits for the othe
 what was asked for, so the two processes cannot block each other. The process ends when the other
 one does.
 
-Commands: ``(generate, handle, prompts, params, cache_salt, trace_id)``, ``(abort, handle)``,
-``(ask, number, name)``. Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
+Commands: ``(generate, handle, prompts, params, cache_salt, trace_id, adapter)``,
+``(abort, handle)``, ``(ask, number, name, arguments..)``.
+
+Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
 ``(accepted, handle)``, ``(refused, handle, error)``, ``(step, entries)``,
 ``(reply, number, error, value)``, ``(beat, stats)`` and ``(dead, reason)``.
 """
@@ -48,7 +50,7 @@ NUM_SUBMITTERS = 16
 NUM_GRAMMAR_SUBMITTERS = 2
 """Submitters of prompts with a grammar, which may wait long for its compiler and hold up nobody
 else; a second one finds compiled grammars while the first waits."""
-ASKABLE = ("stats", "flush_prefix_cache")
+ASKABLE = ("stats", "flush_prefix_cache", "load_lora", "unload_lora")
 """Methods of the engine that may be called by name."""
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -147,6 +149,7 @@ class EngineServer:
         params: list[SamplingParams],
         cache_salt: str,
         trace_id: str,
+        adapter: str | None = None,
     ) -> None:
         def on_added(jobs: Sequence[Any]) -> None:
             requests = [request for job in jobs for request in job.requests]
@@ -166,7 +169,8 @@ class EngineServer:
                 return
         extra = {"trace_id": trace_id}
         try:
-            self._engine.submit(prompts, params, self._send_step, cache_salt, on_added)
+            adapters = {} if adapter is None else {"adapters": [adapter] * len(prompts)}
+            self._engine.submit(prompts, params, self._send_step, cache_salt, on_added, **adapters)
         except Exception as error:
             log.info("request %d is refused: %s", handle, error, extra=extra)
             with self._lock:
@@ -183,10 +187,10 @@ class EngineServer:
         if ids:
             self._engine.abort(sorted(ids))
 
-    def _answer(self, number: int, name: str) -> None:
+    def _answer(self, number: int, name: str, *arguments: Any) -> None:
         assert name in ASKABLE
         try:
-            value = getattr(self._engine, name)()
+            value = getattr(self._engine, name)(*arguments)
         except Exception as error:
             self.tell(("reply", number, portable(error), None))
         else:

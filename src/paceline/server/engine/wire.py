@@ -28,9 +28,10 @@ from paceline.metrics import EngineStats
 from paceline.server.messages import Piece
 
 log = logging.getLogger(__name__)
-EngineFactory = Callable[[], Any]
+EngineFactory = Callable[..., Any]
 """Makes the engine in its own process. It travels there pickled: a function that can be imported,
-or a ``functools.partial`` of one."""
+or a ``functools.partial`` of one. It gets ``lora``, folders of adapters by their names, where there
+are some."""
 Message = tuple[Any, ...]
 Entry = tuple[int, Piece]
 """What a step brought to a sample of the request with this number."""

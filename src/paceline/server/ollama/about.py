@@ -19,12 +19,12 @@ from paceline.server.chat.harmony import speaks_harmony
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
-from paceline.server.models import LATEST, Models
+from paceline.server.models import Models
 from paceline.server.ollama.answer import timestamp
 from paceline.server.ollama.fields import Options, ShowRequest
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.answers import Version
-from paceline.server.serving import Serving
+from paceline.server.serving import LATEST, Serving
 
 API_VERSION = "0.12.6"
 """Of the Ollama whose API this is; clients ask whether it is new enough for what they send."""

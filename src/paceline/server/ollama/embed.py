@@ -35,7 +35,14 @@ async def embed(request: Request) -> Response:
     async def embedded() -> tuple[list[bytes], int]:
         async with serving.using(body.keep_alive):
             check_context(serving, body.options)
-            pooling = Pooling(request, serving, deadline, body.pooling, body.dimensions)
+            pooling = Pooling(
+                request,
+                serving,
+                deadline,
+                body.pooling,
+                body.dimensions,
+                adapter=serving.adapter_of(body.model),
+            )
             return await _vectors(serving, pooling, body.texts, body.truncate is not False)
 
     vectors, count = await while_connected(request.receive, embedded(), deadline)
@@ -62,7 +69,9 @@ async def embedding(request: Request) -> Response:
     async def embedded() -> tuple[list[bytes], int]:
         async with serving.using(body.keep_alive):
             check_context(serving, body.options)
-            return await _vectors(serving, Pooling(request, serving, deadline), texts, is_cut=True)
+            adapter = serving.adapter_of(body.model)
+            pooling = Pooling(request, serving, deadline, adapter=adapter)
+            return await _vectors(serving, pooling, texts, is_cut=True)
 
     vectors, _ = await while_connected(request.receive, embedded(), deadline)
     found = floats(vectors[0]) if vectors else ()

@@ -47,7 +47,8 @@ async def chat(request: Request) -> Response:
     serving, body, deadline = await received(request, ChatRequest)
     if not body.messages:
         return await _settled(request, serving, body, deadline)
-    asked = ToldChat(serving, chat_of(body, serving.name), deadline, body)
+    name = serving.adapter_of(body.model) or serving.name
+    asked = ToldChat(serving, chat_of(body, name), deadline, body)
     return await _respond(request, asked)
 
 
@@ -60,10 +61,11 @@ async def generate(request: Request) -> Response:
     serving, body, deadline = await received(request, GenerateRequest)
     if not body.prompt:
         return await _settled(request, serving, body, deadline)
+    name = serving.adapter_of(body.model) or serving.name
     if body.is_plain:
-        asked = completion_of(body, serving.name)
+        asked = completion_of(body, name)
         return await _respond(request, ToldCompletion(serving, asked, deadline, body))
-    told = ToldChat(serving, chat_of(body, serving.name), deadline, body)
+    told = ToldChat(serving, chat_of(body, name), deadline, body)
     return await _respond(request, told)
 
 

@@ -50,7 +50,7 @@ class ModelMeta(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """One name under which the model is served.
+    """One name under which the model is served, or an adapter of the model ``parent``.
 
     ``promise`` says whether answers with speculation are those of plain decoding bit for bit, or
     up to rounding, where near-ties can fall otherwise. What only a loaded model tells is null until
@@ -65,6 +65,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: Literal["paceline"] = "paceline"
     root: str
+    parent: str | None = None
     state: str
     max_model_len: int | None = None
     promise: Literal["identical", "up to rounding"] | None = None

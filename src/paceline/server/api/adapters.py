@@ -1,0 +1,82 @@
+"""``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``: adapters come and go, as in vLLM.
+
+Owns when that is refused. Requests choose an adapter by ``model``.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import ModelLoadError, NoAdapterError
+from paceline.server.api.common import PlainRoute, received
+from paceline.server.errors import NOT_FOUND, ApiError
+from paceline.server.models import Models
+from paceline.server.openapi import BODY_ERRORS, errors, takes
+from paceline.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+
+router = APIRouter(route_class=PlainRoute)
+_ERRORS = errors(*BODY_ERRORS, 403, 500, 503)
+
+
+@router.post(
+    "/v1/load_lora_adapter",
+    response_class=PlainTextResponse,
+    responses=_ERRORS,
+    openapi_extra=takes(LoadAdapterRequest),
+)
+async def load_lora_adapter(request: Request) -> Response:
+    _check_allowed(request)
+    serving, body, _ = await received(request, LoadAdapterRequest)
+    models, name, client = Models.of(request), body.lora_name, serving.client
+    taken = name in models.names or any(
+        name in each.client.adapters
+        for each in models.all
+        if each is not serving or not body.load_inplace
+    )
+    if taken:
+        raise ApiError(
+            400,
+            f"lora_name is {name[:100]!r}, which is the name of a model or an adapter that is "
+            "served; choose another one, or unload that first",
+            param="lora_name",
+        )
+    async with serving.using():
+        serving.check_takes_requests()
+        try:
+            await client.load_adapter(name, body.lora_path, body.load_inplace)
+        except NoAdapterError as error:
+            raise ApiError(404, str(error), NOT_FOUND, param="lora_path") from error
+        except ModelLoadError as error:
+            raise ApiError(400, str(error), param="lora_path") from error
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+@router.post(
+    "/v1/unload_lora_adapter",
+    response_class=PlainTextResponse,
+    responses=_ERRORS,
+    openapi_extra=takes(UnloadAdapterRequest),
+)
+async def unload_lora_adapter(request: Request) -> Response:
+    _check_allowed(request)
+    _, body, _ = await received(request, UnloadAdapterRequest)
+    name = body.lora_name
+    serving = Models.of(request).of_adapter(name)
+    if serving is None:
+        raise ApiError(404, f"no adapter {name[:100]!r} is loaded", NOT_FOUND, param="lora_name")
+    await serving.client.unload_adapter(name)
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _check_allowed(request: Request) -> None:
+    """Raises ApiError: 403, whoever may send requests may not have files of this machine read."""
+    if not Models.of(request).config.allow_runtime_lora_updating:
+        raise ApiError(
+            403,
+            "adapters are those that the server was started with; "
+            "--allow-runtime-lora-updating lets requests load and unload them",
+            code="lora_updating_not_allowed",
+        )
