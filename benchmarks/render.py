@@ -34,6 +34,7 @@ from never_slower import RUNS
 from never_slower_replayed import tables as replayed_tables
 from never_slower_report import tables as never_slower_tables
 from peers_report import tables as peer_tables
+from pipeline import tables as pipeline_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
 from report import RESULTS, markdown, number, pick, target_grid, yes
@@ -191,6 +192,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "peers_shapes": ("peers-*", printed(peer_tables)),
     "moe": ("moe", printed(moe_tables)),
     "hybrid": ("hybrid*", printed(hybrid_tables)),
+    "pipeline": ("pipeline*", printed(pipeline_tables)),
     "streaming": ("streaming", shown(streaming_tables)),
     "streaming_experts": ("streaming_experts-random", shown(expert_streaming_tables)),
     "streaming_trained": ("streaming_experts-trained", shown(expert_streaming_tables)),

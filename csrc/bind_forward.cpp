@@ -151,6 +151,7 @@ std::optional<Entry> entry_of(const nb::handle fields, const DecoderShape& s) {
         entry.join = r.linear("join", s.hidden, 2 * s.hidden);
     }
     entry.norm_before_residual = r.number<bool>("norm_before_residual");
+    entry.is_residual = r.number<bool>("is_residual");
     return entry;
 }
 
@@ -394,7 +395,7 @@ void make_decoder(Decoder* self, nb::dict spec) {
     std::vector<DecoderLayer> layers;
     size_t num_recurrent = 0;
     for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
-        const bool reads_joined = layers.empty() && entry && !entry->is_fused();
+        const bool reads_joined = layers.empty() && entry && entry->is_read_joined();
         const int read = (reads_joined ? 2 : 1) * shape.hidden, told = inputs ? inputs->width : 0;
         const Reader own(nb::cast<nb::dict>(each));
         layers.push_back(layer_of(r, own, shape, read, told));

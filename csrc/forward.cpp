@@ -350,6 +350,12 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
     };
     pool().each(rows, [&](int row, int thread) {
         const int at = slice.first + row;
+        if (entry_ && entry_->is_residual) {
+            std::copy_n(streams.inputs + static_cast<size_t>(at) * shape_.hidden, shape_.hidden,
+                        x_row(row));
+            begin_layer(row, thread);
+            return;
+        }
         embedding_.gather(batch.tokens[at], shape_.embedding_multiplier, x_row(row), spare(thread));
         if (places_) {
             const float* place = places_ + size_t(batch.rows[at].position) * shape_.hidden;
@@ -376,7 +382,7 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
         layer_inputs(batch, slice);
         pool().each(rows, begin_layer);
     }
-    return entry_ && !entry_->is_fused() ? in_joined_ : in_hidden_;
+    return entry_ && entry_->is_read_joined() ? in_joined_ : in_hidden_;
 }
 
 void Decoder::set_stream(LayerStream* stream, nanobind::object keep_alive) {

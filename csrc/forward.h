@@ -87,8 +87,10 @@ struct Entry {
     const float *token_norm, *input_norm;  // null: none
     Linear join;                           // without parts: the first layer reads the joined rows
     bool norm_before_residual;
+    bool is_residual;  // the inputs are the residual stream, and nothing is read of the tokens
 
     bool is_fused() const { return join.num_parts > 0; }
+    bool is_read_joined() const { return !is_fused() && !is_residual; }
 };
 
 // Rows of hidden states that a forward takes in and hands out.

@@ -65,6 +65,10 @@ class RequestFailedError(PacelineError):
     """The forward pass or the sampler failed for one request, which ends with what it had."""
 
 
+class StageError(PacelineError):
+    """A part of the model that lies in another process is lost, or failed in this step."""
+
+
 class UnservableRequestError(RequestFailedError):
     """What the request itself demands leaves no token, or its grammar passed a limit."""
 

@@ -128,6 +128,15 @@ class EngineOptions:
         DEFAULTS.load_format, "mmap reads weights when needed, memory at once."
     )
     threads: int | None = option(None, "Threads that compute.")
+    pipeline_parallel_size: int | None = option(
+        None, "Parts of the layers, each in a process; the first is this one."
+    )
+    pipeline_stage: list[str] | None = option(
+        None,
+        "HOST:PORT where `paceline stage` listens, for each further part (default: on this "
+        "machine). May be given several times.",
+        metavar="<str>",
+    )
     backend: str = option(DEFAULTS.backend, f"Kernels of the CPU: {', '.join(BACKENDS)}.")
     objective: str = option(
         "throughput",

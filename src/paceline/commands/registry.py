@@ -96,6 +96,17 @@ _ROOT = (
         """,
     ),
     Entry(
+        "stage",
+        "stage:StageOptions",
+        "stage:stage_command",
+        """Lend some layers to an engine on another host.
+
+        The engine names this address with --pipeline-stage, and says which layers of which model it
+        wants; the model has to be here by the same name. One engine at a time. There is no
+        password: listen only where everybody is trusted.
+        """,
+    ),
+    Entry(
         "run-batch",
         "run_batch:RunBatchOptions",
         "run_batch:run_batch_command",

@@ -200,11 +200,14 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     seqs = values["max_num_seqs"]
     memory = {name: values[name] for name in ("kv_cache_memory", "weight_memory")}
     del values["config"]  # read before any other option
+    stages = tuple(values.pop("pipeline_stage") or ())
+    values["pipeline_parallel_size"] = values["pipeline_parallel_size"] or 1 + len(stages)
     return values | {
         "self_drafts": isinstance(options, SpeculationOptions) and not _names_drafts(options),
         "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
         **{name: None if size is None else memory_bytes(size) for name, size in memory.items()},
         "num_threads": values.pop("threads"),
+        "pipeline_stages": stages,
         "objective": parse_objective(values["objective"]),
     }
 

@@ -82,6 +82,10 @@ class EngineConfig:
         num_threads: of the kernels and of torch; None leaves them.
         seed: seeds the seeds that requests do not bring.
         load_format: ``mmap`` or ``memory``.
+        pipeline_parallel_size: parts of the target's layers, each in a process of its own; the
+            first is this one.
+        pipeline_stages: ``HOST:PORT`` of the others, where ``paceline stage`` listens; empty starts
+            them on this machine.
         deterministic: force or forbid the reproducible kernels; None means wherever they exist.
     """
 
@@ -103,6 +107,8 @@ class EngineConfig:
     num_threads: int | None = None
     seed: int | None = None
     load_format: str = "mmap"
+    pipeline_parallel_size: int = 1
+    pipeline_stages: tuple[str, ...] = ()
     deterministic: bool | None = None
     backend: str = "auto"
 
@@ -133,6 +139,18 @@ class EngineConfig:
                 check_number(name, getattr(self, name), 1, 1 << 50)
         if self.num_threads is not None:
             check_number("num_threads", self.num_threads, 1, 4096)
+        check_number("pipeline_parallel_size", self.pipeline_parallel_size, 1, 1024)
+        if self.pipeline_stages and len(self.pipeline_stages) + 1 != self.pipeline_parallel_size:
+            raise ConfigError(
+                f"pipeline_parallel_size is {self.pipeline_parallel_size}, and "
+                f"{len(self.pipeline_stages)} pipeline_stages are named; the engine itself is one "
+                "more"
+            )
+        if self.pipeline_parallel_size > 1 and (self.weight_memory or self.device != "cpu"):
+            raise ConfigError(
+                "pipeline_parallel_size is for CPUs, and no part reads its weights from disk: "
+                "leave weight_memory and device away"
+            )
         if self.max_step_ms is not None:
             check_number("max_step_ms", self.max_step_ms, 0.001, 1e9, float)
 

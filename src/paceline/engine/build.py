@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 
 from paceline.config import EngineConfig, SpeculativeConfig
@@ -16,6 +17,7 @@ from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import backend_of, resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
@@ -33,6 +35,7 @@ from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.kv_room import DEFAULT_MEMORY_SHARE, bytes_per_block, free_memory
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sequence_kv import blocks_for
+from paceline.runtime.stages.ops import StagedOps, split
 from paceline.runtime.state_room import least_budget, state_room
 from paceline.runtime.states import States
 
@@ -159,7 +162,7 @@ def build_engine(
     else:
         checkpoint = load_checkpoint(model, load_format=config.load_format)
     config, ops = resolve_config(config, checkpoint)
-    runner, left = open_runner(checkpoint, config, ops)
+    runner, left = open_runner(checkpoint, config, ops, model if isinstance(model, str) else "")
     if runner.kv.states is not None:
         config = replace(config, max_num_seqs=runner.kv.states.memory.num_lanes)
     target = target_info(checkpoint, config, left, runner)
@@ -171,7 +174,8 @@ def build_engine(
     ):
         proposers += build_proposers([own], target, strict=False)
     table, placement = None, runner.decoder.placement
-    if find_table is not None:
+    is_staged = config.pipeline_parallel_size > 1  # which no profile knows
+    if find_table is not None and not is_staged:
         name, shape = checkpoint.name, checkpoint.config
         table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype, placement)
     cost = CostModel(
@@ -184,6 +188,8 @@ def build_engine(
     planner = PLANNERS[config.planner](cost, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)
+    if isinstance(runner.decoder.ops, StagedOps):
+        engine.close = runner.decoder.ops.close
     give_back_freed()
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
 
@@ -276,11 +282,48 @@ def open_states(
     return States(memory), room.num_bytes
 
 
-def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
-    """The model with its KV cache, and the bytes that are left for the KV caches of drafts."""
+def _staged(checkpoint: Checkpoint, config: EngineConfig, ops: Ops, source: str) -> Decoder:
+    """The first layers of the model, on a backend that has the others in stages."""
+    assert config.max_model_len is not None
+    if not source:
+        raise ConfigError("stages load a model by its path or name: give that, not what it holds")
+    if any(each.method == "self" for each in config.speculative):
+        raise ConfigError("self drafts with all layers, which stages have: choose another method")
+    parts = split(checkpoint.config, config.pipeline_parallel_size)
+    first = checkpoint.stage(0, parts[0].stop)
+    own = Decoder(first.config, first.tensors, ops, config.max_model_len)
+    greeting = {
+        "model": source,
+        "fingerprint": model_fingerprint(checkpoint),
+        "dtype": config.dtype,
+        "backend": config.backend,
+        "deterministic": config.deterministic,
+        "ops": ops.name,
+        "max_model_len": config.max_model_len,
+        "threads": config.num_threads,
+    }
+    addresses = config.pipeline_stages or [""] * (len(parts) - 1)
+    whole = copy(own)
+    whole.config = checkpoint.config
+    whole.ops = StagedOps(ops, own, checkpoint.config, addresses, parts, greeting)
+    return whole
+
+
+def open_runner(
+    checkpoint: Checkpoint, config: EngineConfig, ops: Ops, source: str = ""
+) -> tuple[ModelRunner, int]:
+    """The model with its KV cache, and the bytes that are left for the KV caches of drafts.
+
+    Args:
+        source: by which other processes find the model.
+    """
     assert config.max_model_len is not None
     shape = checkpoint.config
-    decoder = _decoder(checkpoint, config, ops)
+    if config.pipeline_parallel_size > 1:
+        decoder = _staged(checkpoint, config, ops, source)
+    else:
+        decoder = _decoder(checkpoint, config, ops)
+    ops = decoder.ops
     budget = kv_budget(config)
     needed = any(c.model or c.has_own_kv for c in config.speculative)
     drafts = budget // DRAFT_SHARE if needed else 0
@@ -292,4 +335,6 @@ def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple
     count = min(most, (budget - drafts) // block_bytes)
     memory = ops.kv_memory(shape, max(0, count), config.kv_cache_dtype)
     runner = ModelRunner(decoder, KVCache(memory, config.enable_prefix_caching, states))
+    if isinstance(ops, StagedOps):
+        ops.lose = runner.kv.lose
     return runner, budget - count * block_bytes

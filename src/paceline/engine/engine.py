@@ -56,6 +56,9 @@ class Engine:
         planner: chooses which draft nodes are verified.
         cost: what steps cost; the engine teaches it.
         clock: seconds; steps and proposers are timed by it. None is the machine's.
+
+    Attributes:
+        close: lets go of whatever computes for it in other processes; it does not step after that.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Engine:
         self.adapters: dict[str, Adapter] = {}
         self._stats = EngineStats()
         self.clock = clock or time.perf_counter
+        self.close: Callable[[], None] = lambda: None
         self._admission = Admission(config, self.vocab_size, eos_token_ids)
         self._aborted: list[int] = []
         self.drafting = Drafting(

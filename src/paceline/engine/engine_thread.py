@@ -94,6 +94,7 @@ class EngineThread:
         self._deliver(
             [StepOutput(i, (), (), finish_reason=ended, error=error) for i in self._sinks]
         )
+        self._engine.close()
 
     def _deliver(self, outputs: Sequence[StepOutput]) -> None:
         parcels: dict[Sink, list[StepOutput]] = {}

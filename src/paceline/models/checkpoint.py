@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
 from paceline.models.safetensors_files import SafetensorsFolder
-from paceline.models.stored import StoredTensors
+from paceline.models.stored import RenamedTensors, StoredTensors
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_files import has_tokenizer_files
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
 _EMBEDDING = "model.embed_tokens.weight"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,28 @@ class Checkpoint:
 
     def first_layers(self, count: int) -> Checkpoint:
         """The model's first layers as a model of their own."""
-        beyond = tuple(f"model.layers.{i}." for i in range(count, self.config.num_layers))
-        names = [name for name in self.tensors if not name.startswith(beyond)]
-        tensors = self.tensors
-        if isinstance(tensors, StoredTensors):
-            tensors = tensors.only(names)
-        else:
-            tensors = {name: tensors[name] for name in names}
+        tensors = self._tensors_of(0, count)
         return dataclasses.replace(self, config=self.config.first_layers(count), tensors=tensors)
+
+    def stage(self, start: int, stop: int) -> Checkpoint:
+        """Some of the model's layers, as :meth:`ModelConfig.stage` has them, and both ends."""
+        tensors = self._tensors_of(start, stop)
+        return dataclasses.replace(self, config=self.config.stage(start, stop), tensors=tensors)
+
+    def _tensors_of(self, start: int, stop: int) -> Mapping[str, Array]:
+        """Those of some layers, counted from 0 on, and what belongs to no layer."""
+        kept, names = range(start, stop), dict[str, str]()
+        for name in self.tensors:
+            layer = _LAYER.match(name)
+            beyond = layer is not None and int(layer[1]) >= self.config.num_layers
+            if layer is None or (beyond and not start):  # an MTP layer stays with the first ones
+                names[name] = name
+            elif int(layer[1]) in kept:
+                names[f"model.layers.{int(layer[1]) - start}.{layer[2]}"] = name
+        tensors = self.tensors
+        if not isinstance(tensors, StoredTensors):
+            return {name: tensors[there] for name, there in names.items()}
+        return RenamedTensors(tensors, names) if start else tensors.only(names)
 
 
 def load_checkpoint(

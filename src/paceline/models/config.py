@@ -16,6 +16,8 @@ from paceline.models.recurrent import Recurrent
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
 
+RESIDUAL = "residual"
+"""The entry of layers that other layers come before."""
 XIELU = "xielu"
 """An activation that learns three numbers in each layer (arXiv 2411.13010)."""
 LEARNT_KEYS = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta")
@@ -103,9 +105,9 @@ class Experts:
         """These, where the layer is a mixture."""
         return self if not self.sparse_layers or self.sparse_layers[layer] else None
 
-    def first_layers(self, count: int) -> Experts | None:
-        """Those of a model's first layers by themselves."""
-        kept = self.sparse_layers[:count]
+    def part(self, start: int, stop: int) -> Experts | None:
+        """Those of some of a model's layers by themselves."""
+        kept = self.sparse_layers[start:stop]
         return replace(self, sparse_layers=kept) if any(kept) or not kept else None
 
 
@@ -189,7 +191,7 @@ class ModelConfig:
     dtype: str = "float32"  # the checkpoint's own
     mask_token_id: int | None = None  # what a parallel draft reads in place of unknown tokens
     draft_vocab_size: int = 0  # rows of a draft's head that has not every token; 0: it has
-    entry: str = ""  # or "eagle", "mtp", "eagle3", "dflash": how hidden states come in (entry.py)
+    entry: str = ""  # or one of entry.py: how hidden states come in
     entry_bias: bool = False  # of the linear that joins them with tokens
     norm_before_residual: bool = False  # of "eagle3": the residual stream begins after the norm
     sliding_sees_ahead: bool = False  # of "dflash": sliding layers see all of a block, as others do
@@ -307,20 +309,29 @@ class ModelConfig:
         return self.reads_blocks and (self.sliding_sees_ahead or not self.is_sliding(layer))
 
     def first_layers(self, count: int) -> ModelConfig:
-        """The shape of this model's first layers by themselves."""
+        """The shape of this model's first layers by themselves, between its embedding and head."""
+        return self._layers(0, count)
+
+    def stage(self, start: int, stop: int) -> ModelConfig:
+        """The shape of some of this model's layers, which take in and hand on the residual stream;
+        those from 0 on begin with the embedding."""
+        return replace(self._layers(start, stop), entry=RESIDUAL if start else self.entry)
+
+    def _layers(self, start: int, stop: int) -> ModelConfig:
+        kept = slice(start, stop)
         return replace(
             self,
-            num_layers=count,
-            sliding_layers=self.sliding_layers[:count],
-            rotary_layers=self.rotary_layers[:count],
-            only_part=self.only_part[:count],
-            learnt=self.learnt[:count],
-            layer_heads=self.layer_heads[:count],
-            kv_layers=self.kv_layers[:count],
-            mlp_widths=self.mlp_widths[:count],
-            sparsity=self.sparsity[:count],
-            experts=self.experts.first_layers(count) if self.experts else None,
-            recurrent=self.recurrent.first_layers(count) if self.recurrent else None,
+            num_layers=stop - start,
+            sliding_layers=self.sliding_layers[kept],
+            rotary_layers=self.rotary_layers[kept],
+            only_part=self.only_part[kept],
+            learnt=self.learnt[kept],
+            layer_heads=self.layer_heads[kept],
+            kv_layers=tuple(layer - start for layer in self.kv_layers[kept]),
+            mlp_widths=self.mlp_widths[kept],
+            sparsity=self.sparsity[kept],
+            experts=self.experts.part(start, stop) if self.experts else None,
+            recurrent=self.recurrent.part(start, stop) if self.recurrent else None,
         )
 
     def experts_of(self, layer: int) -> Experts | None:

@@ -11,6 +11,9 @@ the width:
 * ``eagle`` (EAGLE-1 and 2): the same, but neither the joined row nor layer 0 nor the head has a
   norm.
 
+In the kind ``residual`` the input is the residual stream itself: layers before these, elsewhere,
+have read the token.
+
 In the kind ``dflash`` (DFlash) rows are tokens alone, and an input stands for a position by itself:
 every layer's keys and values read it unchanged (:meth:`Decoder.write_kv
 <paceline.models.decoder.Decoder.write_kv>`), and rows of tokens come after it. Spans of tokens are
@@ -24,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.models.config import ModelConfig
+from paceline.models.config import RESIDUAL, ModelConfig
 
 if TYPE_CHECKING:
     from paceline.models.weights import WeightReader
@@ -54,6 +57,8 @@ def read_entry(reader: WeightReader, config: ModelConfig) -> Entry | None:
     """The weights of a decoder's entry; None where its rows are tokens alone."""
     if config.entry in ("", "dflash"):
         return None
+    if config.entry == RESIDUAL:
+        return Entry(None, None, None)
     width = config.hidden_size
     if config.entry == "eagle3":
         token_norm = reader.norm(EAGLE3_TOKEN_NORM, width)

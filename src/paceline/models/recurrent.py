@@ -98,9 +98,9 @@ class Recurrent:
         """Of a layer's matrices."""
         return (sum(self.in_widths) + self.inner) * hidden_size + self.channels * self.kernel
 
-    def first_layers(self, count: int) -> Recurrent | None:
-        """Those of a model's first layers by themselves."""
-        kept = self.layers[:count]
+    def part(self, start: int, stop: int) -> Recurrent | None:
+        """Those of some of a model's layers by themselves."""
+        kept = self.layers[start:stop]
         return replace(self, layers=kept) if any(kept) else None
 
 

@@ -311,6 +311,15 @@ class KVCache:
             self.pool.release([found.block])
         return True
 
+    def lose(self) -> set[int]:
+        """Forget what others could begin with, since a part of the memory is gone.
+
+        Returns:
+            The open sequences, of which nothing can be read any more.
+        """
+        self.flush_prefixes()
+        return set(self._sequences)
+
     def flush_prefixes(self) -> None:
         """Forget all published blocks and states; those in use stay with their sequences."""
         while self._evict():

@@ -16,7 +16,7 @@ from paceline.errors import UnsupportedModelError
 from paceline.models.adapter import AdaptedLayers, LowRank
 from paceline.models.altup import AltUpEnds
 from paceline.models.arrays import Array, Floats
-from paceline.models.config import Experts, Latent, ModelConfig
+from paceline.models.config import RESIDUAL, Experts, Latent, ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
 from paceline.models.latent import LatentWeights
@@ -268,19 +268,20 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         "head": decoder.head,
         "norm": _flat(decoder.norm),
         "places": decoder.places,
-        "entry": None if decoder.entry is None else _entry(decoder.entry, c.norm_before_residual),
+        "entry": None if decoder.entry is None else _entry(decoder.entry, c),
         "altup": _altup(c.altup, decoder.altup),
         "layer_inputs": _layer_inputs(c.layer_inputs, decoder.layer_inputs),
         "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
     }
 
 
-def _entry(entry: Entry, norm_before_residual: bool) -> dict[str, Any]:
+def _entry(entry: Entry, config: ModelConfig) -> dict[str, Any]:
     return {
         "token_norm": entry.token_norm,
         "input_norm": entry.input_norm,
         "join": entry.join,
-        "norm_before_residual": norm_before_residual,
+        "norm_before_residual": config.norm_before_residual,
+        "is_residual": config.entry == RESIDUAL,
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from paceline.models.config import RESIDUAL
 from paceline.models.decoder import Decoder
 from paceline.models.latent import LatentWeights
 from paceline.models.layer_inputs import LayerGate
@@ -162,6 +163,9 @@ class Rows:
     def _enter(self, input_ids: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The residual stream that enters layer 0, and what it reads instead of its norm."""
         c, ops, entry = self.config, self.ops, self._decoder.entry
+        if c.entry == RESIDUAL:
+            assert inputs is not None
+            return inputs, None
         x = ops.embedding(input_ids, self._decoder.embedding)
         if c.embedding_multiplier != 1.0:
             x = x * c.embedding_multiplier

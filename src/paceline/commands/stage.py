@@ -1,0 +1,24 @@
+"""``paceline stage``: layers of a model for an engine on another host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.commands.options import option
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StageOptions:
+    """Where engines find it."""
+
+    listen: str = option("127.0.0.1:7100", "HOST:PORT to listen at; port 0 takes a free one.")
+
+
+def stage_command(options: StageOptions) -> int:
+    """The work of ``paceline stage``."""
+    from paceline.runtime.stages.link import address_of
+    from paceline.runtime.stages.worker import listen
+
+    host, port = address_of(options.listen)
+    listen((host, port), lambda found: print(f"listening at {host}:{found}", flush=True))
+    return 0

@@ -1,0 +1,385 @@
+"""A backend whose layers lie in stages: its memory and its forwards, which go through all of them.
+
+Owns what the stages are told and when they are lost. Knows no requests but by their numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from socket import create_connection
+from typing import Any, NoReturn
+
+import numpy as np
+
+from paceline.errors import ConfigError, StageError
+from paceline.models.arrays import Array, Floats
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import Forward, KVMemory, Ops, Slots, StateSpan
+from paceline.models.taps import Taps
+from paceline.runtime.stages.link import Link, Message, address_of
+from paceline.span import Span
+
+log = logging.getLogger(__name__)
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 2.0
+
+
+def split(config: ModelConfig, count: int) -> list[range]:
+    """Which layers each of some stages has, the engine's own first.
+
+    Raises:
+        ConfigError: the model has too few, or layers that read more than the residual stream.
+    """
+    layers = config.num_layers
+    if not 1 <= count <= layers:
+        raise ConfigError(
+            f"pipeline_parallel_size is {count}; allowed are 1 to {layers}, the model's layers"
+        )
+    ends = [layers * index // count for index in range(count + 1)]
+    parts = [range(a, b) for a, b in pairwise(ends)]
+    apart = any(config.kv_layer(i) < part.start for part in parts for i in part)
+    if count > 1 and (config.layer_inputs or config.altup or config.entry or apart):
+        raise ConfigError(
+            f"layers of {config.architecture} read more than the residual stream, which is all "
+            "that stages hand on: leave pipeline_parallel_size away"
+        )
+    return parts
+
+
+class RemoteStage:
+    """A stage as the engine sees it.
+
+    Args:
+        address: ``HOST:PORT``; empty starts a process on this machine.
+        layers: that it has.
+        greeting: what it is told first, but for its layers.
+    """
+
+    def __init__(self, address: str, layers: range, greeting: Message) -> None:
+        self._address, self.layers, self._greeting = address, layers, greeting
+        self._link: Link | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port: int | None = None  # of the process
+        self._why, self._wait_until = "", 0.0
+        self.connect()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._link is None
+
+    def __str__(self) -> str:
+        at = self._address or "this machine"
+        return f"the stage at {at}, with layers {self.layers.start} to {self.layers.stop - 1},"
+
+    def connect(self) -> None:
+        """Be ready for forwards, with an empty memory; raises :class:`StageError`."""
+        if time.monotonic() < self._wait_until:
+            raise StageError(f"{self} is lost: {self._why}; it is asked again in a moment")
+        try:
+            host, port = self._place()
+            connection = create_connection((host, port), CONNECT_SECONDS)
+            connection.settimeout(None)
+            link = Link(connection)
+            link.send({**self._greeting, "layers": [self.layers.start, self.layers.stop]})
+            reply, _ = link.receive()
+        except (OSError, StageError) as error:
+            self._why, self._wait_until = str(error), time.monotonic() + RETRY_SECONDS
+            raise StageError(
+                f"{self} is not there: {error}; `paceline stage --listen HOST:PORT` starts one"
+            ) from error
+        if "error" in reply:
+            link.close()
+            raise ConfigError(f"{self} cannot serve: {reply['error']}")
+        self._link, self._why = link, ""
+
+    def _place(self) -> tuple[str, int]:
+        if self._address:
+            return address_of(self._address)
+        if self._process is None or self._process.poll() is not None:
+            self._port = None
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.runtime.stages.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            weakref.finalize(self, self._process.kill)
+        assert self._process.stdout is not None
+        if self._port is None:
+            said = self._process.stdout.readline()
+            if not said:
+                raise StageError("its process ended before it listened")
+            self._port = int(said)
+        return "127.0.0.1", self._port
+
+    def lose(self, error: StageError) -> StageError:
+        """Give the connection up; returns what to raise."""
+        if self._link is not None:
+            self._link.close()
+        self._link, self._why = None, str(error)
+        return StageError(f"{self} is lost: {error}")
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def tell(self, what: str, *arrays: Array, more: Sequence[Any] = ()) -> None:
+        """What is not answered; of a lost stage the next forward says so."""
+        if self._link is not None:
+            try:
+                self._link.send({"do": what, "with": more}, *arrays)
+            except StageError as error:
+                self.lose(error)
+
+    def start(self, x: Floats, taps: Sequence[int], greedy: bool) -> None:
+        if self._link is None:
+            raise StageError(f"{self} is lost: {self._why}")
+        try:
+            self._link.send({"do": "run", "taps": taps, "greedy": greedy}, x)
+        except StageError as error:
+            raise self.lose(error) from error
+
+    def result(self) -> tuple[Message, Sequence[Array]]:
+        """Of what was started."""
+        assert self._link is not None
+        try:
+            reply, arrays = self._link.receive()
+        except StageError as error:
+            raise self.lose(error) from error
+        if "error" in reply:
+            raise StageError(f"{self} failed: {reply['error']}")
+        return reply, arrays
+
+
+class StagedKV:
+    """The same slots in all stages."""
+
+    def __init__(self, own: KVMemory, stages: list[RemoteStage], dtype: str) -> None:
+        self.own, self.dtype, self._stages = own, dtype, stages
+        self.num_blocks = own.num_blocks
+
+    def move(self, source: Slots, target: Slots) -> None:
+        self.own.move(source, target)
+        for stage in self._stages:
+            stage.tell("move", source, target)
+
+    def fill(self, slots: Slots, value: float) -> None:
+        self.own.fill(slots, value)
+        for stage in self._stages:
+            stage.tell("fill", slots, more=[value])
+
+
+class StagedStates:
+    """The same slots and lanes in all stages; a stage without recurrent layers has none."""
+
+    def __init__(self, own: Any, stages: list[RemoteStage], sizes: tuple[int, int, int]) -> None:
+        self.own, self._stages = own, stages
+        self.num_slots, self.num_lanes, self.num_nodes = sizes
+
+    def _all(self, name: str, *arguments: Any) -> None:
+        if self.own is not None:
+            getattr(self.own, name)(*arguments)
+        for stage in self._stages:
+            stage.tell(f"state_{name}", more=arguments)
+
+    def clear(self, slot: int) -> None:
+        self._all("clear", slot)
+
+    def copy(self, source: int, target: int) -> None:
+        self._all("copy", source, target)
+
+    def set_due(self, lane: int, due: bool) -> None:
+        self._all("set_due", lane, due)
+
+    def fold(self, slot: int, lane: int, path: Sequence[int]) -> None:
+        self._all("fold", slot, lane, list(path))
+
+    def fill(self, slots: Sequence[int], entries: Sequence[tuple[int, int]], value: float) -> None:
+        self._all("fill", list(slots), [list(each) for each in entries], value)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A batch of the engine's own layers, and where each span's logits begin."""
+
+    own: Any
+    num_rows: int
+    sample_offsets: Sequence[int]
+
+
+class StagedForward:
+    """See :class:`~paceline.models.ops.base.Forward`.
+
+    Args:
+        own: over the engine's own layers.
+        lose: is told that a stage has forgotten everything, and returns the numbers of the requests
+            that had something there.
+    """
+
+    grows_trees = False
+
+    def __init__(
+        self,
+        own: Forward,
+        layers: range,
+        config: ModelConfig,
+        stages: Sequence[RemoteStage],
+        lose: Callable[[], set[int]],
+    ) -> None:
+        self._own, self._layers, self._config, self._stages = own, layers, config, stages
+        self._lose, self._broken = lose, set[int]()
+        self.experts_read = self.experts_fetched = 0
+
+    @property
+    def chosen_experts(self) -> list[Array]:
+        return self._own.chosen_experts
+
+    def pack(
+        self,
+        spans: Sequence[Span],
+        block_tables: Sequence[Sequence[int]],
+        states: Sequence[StateSpan] = (),
+    ) -> StagedBatch:
+        self._mend()
+        broken = self._broken.intersection(span.request_id for span in spans)
+        if broken:
+            raise StageError("a stage was lost that had read a part of this request")
+        described = [[list(x) if isinstance(x, Sequence) else x for x in span] for span in spans]
+        where = [(*s[:3], list(s.path), s.certain) for s in states]
+        more = [described, [list(table) for table in block_tables], where]
+        for stage in self._stages:
+            stage.tell("pack", more=more)
+        unsampled = [span._replace(sample_rows=()) for span in spans]
+        own = self._own.pack(unsampled, block_tables, states)
+        offsets = [0, *accumulate(len(span.sample_rows) for span in spans)]
+        return StagedBatch(own, own.num_rows, offsets)
+
+    def _mend(self) -> None:
+        """Find lost stages again, which then know nothing of what there was."""
+        lost = [stage for stage in self._stages if stage.is_lost]
+        for stage in lost:
+            stage.connect()
+            log.warning("%s is back; what it knew is lost", stage)
+        if lost:
+            self._broken = self._lose()
+
+    def logits(self, batch: StagedBatch, taps: Taps, inputs: Floats | None) -> Floats:
+        logits: Floats = self._run(batch, taps, greedy=False)
+        return logits
+
+    def greedy(self, batch: StagedBatch, taps: Taps, inputs: Floats | None) -> list[int]:
+        tokens: list[int] = self._run(batch, taps, greedy=True).tolist()
+        return tokens
+
+    def _run(self, batch: StagedBatch, taps: Taps, greedy: bool) -> Array:
+        c, stop = self._config, self._layers.stop
+        own = tuple(tap for tap in taps.layers if tap < stop)
+        made = Taps.of((*own, stop), batch.num_rows, stop, c.hidden_size)
+        self._own.logits(batch.own, made, None)
+        found = dict(zip(own, made.features.swapaxes(0, 1), strict=False))
+        x, said = made.features[:, -1], np.empty(0)
+        self.experts_read = self._own.experts_read
+        self.experts_fetched = self._own.experts_fetched
+        for stage in self._stages:
+            layers, is_last = stage.layers, stage is self._stages[-1]
+            end = c.num_layers + 2 if is_last else layers.stop
+            asked = [tap for tap in taps.layers if layers.start <= tap < end]
+            local = [tap - layers.start for tap in asked]
+            if not is_last:
+                local.append(len(layers))
+            stage.start(x, local, greedy)
+            reply, (said, features) = stage.result()
+            found |= zip(asked, features.swapaxes(0, 1), strict=False)
+            x = features[:, -1] if not is_last else x
+            self.experts_read += reply["experts"][0]
+            self.experts_fetched += reply["experts"][1]
+        for index, tap in enumerate(taps.layers):
+            taps.features[:, index] = found[tap]
+        return said
+
+    def write_kv(self, batch: Any, inputs: Floats) -> NoReturn:
+        raise NotImplementedError("blocks are no models in stages")
+
+    def grow(self, *args: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError("trees do not grow in stages")
+
+
+class StagedOps:
+    """A backend for one model whose first layers are here and whose others are in stages.
+
+    Args:
+        base: computes here, and of the same name in every stage.
+        own: the first layers.
+        config: the model's shape.
+        addresses: of the stages; an empty one starts a process here.
+        parts: the layers of this process and of each stage.
+        greeting: what stages are told of the model and of the arithmetic.
+    """
+
+    def __init__(
+        self,
+        base: Ops,
+        own: Decoder,
+        config: ModelConfig,
+        addresses: Sequence[str],
+        parts: Sequence[range],
+        greeting: Message,
+    ) -> None:
+        self._base, self._own, self._config = base, own, config
+        self._addresses, self._parts, self._greeting = addresses, parts, greeting
+        self._stages: list[RemoteStage] = []
+        self.lose: Callable[[], set[int]] = set
+        """Set by who owns the sequences."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> StagedKV:
+        own = self._base.kv_memory(self._own.config, num_blocks, dtype)
+        return StagedKV(own, self._stages, dtype)
+
+    def state_memory(
+        self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
+    ) -> StagedStates:
+        sizes, own = (num_slots, num_lanes, num_nodes), None
+        if self._own.config.recurrent is not None:
+            own = self._base.state_memory(self._own.config, *sizes)
+        return StagedStates(own, self._stages, sizes)
+
+    def close(self) -> None:
+        """Let the stages go."""
+        for stage in self._stages:
+            stage.close()
+
+    def forward(self, decoder: Decoder, memory: StagedKV, states: Any = None) -> StagedForward:
+        """Connect to the stages.
+
+        Raises:
+            ConfigError: one is not there, or cannot serve this model.
+        """
+        greeting = {
+            **self._greeting,
+            "num_blocks": memory.num_blocks,
+            "kv_cache_dtype": memory.dtype,
+        }
+        if states is not None:
+            greeting["states"] = [states.num_slots, states.num_lanes, states.num_nodes]
+        try:
+            for address, layers in zip(self._addresses, self._parts[1:], strict=True):
+                self._stages.append(RemoteStage(address, layers, greeting))
+        except (StageError, ConfigError) as error:
+            self.close()
+            raise ConfigError(str(error)) from error
+        own = self._base.forward(self._own, memory.own, states and states.own)
+        return StagedForward(own, self._parts[0], self._config, self._stages, lambda: self.lose())
