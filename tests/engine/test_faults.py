@@ -223,9 +223,9 @@ def break_forward(engine: Engine, guilty: int | None, times: int = 10**6) -> Non
     """Make the forward raise when the guilty request (or anyone) is in the batch."""
     pack, forward, state = engine.runner.pack, engine.runner.forward, {"ids": set(), "left": times}
 
-    def watched(spans: Any) -> Any:
+    def watched(spans: Any, adapters: Any) -> Any:
         state["ids"] = {span.request_id for span in spans}
-        return pack(spans)
+        return pack(spans, adapters)
 
     def breaking(batch: Any, greedy: bool = False) -> Any:
         ids = state["ids"]

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from paceline.errors import ConfigError, StageError
+from paceline.models.adapter import AdaptedLayers
 from paceline.models.arrays import Array, Floats
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -250,7 +251,9 @@ class StagedForward:
         spans: Sequence[Span],
         block_tables: Sequence[Sequence[int]],
         states: Sequence[StateSpan] = (),
+        adapters: Sequence[Any] = (),
     ) -> StagedBatch:
+        assert not any(adapters), "no adapter can be prepared"
         self._mend()
         broken = self._broken.intersection(span.request_id for span in spans)
         if broken:
@@ -264,6 +267,9 @@ class StagedForward:
         own = self._own.pack(unsampled, block_tables, states)
         offsets = [0, *accumulate(len(span.sample_rows) for span in spans)]
         return StagedBatch(own, own.num_rows, offsets)
+
+    def adapter(self, layers: AdaptedLayers) -> NoReturn:
+        raise ConfigError("adapters (--lora) are not divided among stages: leave one of them away")
 
     def _mend(self) -> None:
         """Find lost stages again, which then know nothing of what there was."""
