@@ -35,7 +35,7 @@ def application(
         max_ongoing_requests=_MAX_ONGOING,
         graceful_shutdown_timeout_s=grace,
         logging_config=_LOGGING,
-        health_check_period_s=5.0,
+        health_check_period_s=1.0,
         request_router_config=RequestRouterConfig(
             request_router_class=_ROUTER, request_router_kwargs={"affinity": affinity}
         ),
