@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -112,6 +113,15 @@ def test_a_cluster_is_joined_and_left(head: Head) -> None:
         assert "Serve runs there already" in refusal(head, TOKEN)
         assert client.post("/v1/completions", json=BODY).json()["choices"] == first
     assert "0.0/2.0 CPU" in head.command("ray", "status", "--address", head.address)
+
+
+def test_a_batch_is_answered_by_a_cluster(head: Head, tmp_path: Path) -> None:
+    row = {"custom_id": "r0", "method": "POST", "url": "/v1/completions", "body": BODY}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    command = ["run-batch", str(tmp_path / "in.jsonl"), *SMALL, "--ray-address", head.address]
+    subprocess.run([sys.executable, "-m", "paceline", *command], env=with_token(), check=True)
+    answer = json.loads((tmp_path / "in.out.jsonl").read_text())
+    assert answer["response"]["body"]["usage"]["completion_tokens"] == 8
 
 
 def documented(port: int) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
         cpus: that a cluster which is started here has at least.
 
     Raises:
-        ConfigError: the cluster cannot be joined, or wants another token.
+        ConfigError: the cluster cannot be joined or started, or wants another token.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     settings: dict[str, Any] = {"logging_level": logging.WARNING}
@@ -46,21 +46,27 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", _JOIN_ATTEMPTS)
     try:
         ray.init(address or "local", **settings)
-    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
-        raise ConfigError(f"--ray-address {address}: {_problem(error)}") from error
+    except Exception as error:  # Ray raises bare ones, too
+        raise ConfigError(_problem(address, error)) from error
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _problem(error: Exception) -> str:
+def _problem(address: str | None, error: Exception) -> str:
     """Ray tells of a wrong token in the traceback that it gives as a cause's text."""
+    if address is None:
+        return f"Ray cannot be started on this machine: {error}"
     causes = f"{error!r} {error.__cause__}"
     if AuthenticationError.__name__ in causes:
         return (
-            "this cluster asks for a token, and none or another one was sent. Set "
-            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints on the "
-            "cluster's head (or RAY_AUTH_TOKEN_PATH to a file with it; default: ~/.ray/auth_token)"
+            f"--ray-address {address}: this cluster asks for a token, and none or another one was "
+            "sent. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints "
+            "on the cluster's head (or RAY_AUTH_TOKEN_PATH to a file with it; default: "
+            "~/.ray/auth_token)"
         )
-    return f"cannot join this cluster ({error}); `ray status` says whether it is there"
+    return (
+        f"--ray-address {address}: cannot join this cluster ({error}); `ray status` says whether "
+        "it is there"
+    )

@@ -1,0 +1,36 @@
+"""What is said where a cluster can be neither joined nor started, without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
+
+import ray
+
+from paceline.errors import ConfigError
+from paceline.ray.cluster import cluster
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        (None, Exception("timed out"), "cannot be started on this machine: timed out"),
+        ("host:1", ConnectionError("nobody"), r"--ray-address host:1: cannot join .*nobody"),
+        ("host:1", ConnectionError("AuthenticationError: no"), "ray get-auth-token"),
+    ],
+)
+def test_failures_of_ray_are_told(
+    address: str | None, error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: Any, **settings: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")  # and so what is set is undone
+    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "5")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with pytest.raises(ConfigError, match=message), cluster(address, 1):
+        pass
