@@ -27,6 +27,7 @@ from paceline.server.engine.wire import EngineFactory
 LINES_PER_SHARD = 64
 """What is computed again when a worker dies, at most twice that: one runs and one is ready."""
 LINE, RECORD = "line", "record"
+_AGAIN = "the same command continues with what has no answer yet"
 
 
 class Worker:
@@ -110,9 +111,6 @@ def answer_batch(
     if left:
         raise EngineDeadError(f"{len(left)} lines came back without an answer; {_AGAIN}")
     return summary
-
-
-_AGAIN = "the same command continues with what has no answer yet"
 
 
 def _records(
