@@ -163,7 +163,9 @@ def open_arms(
             without_memory(speculative),
         )
     load_format = settings.get("load_format", DEFAULTS.load_format)
-    source = load_checkpoint(model or embedded_model("target"), load_format=load_format)
+    source: Any = model or embedded_model("target")
+    if settings.get("pipeline_parallel_size", 1) == 1:  # else each arm has processes, which load it
+        source = load_checkpoint(source, load_format=load_format)
     with (
         LLM(source, speculative_config=[], **{**settings, **plainly}) as plain,
         LLM(source, speculative_config=speculative, **settings) as llm,

@@ -201,7 +201,8 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     memory = {name: values[name] for name in ("kv_cache_memory", "weight_memory")}
     del values["config"]  # read before any other option
     stages = tuple(values.pop("pipeline_stage") or ())
-    values["pipeline_parallel_size"] = values["pipeline_parallel_size"] or 1 + len(stages)
+    if values["pipeline_parallel_size"] is None:
+        values["pipeline_parallel_size"] = 1 + len(stages)
     return values | {
         "self_drafts": isinstance(options, SpeculationOptions) and not _names_drafts(options),
         "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,

@@ -80,6 +80,10 @@ Options = TypeVar("Options", bound=ReplicaOptions)
 
 def as_replica(options: Options, shares_machine: bool) -> Options:
     """The options with which each engine is started: its part of what they do not say."""
+    if options.pipeline_stage:
+        raise ConfigError(
+            "a stage serves one engine, and --replicas are several: leave --pipeline-stage away"
+        )
     own = replace(options, threads=threads_of(options))
     if options.kv_cache_memory is None and shares_machine:
         share = int(free_memory() * DEFAULT_MEMORY_SHARE / num_replicas(options))

@@ -315,10 +315,10 @@ class KVCache:
         """Forget what others could begin with, since a part of the memory is gone.
 
         Returns:
-            The open sequences, of which nothing can be read any more.
+            The sequences that had something there, of which nothing can be read any more.
         """
         self.flush_prefixes()
-        return set(self._sequences)
+        return {number for number, each in self._sequences.items() if each.length}
 
     def flush_prefixes(self) -> None:
         """Forget all published blocks and states; those in use stay with their sequences."""

@@ -180,6 +180,8 @@ def _with_room(
 
     How many requests states have room for, the engine says when it is built.
     """
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError("no profile: what steps take in stages is learnt while they run")
     most = min(config.max_num_seqs, max(REQUESTS))
     held = max(config.max_num_seqs, num_held(most, num_contexts))
     built = build_engine(model, replace(config, max_num_seqs=held))

@@ -113,7 +113,7 @@ class Rows:
         self.routed.clear()
         self._adapters = adapters
         x, joined = self._enter(input_ids, inputs)
-        if self._decoder.places is not None:
+        if self._decoder.places is not None and c.entry != RESIDUAL:
             x = x + self._decoder.places[positions]
         angles = self._angles(positions)
         told = self._layer_inputs(input_ids, x)

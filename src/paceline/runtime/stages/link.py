@@ -21,6 +21,13 @@ Message = dict[str, Any]
 KINDS = ("float32", "int32", "int64")
 SIZE = struct.Struct("<I")
 MOST_BYTES = 1 << 26  # of a message without its arrays
+PATIENCE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 25_000,
+}
+"""Seconds, and milliseconds, until a host that answers nothing counts as gone."""
 
 
 class Link:
@@ -32,7 +39,15 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in PATIENCE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._socket = connection
+
+    def wait(self, seconds: float | None) -> None:
+        """For so long at most from now on, in every method; None: until the other end is gone."""
+        self._socket.settimeout(seconds)
 
     def send(self, message: Message, *arrays: Array) -> None:
         parts = [np.ascontiguousarray(each) for each in arrays]
@@ -53,14 +68,17 @@ class Link:
             head = json.loads(self._bytes(size))
             shapes = [(kind, tuple(map(int, shape))) for kind, shape in head["arrays"]]
             message = dict(head["message"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise StageError("the other end does not speak as a stage does") from error
         return message, [self._array(kind, shape) for kind, shape in shapes]
 
     def _array(self, kind: str, shape: tuple[int, ...]) -> Array:
         if kind not in KINDS:
             raise StageError(f"the other end sent numbers of the type {kind}")
-        found: Array = np.empty(shape, kind)
+        try:
+            found: Array = np.empty(shape, kind)
+        except (ValueError, MemoryError) as error:
+            raise StageError(f"the other end sent an array of the shape {shape}") from error
         self._into(memoryview(found.reshape(-1).view(np.uint8).data))
         return found
 

@@ -86,12 +86,12 @@ class RemoteStage:
             raise StageError(f"{self} is lost: {self._why}; it is asked again in a moment")
         try:
             host, port = self._place()
-            connection = create_connection((host, port), CONNECT_SECONDS)
-            connection.settimeout(None)
-            link = Link(connection)
+            link = Link(create_connection((host, port), CONNECT_SECONDS))
+            link.wait(None)
             link.send({**self._greeting, "layers": [self.layers.start, self.layers.stop]})
             reply, _ = link.receive()
         except (OSError, StageError) as error:
+            self.close()
             self._why, self._wait_until = str(error), time.monotonic() + RETRY_SECONDS
             raise StageError(
                 f"{self} is not there: {error}; `paceline stage --listen HOST:PORT` starts one"
@@ -104,7 +104,7 @@ class RemoteStage:
     def _place(self) -> tuple[str, int]:
         if self._address:
             return address_of(self._address)
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             self._port = None
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "paceline.runtime.stages.worker"],
@@ -117,14 +117,13 @@ class RemoteStage:
             said = self._process.stdout.readline()
             if not said:
                 raise StageError("its process ended before it listened")
-            self._port = int(said)
+            self._port = int(said.split()[-1])
         return "127.0.0.1", self._port
 
-    def lose(self, error: StageError) -> StageError:
+    def lose(self, error: Exception) -> StageError:
         """Give the connection up; returns what to raise."""
-        if self._link is not None:
-            self._link.close()
-        self._link, self._why = None, str(error)
+        self.close()
+        self._why = str(error)
         return StageError(f"{self} is lost: {error}")
 
     def close(self) -> None:
@@ -134,6 +133,7 @@ class RemoteStage:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._process = None
 
     def tell(self, what: str, *arrays: Array, more: Sequence[Any] = ()) -> None:
         """What is not answered; of a lost stage the next forward says so."""
@@ -156,7 +156,7 @@ class RemoteStage:
         assert self._link is not None
         try:
             reply, arrays = self._link.receive()
-        except StageError as error:
+        except Exception as error:  # half an answer may be left in the line
             raise self.lose(error) from error
         if "error" in reply:
             raise StageError(f"{self} failed: {reply['error']}")
@@ -240,11 +240,12 @@ class StagedForward:
     ) -> None:
         self._own, self._layers, self._config, self._stages = own, layers, config, stages
         self._lose, self._broken = lose, set[int]()
+        self._has_states = config.stage(0, layers.stop).recurrent is not None
         self.experts_read = self.experts_fetched = 0
 
     @property
-    def chosen_experts(self) -> list[Array]:
-        return self._own.chosen_experts
+    def chosen_experts(self) -> NoReturn:
+        raise ConfigError("which experts were chosen is not known where layers are in stages")
 
     def pack(
         self,
@@ -255,8 +256,8 @@ class StagedForward:
     ) -> StagedBatch:
         assert not any(adapters), "no adapter can be prepared"
         self._mend()
-        broken = self._broken.intersection(span.request_id for span in spans)
-        if broken:
+        self._broken -= {span.request_id for span in spans if not span.start}  # they begin anew
+        if self._broken.intersection(span.request_id for span in spans):
             raise StageError("a stage was lost that had read a part of this request")
         described = [[list(x) if isinstance(x, Sequence) else x for x in span] for span in spans]
         where = [(*s[:3], list(s.path), s.certain) for s in states]
@@ -264,7 +265,7 @@ class StagedForward:
         for stage in self._stages:
             stage.tell("pack", more=more)
         unsampled = [span._replace(sample_rows=()) for span in spans]
-        own = self._own.pack(unsampled, block_tables, states)
+        own = self._own.pack(unsampled, block_tables, states if self._has_states else ())
         offsets = [0, *accumulate(len(span.sample_rows) for span in spans)]
         return StagedBatch(own, own.num_rows, offsets)
 

@@ -6,8 +6,10 @@ It knows no requests. What is in which slot says the engine, whose first layers 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -24,11 +26,13 @@ from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.base import StateSpan
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.ops.threads import set_num_threads
+from paceline.models.pages import give_back_freed
 from paceline.models.taps import Taps
 from paceline.runtime.stages.link import Link, Message
 from paceline.span import Span
 
 log = logging.getLogger(__name__)
+GREETING_SECONDS = 10.0
 ACCEPT_SECONDS = 2.0
 """For which a new engine waits until the one before it is gone."""
 
@@ -60,7 +64,6 @@ class Stage:
         self._takes: dict[str, Callable[..., Any]] = {
             "move": memory.move,
             "fill": memory.fill,
-            "pack": self._pack,
         }
         if states is not None:
             self._takes |= {
@@ -73,7 +76,9 @@ class Stage:
     def take(self, message: Message, arrays: Sequence[Array]) -> None:
         """Do what is not answered."""
         what = message["do"]
-        if what in self._takes or not what.startswith("state_"):  # of layers that are not here
+        if what == "pack":
+            self._pack(*message["with"])
+        elif what in self._takes or not what.startswith("state_"):  # of layers that are not here
             self._takes[what](*arrays, *message.get("with", ()))
 
     def _pack(self, spans: list[list[Any]], tables: list[list[int]], states: list[Any]) -> None:
@@ -100,32 +105,34 @@ def serve(connection: socket.socket) -> None:
     """Be a stage of the engine at the other end until it is gone."""
     link, failed = Link(connection), ""
     try:
+        link.wait(GREETING_SECONDS)
         greeting, _ = link.receive()
+        link.wait(None)
         try:
             stage = Stage(greeting)
-        except (PacelineError, KeyError, TypeError) as error:
-            link.send({"error": str(error)})
+        except Exception as error:
+            known = isinstance(error, PacelineError)
+            link.send({"error": str(error) if known else f"{type(error).__name__}: {error}"})
             return
         link.send({"ready": True})
         log.info("layers %d to %d of %s", *greeting["layers"], greeting["model"])
         while True:
             message, arrays = link.receive()
+            what, failed = message.get("do"), "" if message.get("do") == "pack" else failed
             try:
-                if message["do"] != "run":
+                if what != "run":
                     stage.take(message, arrays)
-                elif failed:
-                    link.send({"error": failed})
-                    failed = ""
-                else:
+                elif not failed:
                     reply, found = stage.run(message, *arrays)
                     link.send(reply, *found)
             except StageError:
                 raise
-            except Exception as error:  # of this step; the next may be well
+            except Exception as error:
                 failed = f"{type(error).__name__}: {error}"
-                if message.get("do") == "run":
-                    link.send({"error": failed})
-                    failed = ""
+                if what not in ("pack", "run"):  # what lies in memory is not what it should be
+                    raise StageError(failed) from error
+            if what == "run" and failed:  # of this step; the next may be well
+                link.send({"error": failed})
     except StageError as error:
         log.info("the engine is gone: %s", error)
     finally:
@@ -151,7 +158,6 @@ def listen(address: tuple[str, int], ready: Callable[[int], None]) -> None:
         busy = threading.Lock()
         while True:
             connection, _ = server.accept()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if busy.acquire(timeout=ACCEPT_SECONDS):
                 threading.Thread(target=_serve_alone, args=(connection, busy), daemon=True).start()
                 continue
@@ -164,6 +170,8 @@ def _serve_alone(connection: socket.socket, busy: threading.Lock) -> None:
     try:
         serve(connection)
     finally:
+        gc.collect()  # before the next engine's layers lie beside those of this one
+        give_back_freed()
         busy.release()
 
 
@@ -174,6 +182,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """A stage on this machine, which ends with the process that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     listen(("127.0.0.1", 0), lambda port: print(port, flush=True))
 

@@ -171,7 +171,7 @@ def _features(
         return LiveFeatures(weights, traces, taps, resolve_dtype(config), config.device)
     place = Path(config.features or Path(config.output) / FEATURES)
     total = sum(map(len, folders))
-    with ProgressDisplay(config.show_progress, TITLE) as display:
+    with ProgressDisplay(config.show_progress, TITLE) as display, torch.device("cpu"):
         return make_features(
             folders,
             partial(_runner, config, target),
