@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.adapters import adapter_folder, adapter_tensors
 from tests.server.asgi import application, call, complete, engine_of, post, refused, streamed
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine
-from tests.server.live import Server, run
+from tests.server.live import Eager, Server, run, until
 from tests.toy import toy_folder, toy_tensors
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -162,7 +163,7 @@ def test_a_real_engine_loads_unloads_and_starts_again_with_adapters(tmp_path: Pa
         return str(answer.json()["choices"][0]["token_ids"])
 
     async def story() -> None:
-        client = EngineClient(partial(toy, model), adapters={"one": one})
+        client = EngineClient(partial(toy, model), adapters={"one": one}, restarts=Eager())
         await client.start()
         try:
             config = {"served_model_names": ("base",), "allow_runtime_lora_updating": True}
@@ -176,10 +177,12 @@ def test_a_real_engine_loads_unloads_and_starts_again_with_adapters(tmp_path: Pa
             )
             assert [together[i] for i in (1, 2, 0)] == before
             await check_refusals(server, model)
-            assert client.pid is not None
-            await client.close()
-            await client.start()  # as after the engine died
-            assert [await said(server, name) for name in ("base", "one", "two")] == before
+            Path(two).rename(tmp_path / "elsewhere")
+            server.signal(signal.SIGKILL)
+            await until(lambda: client.num_restarts == 1 and client.state == "ready")
+            assert [await said(server, name) for name in ("base", "one")] == before[:2]
+            gone = await server.post("/v1/completions", model="two", prompt=[7])
+            assert gone.status_code == 404
             long = server.ask(model="one", max_tokens=200, ignore_eos=True)
             await long.until(lambda: "data: " in long.text)
             assert (await server.post(UNLOAD, lora_name="one")).status_code == 200

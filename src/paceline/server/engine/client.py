@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import EngineClosedError, EngineDeadError
@@ -283,6 +284,7 @@ class EngineClient:
             log.warning("the engine is started again in %g s", pause)
             await asyncio.sleep(pause)
             self.num_restarts += 1
+            self._forget_missing()
             try:
                 life = await self._begin()
             except Exception as failure:
@@ -292,6 +294,13 @@ class EngineClient:
                 log.warning("the engine was started again, for the %d. time", self.num_restarts)
                 return life
         return None
+
+    def _forget_missing(self) -> None:
+        """Drop adapters whose folders are gone, lest the next engine cannot start for them."""
+        for name, folder in list(self.adapters.items()):
+            if not Path(folder).is_dir():
+                log.error("adapter %s is not loaded again: %s is gone", name, folder)
+                del self.adapters[name]
 
     async def _listen(self, life: EngineLife) -> None:
         """Hear what an engine says until its process is gone, or about to be."""
