@@ -135,7 +135,10 @@ def test_other_targets_are_refused(module: str, message: str, tmp_path: Path) ->
 
 def test_embeddings_have_tensors_of_their_own(tmp_path: Path) -> None:
     name = "base_model.model.model.embed_tokens.lora_embedding_A"
-    with pytest.raises(UnsupportedModelError, match="lora_embedding_A; read are"):
+    with pytest.raises(UnsupportedModelError, match="embeddings and heads are the same"):
+        read(tmp_path, {name: torch.ones(4, 48)})
+    name = NAME.format("magnitude_vector")
+    with pytest.raises(UnsupportedModelError, match=r"magnitude_vector\.weight; read are"):
         read(tmp_path, {name: torch.ones(4, 48)})
 
 

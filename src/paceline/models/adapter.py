@@ -29,6 +29,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK, MAX_ALPHA = 1024, 1e6
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)\.weight")
+_ENDS = re.compile(r"embed|lm_head|\bwte\b|\bwpe\b")
 _LEFT_OUT = {
     "use_dora": (False, "DoRA also learns the length of weights"),
     "modules_to_save": (None, "whole modules would replace the model's own"),
@@ -221,7 +222,7 @@ class _Reader:
 
     def _not_for(self, module: str) -> str:
         what = "embeddings and heads are the same for all requests"
-        if not re.search(r"embed|lm_head|wte|wpe", module):
+        if not _ENDS.search(module):
             what = f"{self._config.architecture} models have no such linear that can be adapted"
         layers = range(self._config.num_layers)
         names = sorted({name.split(".")[1] for i in layers for name in places(self._config, i)})
@@ -235,6 +236,8 @@ class _Reader:
         found: dict[str, dict[str, str]] = defaultdict(dict)
         for stored in self._file.entries:
             match = _TENSOR.fullmatch(stored)
+            if match is None and _ENDS.search(stored):
+                raise UnsupportedModelError(self._not_for(stored))
             if match is None:
                 raise UnsupportedModelError(
                     f"{self._file.path} has the tensor {stored[:100]}; read are lora_A.weight and "
