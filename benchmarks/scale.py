@@ -6,6 +6,9 @@ much of the prompts was cached, and accepted tokens per step. The time to the fi
 short streams one after another: what replicas take longer than one process with as many threads as
 one of them is Serve's and the ingress'.
 
+What routing does to caches and drafts is counted apart, without Serve, on the times and lengths of
+a recorded service (:mod:`agent_requests`).
+
     python benchmarks/scale.py [--quick] [--save]
 """
 
@@ -23,10 +26,14 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+import agent_requests
 import httpx
+from agent_requests import ARMS, routed, turns
 from harness import ROOT, arguments, chosen, note
 from prompt_sets import load_prompts
 from report import Report, Row, Target, grid, table
+
+from paceline.errors import RequestError
 
 ONE, ONE_CORE = "one process, 2 threads", "one process, 1 thread"
 AFFINITY, LOADS = "2 replicas of 1 thread", "2 replicas of 1 thread, by load alone"
@@ -59,7 +66,12 @@ def served(arm: str) -> Iterator[httpx.Client]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     try:
-        line = next(line for line in process.stderr if line.startswith("paceline serves "))
+        line = ""
+        for line in process.stderr:
+            if line.startswith("paceline serves "):
+                break
+        else:
+            raise RuntimeError(f"{arm} did not start: {line}")
         with ThreadPoolExecutor(1) as reader:
             reader.submit(process.stderr.read)
             with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=300) as client:
@@ -131,8 +143,39 @@ def measured(arm: str, options: argparse.Namespace) -> Row:
     }
 
 
+def routings(options: argparse.Namespace) -> list[Row]:
+    """A row for each way of routing; their answers are compared token by token."""
+    try:
+        asked = turns(options.requests, options.agents)
+    except RequestError as error:
+        note(f"routing is left out: {error}")
+        return []
+    rows, answers = zip(*(routed(arm, asked, options.engines) for arm in ARMS), strict=True)
+    if any(each != answers[0] for each in answers):
+        raise AssertionError("the answers depend on which replica was asked")
+    return list(rows)
+
+
+def routing_targets(rows: Sequence[Row]) -> list[Target]:
+    """What affinity is to bring over round robin."""
+    by_arm = {row["arm"]: row for row in rows}
+    return [
+        Target(
+            f"{name}, affinity over round robin",
+            by_arm[agent_requests.AFFINITY][key] / by_arm[agent_requests.TURNS][key],
+            1.0,
+            "at least",
+        )
+        for name, key in (
+            ("prompt tokens cached", "hit_rate"),
+            ("accepted tokens per step", "accepted_per_step"),
+        )
+        if rows
+    ]
+
+
 def tables(results: Sequence[Row]) -> list[str]:
-    columns = (
+    served_columns = (
         ("arm", "arm"),
         ("first token, ms (median)", "first_token_ms", 1),
         ("tokens/s", "tokens_per_second", 0),
@@ -140,7 +183,16 @@ def tables(results: Sequence[Row]) -> list[str]:
         ("accepted tokens per step", "accepted_per_step", 2),
         ("requests", "requests"),
     )
-    return [table(*grid(results, *columns))]
+    routed_columns = (
+        ("routing", "arm"),
+        ("prompt tokens cached", "hit_rate", 2),
+        ("accepted tokens per step", "accepted_per_step", 2),
+        ("requests of the busiest engine", "busiest"),
+        ("requests", "routed"),
+    )
+    both = ("first_token_ms", served_columns), ("hit_rate", routed_columns)
+    found = [([row for row in results if key in row], columns) for key, columns in both]
+    return [table(*grid(rows, *columns)) for rows, columns in found if rows]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,16 +200,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized("--agents", 8, 4, "at once")
     parser.sized("--turns", 6, 2, "of each agent")
     parser.sized("--streams", 100, 10, "one after another, for the time to the first token")
+    parser.sized("--requests", 160, 16, "of the recorded service, for routing")
+    parser.sized("--engines", 4, 2, "that they are routed to")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve:
         serve(options.serve)
         return 0
-    report = Report("scale", chosen(options, "quick", "agents", "turns", "streams"))
+    settings = ("quick", "agents", "turns", "streams", "requests", "engines")
+    report, routed_rows = Report("scale", chosen(options, *settings)), routings(options)
     report.results = [measured(arm, options) for arm in (ONE_CORE, ONE, AFFINITY, LOADS)]
     by_arm = {row["arm"]: row for row in report.results}
     overhead = by_arm[AFFINITY]["first_token_ms"] - by_arm[ONE_CORE]["first_token_ms"]
     report.targets = [Target("ms that Serve adds to a first token", overhead, MOST_OVERHEAD_MS)]
+    report.targets += routing_targets(routed_rows)
+    report.results += routed_rows
     return report.finish(options, tables(report.results))
 
 

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 import paceline
 
@@ -28,6 +27,14 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)} | more
 
 
+def iter_until(lines: Iterable[str], words: str) -> Iterator[str]:
+    """Lines up to the first one with these words, or all."""
+    for line in lines:
+        yield line
+        if words in line:
+            return
+
+
 @contextmanager
 def serving(
     *options: str, **variables: str
@@ -39,13 +46,8 @@ def serving(
     )
     assert process.stderr is not None
     try:
-        said = list[str]()
-        for line in process.stderr:
-            said.append(line)
-            if line.startswith("paceline serves "):
-                break
-        else:
-            pytest.fail("".join(said))
+        *before, line = iter_until(process.stderr, "paceline serves ")
+        assert line.startswith("paceline serves "), "".join([*before, line])
         with ThreadPoolExecutor(1) as reader:
             reader.submit(process.stderr.read)
             with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=120) as client:

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
 import yaml
 
-from tests.ray.servers import LONG, SMALL, environment, serving, until
+from tests.ray.servers import LONG, SMALL, environment, iter_until, serving, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -76,7 +76,8 @@ def head() -> Iterator[Head]:
         )
         assert process.stdout is not None
         try:
-            next(line for line in process.stdout if "--block" in line)
+            said = list(iter_until(process.stdout, "--block"))
+            assert "--block" in said[-1], "".join(said)
             yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}")
         finally:
             process.terminate()
