@@ -59,7 +59,7 @@ def test_every_option_can_be_given(call: Call) -> None:
     values: dict[str, Any] = {}
     for field in fields(RunOptions):
         kind = get_type_hints(RunOptions)[field.name]
-        value = next(v for v in (not field.default, 7, 0.5, "text") if _is(v, kind))
+        value = next(v for v in (not field.default, 7, 0.5, "text", ["text"]) if _is(v, kind))
         values[field.name.replace("_", "-")] = value
     del values["config"]
     found = call("run", values)
@@ -69,7 +69,8 @@ def test_every_option_can_be_given(call: Call) -> None:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    return type(value) in (kind, *getattr(kind, "__args__", ()))
+    kinds = (kind, *getattr(kind, "__args__", ()))
+    return type(value) in [getattr(each, "__origin__", each) for each in kinds]
 
 
 def test_the_command_line_then_the_environment_then_the_file(

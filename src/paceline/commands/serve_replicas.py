@@ -17,8 +17,6 @@ from paceline.commands.serve import (
     server_config,
 )
 from paceline.errors import ConfigError
-from paceline.models.ops.threads import cores
-from paceline.runtime.kv_room import DEFAULT_MEMORY_SHARE, free_memory
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -86,6 +84,8 @@ def as_replica(options: Options, shares_machine: bool) -> Options:
         )
     own = replace(options, threads=threads_of(options))
     if options.kv_cache_memory is None and shares_machine:
+        from paceline.runtime.kv_room import DEFAULT_MEMORY_SHARE, free_memory
+
         share = int(free_memory() * DEFAULT_MEMORY_SHARE / num_replicas(options))
         own = replace(own, kv_cache_memory=str(share))
     return own
@@ -99,4 +99,6 @@ def num_replicas(options: ReplicaOptions) -> int:
 
 def threads_of(options: ReplicaOptions) -> int:
     """Threads of each replica: its part of the cores, unless the options say."""
+    from paceline.models.ops.threads import cores
+
     return options.threads or max(1, cores() // num_replicas(options))
