@@ -30,8 +30,9 @@ pytestmark = [
 ]
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 # Of the logits' standard deviation. Where an activation is rounded to its other neighbour, which
-# a difference in the last bit of a sum can bring about, all that follows differs by about 1 %.
-USUAL, AT_MOST = 0.02, 0.25
+# a difference in the last bit of a sum can bring about, all that follows differs by 1 to 2 %. Which
+# bits these are depends on the processor for which torch was built to sum.
+USUAL, AT_MOST = 0.03, 0.25
 
 
 @pytest.fixture(params=SOME)
