@@ -6,14 +6,9 @@ Owns what the stages are told and when they are lost. Knows no requests but by t
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
-import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from socket import create_connection
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,12 +20,11 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Forward, KVMemory, Ops, Slots, StateSpan
 from paceline.models.taps import Taps
-from paceline.runtime.stages.link import Link, Message, address_of
+from paceline.runtime.stages.link import Message
+from paceline.runtime.stages.remote import RemoteStage
 from paceline.span import Span
 
 log = logging.getLogger(__name__)
-CONNECT_SECONDS = 10.0
-RETRY_SECONDS = 2.0
 
 
 def split(config: ModelConfig, count: int) -> list[range]:
@@ -53,114 +47,6 @@ def split(config: ModelConfig, count: int) -> list[range]:
             "that stages hand on: leave pipeline_parallel_size away"
         )
     return parts
-
-
-class RemoteStage:
-    """A stage as the engine sees it.
-
-    Args:
-        address: ``HOST:PORT``; empty starts a process on this machine.
-        layers: that it has.
-        greeting: what it is told first, but for its layers.
-    """
-
-    def __init__(self, address: str, layers: range, greeting: Message) -> None:
-        self._address, self.layers, self._greeting = address, layers, greeting
-        self._link: Link | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._port: int | None = None  # of the process
-        self._why, self._wait_until = "", 0.0
-        self.connect()
-
-    @property
-    def is_lost(self) -> bool:
-        return self._link is None
-
-    def __str__(self) -> str:
-        at = self._address or "this machine"
-        return f"the stage at {at}, with layers {self.layers.start} to {self.layers.stop - 1},"
-
-    def connect(self) -> None:
-        """Be ready for forwards, with an empty memory; raises :class:`StageError`."""
-        if time.monotonic() < self._wait_until:
-            raise StageError(f"{self} is lost: {self._why}; it is asked again in a moment")
-        try:
-            host, port = self._place()
-            link = Link(create_connection((host, port), CONNECT_SECONDS))
-            link.wait(None)
-            link.send({**self._greeting, "layers": [self.layers.start, self.layers.stop]})
-            reply, _ = link.receive()
-        except (OSError, StageError) as error:
-            self.close()
-            self._why, self._wait_until = str(error), time.monotonic() + RETRY_SECONDS
-            raise StageError(
-                f"{self} is not there: {error}; `paceline stage --listen HOST:PORT` starts one"
-            ) from error
-        if "error" in reply:
-            link.close()
-            raise ConfigError(f"{self} cannot serve: {reply['error']}")
-        self._link, self._why = link, ""
-
-    def _place(self) -> tuple[str, int]:
-        if self._address:
-            return address_of(self._address)
-        if self._process is None:
-            self._port = None
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.runtime.stages.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            weakref.finalize(self, self._process.kill)
-        assert self._process.stdout is not None
-        if self._port is None:
-            said = self._process.stdout.readline()
-            if not said:
-                raise StageError("its process ended before it listened")
-            self._port = int(said.split()[-1])
-        return "127.0.0.1", self._port
-
-    def lose(self, error: Exception) -> StageError:
-        """Give the connection up; returns what to raise."""
-        self.close()
-        self._why = str(error)
-        return StageError(f"{self} is lost: {error}")
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._link = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def tell(self, what: str, *arrays: Array, more: Sequence[Any] = ()) -> None:
-        """What is not answered; of a lost stage the next forward says so."""
-        if self._link is not None:
-            try:
-                self._link.send({"do": what, "with": more}, *arrays)
-            except StageError as error:
-                self.lose(error)
-
-    def start(self, x: Floats, taps: Sequence[int], greedy: bool) -> None:
-        if self._link is None:
-            raise StageError(f"{self} is lost: {self._why}")
-        try:
-            self._link.send({"do": "run", "taps": taps, "greedy": greedy}, x)
-        except StageError as error:
-            raise self.lose(error) from error
-
-    def result(self) -> tuple[Message, Sequence[Array]]:
-        """Of what was started."""
-        assert self._link is not None
-        try:
-            reply, arrays = self._link.receive()
-        except Exception as error:  # half an answer may be left in the line
-            raise self.lose(error) from error
-        if "error" in reply:
-            raise StageError(f"{self} failed: {reply['error']}")
-        return reply, arrays
 
 
 class StagedKV:
