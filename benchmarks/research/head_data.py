@@ -125,21 +125,24 @@ def write_traces(llm: LLM, answers: Path, output: Path) -> None:
         "vocab_fingerprint": llm.tokenizer.fingerprint,
     }
     writer = TraceWriter(output, meta)
-    traces = []
-    for index, row in enumerate(read(answers)):
-        count = len(row["token_ids"])
-        traces.append(
-            Trace(
-                prompt_index=index,
-                prompt_len=len(row["prompt_ids"]),
-                token_ids=np.array([*row["prompt_ids"], *row["token_ids"]], np.int32),
-                logprobs=np.full(count, np.nan, np.float32),
-                top_ids=np.zeros((count, 0), np.int32),
-                top_logprobs=np.zeros((count, 0), np.float32),
-            )
-        )
+    traces = [
+        trace(index, row["prompt_ids"], row["token_ids"]) for index, row in enumerate(read(answers))
+    ]
     for start in range(writer.num_shards * BATCH, len(traces), BATCH):
         writer.write_shard(traces[start : start + BATCH])
+
+
+def trace(number: int, prompt: Sequence[int], answer: Sequence[int]) -> Trace:
+    """One without log-probabilities."""
+    count = len(answer)
+    return Trace(
+        prompt_index=number,
+        prompt_len=len(prompt),
+        token_ids=np.array([*prompt, *answer], np.int32),
+        logprobs=np.full(count, np.nan, np.float32),
+        top_ids=np.zeros((count, 0), np.int32),
+        top_logprobs=np.zeros((count, 0), np.float32),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

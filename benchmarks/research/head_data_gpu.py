@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from head_data import MARK, TEMPERATURES, append, is_usable, judged, plain, read
+from head_data import MARK, TEMPERATURES, append, is_usable, judged, plain, read, trace
 
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.rows import Rows
-from paceline.traces import Trace, TraceWriter
+from paceline.traces import TraceWriter
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.ops import TrainingOps, by_head, differentiable_decoder
 from paceline.training.trainer import computing_on
@@ -184,18 +184,6 @@ def write_answers(
         total += sum(map(len, found))
         print(f"{start + len(part)} answers, {total} tokens, {time.monotonic() - started:.0f} s")
         sys.stdout.flush()
-
-
-def trace(number: int, prompt: Sequence[int], answer: Sequence[int]) -> Trace:
-    count = len(answer)
-    return Trace(
-        prompt_index=number,
-        prompt_len=len(prompt),
-        token_ids=np.array([*prompt, *answer], np.int32),
-        logprobs=np.full(count, np.nan, np.float32),
-        top_ids=np.zeros((count, 0), np.int32),
-        top_logprobs=np.zeros((count, 0), np.float32),
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

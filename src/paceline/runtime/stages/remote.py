@@ -52,10 +52,10 @@ class RemoteStage:
             raise StageError(f"{self} is lost: {self._why}; it is asked again in a moment")
         try:
             host, port = self._place()
-            link = Link(create_connection((host, port), CONNECT_SECONDS))
-            link.wait(None)
-            link.send({**self._greeting, "layers": [self.layers.start, self.layers.stop]})
-            reply, _ = link.receive()
+            self._link = Link(create_connection((host, port), CONNECT_SECONDS))
+            self._link.wait(None)
+            self._link.send({**self._greeting, "layers": [self.layers.start, self.layers.stop]})
+            reply, _ = self._link.receive()
         except (OSError, StageError) as error:
             self.close()
             self._why, self._wait_until = str(error), time.monotonic() + RETRY_SECONDS
@@ -63,9 +63,9 @@ class RemoteStage:
                 f"{self} is not there: {error}; `paceline stage --listen HOST:PORT` starts one"
             ) from error
         if "error" in reply:
-            link.close()
+            self.close()
             raise ConfigError(f"{self} cannot serve: {reply['error']}")
-        self._link, self._why = link, ""
+        self._why = ""
 
     def _place(self) -> tuple[str, int]:
         if self._address:

@@ -118,7 +118,9 @@ def serve(connection: socket.socket) -> None:
         log.info("layers %d to %d of %s", *greeting["layers"], greeting["model"])
         while True:
             message, arrays = link.receive()
-            what, failed = message.get("do"), "" if message.get("do") == "pack" else failed
+            what = message.get("do")
+            if what == "pack":
+                failed = ""
             try:
                 if what != "run":
                     stage.take(message, arrays)

@@ -160,10 +160,16 @@ def _forward(traces: Sequence[Trace], runner: ModelRunner) -> tuple[Array, Array
 
 def top_rows(logits: Tensor) -> Array:
     """The likeliest tokens of ``[rows, vocab_size]``, best first, as :data:`TOP_ROW`."""
-    best = logits.topk(min(TOP, logits.shape[1]))
-    count = best.values.shape[1]
+    ids, logprobs = likeliest(logits)
+    count = ids.shape[1]
     found = np.zeros(len(logits), TOP_ROW)
     found["logprobs"] = -np.inf
-    found["ids"][:, :count] = best.indices.numpy()
-    found["logprobs"][:, :count] = (best.values - logits.logsumexp(-1, keepdim=True)).numpy()
+    found["ids"][:, :count] = ids.numpy()
+    found["logprobs"][:, :count] = logprobs.numpy()
     return found
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of each row, best first, and their log-probabilities."""
+    best = logits.topk(min(TOP, logits.shape[1]))
+    return best.indices, best.values - logits.logsumexp(-1, keepdim=True)

@@ -13,7 +13,7 @@ import torch
 from paceline.models.ops.rows import Rows as Decoder
 from paceline.traces import Trace
 from paceline.training.heads.batches import Rows, join_rows
-from paceline.training.heads.features import TOP
+from paceline.training.heads.features import likeliest
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.ops import PackedBatch, TrainingOps, differentiable_decoder
 
@@ -81,11 +81,7 @@ class LiveFeatures:
         batch = PackedBatch(count, width)
         hidden = self._decoder.hidden(ids, torch.arange(width).repeat(count), batch, take=take)
         hidden = hidden[torch.as_tensor(wanted).flatten()]
-        best = [self._likeliest(x) for x in hidden.split(LOGITS // self._decoder.config.vocab_size)]
-        top_ids, top_probs = (torch.cat(each) for each in zip(*best, strict=True))
-        return Rows(torch.cat(features, dim=1), top_ids, top_probs)
-
-    def _likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self._decoder.logits(hidden).float()
-        best = logits.topk(min(TOP, logits.shape[1]))
-        return best.indices, (best.values - logits.logsumexp(-1, keepdim=True)).exp()
+        parts = hidden.split(LOGITS // self._decoder.config.vocab_size)
+        best = [likeliest(self._decoder.logits(part).float()) for part in parts]
+        top_ids, logprobs = (torch.cat(each) for each in zip(*best, strict=True))
+        return Rows(torch.cat(features, dim=1), top_ids, logprobs.exp())
