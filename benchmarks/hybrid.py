@@ -33,7 +33,7 @@ from paceline.config import parse_speculative_config
 from paceline.models.checkpoint import load_checkpoint
 from paceline.runtime.state_room import LEAST_NODES, log_bytes, state_bytes
 
-DENSE, SPECULATION = "dense", "suffix"
+DENSE, SPECULATION, WITH_DRAFT = "dense", "suffix", "suffix and draft model"
 SHORT = 64
 WIDTHS = (1, 2, 4, 8, 16)
 SPARE = 1024
@@ -157,17 +157,22 @@ def measure_states(path: str, worker: Worker, tokens: list[int]) -> dict[str, An
 
 
 def measure_speculation(options: argparse.Namespace, report: Report) -> None:
-    config = without_memory(parse_speculative_config([SUFFIX]))
+    """Suffix matching, and where a draft model is given the two together, over plain decoding."""
+    sources: dict[str, list[dict[str, str]]] = {SPECULATION: [SUFFIX]}
+    if options.draft:
+        sources[WITH_DRAFT] = [SUFFIX, {"model": options.draft}]
+    configs = {arm: without_memory(parse_speculative_config(s)) for arm, s in sources.items()}
     more: dict[str, Any] = {"num_threads": options.threads, "max_num_seqs": 8}
     with ExitStack() as stack:
-        measure_texts(open_engines(options, {SPECULATION: config}, stack, **more), options, report)
+        measure_texts(open_engines(options, configs, stack, **more), options, report)
 
 
 def targets(results: Sequence[Row]) -> list[Target]:
     found = []
     for model in dict.fromkeys(row["model"] for row in pick(results, measure="step")):
         found += _of_model(model, pick(results, model=model))
-    return found + of_speculation(results, SPECULATION, WANTED)
+    arm = WITH_DRAFT if pick(results, arm=WITH_DRAFT) else SPECULATION
+    return found + of_speculation(results, arm, WANTED)
 
 
 def _of_model(model: str, rows: Sequence[Row]) -> list[Target]:
@@ -253,6 +258,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         help="GGUF files whose steps are measured, each followed by its dense model's",
     )
     parser.add_argument("--model", help="a hybrid that writes text, for speculation")
+    parser.add_argument("--draft", help="a draft model for it")
     parser.add_argument("--name", help="of the results: hybrid-NAME (default: hybrid)")
     parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
     parser.add_argument("--kinds", type=names, default=list(KINDS))

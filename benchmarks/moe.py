@@ -28,7 +28,14 @@ from peers_client import LLAMA, OURS, Engine, Worker
 from peers_models import MissingPeerError
 from prompt_sets import load_prompts, spread
 from report import Report, Row, Target, grid, identical_target, markdown, pick
-from speedup import MAX_MODEL_LEN, TEMPERATURES, comparison, open_engines, run_cell
+from speedup import (
+    MAX_MODEL_LEN,
+    TEMPERATURES,
+    behind_prompt,
+    comparison,
+    open_engines,
+    run_cell,
+)
 
 from paceline import LLM
 from paceline.commands.prompts import Encoder
@@ -151,7 +158,7 @@ def measure_speculation(options: argparse.Namespace, report: Report) -> None:
 
 
 def measure_texts(arms: Mapping[str, LLM], options: argparse.Namespace, report: Report) -> None:
-    """What speculation brings on each kind of text, at both temperatures."""
+    """What speculation brings on each kind of text, at both temperatures, behind the prompt."""
     source, encode = load_prompts(options.prompts), Encoder(arms[PLAIN].tokenizer).encode
     for kind in options.kinds:
         texts = spread(source.kind(kind), options.num_prompts)
@@ -159,7 +166,7 @@ def measure_texts(arms: Mapping[str, LLM], options: argparse.Namespace, report: 
         for temperature in TEMPERATURES:
             label = {"model": Path(options.model).name, "kind": kind, "temperature": temperature}
             note(f"{kind}, temperature {temperature}")
-            samples = run_cell(arms, groups, options, temperature)
+            samples = behind_prompt(run_cell(arms, groups, options, temperature))
             report.samples += [raw(sample, label) for sample in samples]
             report.results += [
                 {**label, "measure": "speculation", **against_plain(samples, arm)}

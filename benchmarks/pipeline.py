@@ -24,7 +24,7 @@ from harness import CONTROL, PLAIN, against_plain, arguments, chosen, names, not
 from prompt_sets import KINDS, load_prompts, spread
 from proposer_sets import DEFAULT
 from report import Report, Row, Target, identical_target, pick
-from speedup import comparison, hugging_face, run_cell
+from speedup import behind_prompt, comparison, hugging_face, run_cell
 
 from paceline import LLM
 from paceline.commands.prompts import Encoder
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for temperature in (0.0, 0.8):
                 label = {"kind": kind, "temperature": temperature, "delay_ms": options.delay_ms}
                 note(", ".join(f"{name} {value}" for name, value in label.items()))
-                samples = run_cell(arms, groups, options, temperature)
+                samples = behind_prompt(run_cell(arms, groups, options, temperature))
                 report.samples += [raw(sample, label) for sample in samples]
                 report.results += [
                     {**label, **against_plain(samples, arm)} for arm in arms if arm != PLAIN

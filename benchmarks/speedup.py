@@ -17,6 +17,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,13 @@ def open_engines(
 def count(outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
     """Tokens and counters of a run; the same code for every arm."""
     facts: dict[str, Any] = {"output_tokens": 0, **dict.fromkeys(COUNTED, 0)}
+    facts["first_token_seconds"] = 0.0
     for output in outputs:
         if output.error is not None:
             raise output.error
         facts["output_tokens"] += len(output.token_ids)
+        first = output.completions[0].time_to_first_token
+        facts["first_token_seconds"] = max(facts["first_token_seconds"], first or 0.0)
         for name in COUNTED:
             facts[name] += getattr(output.completions[0].counters, name)
     return {**facts, "token_ids": [output.token_ids for output in outputs]}
@@ -125,6 +129,16 @@ def run_cell(
         name: partial(generate, llm, options.max_tokens) for name, llm in arms.items()
     }
     return take_turns(runs, range(len(groups)), options.repeat, count)
+
+
+def behind_prompt(samples: Sequence[Sample]) -> list[Sample]:
+    """The same with the time that passed from the first token on, which speculation can shorten."""
+    return [
+        sample
+        if sample.seconds is None
+        else replace(sample, seconds=sample.seconds - sample.facts["first_token_seconds"])
+        for sample in samples
+    ]
 
 
 def batches(prompts: Sequence[list[int]], size: int) -> list[list[list[int]]]:

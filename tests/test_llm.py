@@ -89,6 +89,15 @@ def test_a_batch_keeps_its_order_and_a_prompt_stands_alone(plain: LLM) -> None:
     assert plain.generate(plain.encode(PROMPTS[0]), GREEDY).text == batch[0].text
 
 
+def test_an_answer_says_how_long_its_first_token_took(plain: LLM) -> None:
+    began = time.perf_counter()
+    output = plain.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=64))
+    took = time.perf_counter() - began
+    first = output.completions[0].time_to_first_token
+    assert first is not None
+    assert 0.0 < first < took
+
+
 def test_stream_adds_up_to_the_answer(speculative: LLM) -> None:
     whole = speculative.generate(PROMPTS[2], GREEDY)
     parts = list(speculative.stream(PROMPTS[2], GREEDY))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ class Completion:
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
         stop_reason: the stop string or stop token id that matched.
         counters: what speculation did for this sample.
+        time_to_first_token: seconds from the submission of its batch to its first token; None
+            before.
     """
 
     index: int
@@ -31,6 +34,7 @@ class Completion:
     stop_reason: str | int | None = None
     counters: SpeculationCounters = field(default_factory=SpeculationCounters)
     error: Exception | None = None
+    time_to_first_token: float | None = None
 
     def add(self, output: StepOutput) -> None:
         """Append what a step added."""
@@ -98,6 +102,7 @@ class Collector:
         self._open = [set(job.ids) for job in jobs]
         self._owner = {i: index for index, job in enumerate(jobs) for i in job.ids}
         self.num_finished = 0
+        self._began = time.perf_counter()
 
     @property
     def done(self) -> bool:
@@ -105,7 +110,10 @@ class Collector:
 
     def take(self, output: StepOutput) -> bool:
         """Add a step; True when a whole job ended with it."""
-        self._completions[output.request_id].add(output)
+        completion = self._completions[output.request_id]
+        if output.token_ids and completion.time_to_first_token is None:
+            completion.time_to_first_token = time.perf_counter() - self._began
+        completion.add(output)
         if output.finish_reason is None:
             return False
         left = self._open[self._owner[output.request_id]]
