@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from paceline.config import check_method, check_number
 from paceline.errors import RequestError
@@ -67,12 +68,47 @@ class SpeculativeParams:
         if self.num_speculative_tokens is not None:
             _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
         if self.methods is not None:
-            names = (self.methods,) if isinstance(self.methods, str) else self.methods
+            names = _listed("speculative.methods", self.methods)
             known = tuple(check_method(each, "speculative.method", RequestError) for each in names)
             object.__setattr__(self, "methods", known)
 
 
 _check_number = partial(check_number, error=RequestError)
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    """A list's items: none of None, and one of a string."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise RequestError(f"{name} has {value!r:.80} where a list is needed")
+    return tuple(value)
+
+
+def _biases(value: Any) -> Mapping[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestError(
+            f"logit_bias is {value!r:.80}; allowed are mappings of token ids to numbers"
+        )
+    return value
+
+
+def _speculation(value: Any) -> SpeculativeParams:
+    if isinstance(value, SpeculativeParams):
+        return value
+    names = [each.name for each in fields(SpeculativeParams)]
+    if value is None:
+        return SpeculativeParams()
+    if not isinstance(value, Mapping) or set(value) - set(names):
+        raise RequestError(
+            f"speculative is {value!r:.80}; allowed are SpeculativeParams, and mappings of "
+            f"{', '.join(names)}"
+        )
+    return SpeculativeParams(**value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +119,9 @@ class SamplingParams:
     A token that would complete one of ``bad_words`` in the output is not sampled;
     ``bad_words_ids`` are such words as token ids. With ``logprob_token_ids`` the log-probabilities
     of these tokens are reported at each place of the output, instead of the likeliest ones'.
+
+    For lists, ``logit_bias`` and ``speculative`` None is the default, as in vLLM. A string in place
+    of a list is its only item, and a mapping in place of :class:`SpeculativeParams` has its fields.
 
     Raises:
         RequestError: a value is outside its range; the message names the range.
@@ -116,14 +155,15 @@ class SamplingParams:
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "banned_token_ids", "bad_words"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "bad_words_ids", tuple(map(tuple, self.bad_words_ids)))
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "bad_words", "bad_words_ids"):
+            object.__setattr__(self, name, _listed(name, getattr(self, name)))
+        words = (_listed("bad_words_ids", word) for word in self.bad_words_ids)
+        object.__setattr__(self, "bad_words_ids", tuple(words))
         for name in ("allowed_token_ids", "logprob_token_ids"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+                object.__setattr__(self, name, _listed(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "speculative", _speculation(self.speculative))
         self._check_ranges()
         self._check_lists()
 
