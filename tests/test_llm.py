@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -305,6 +306,26 @@ def test_async_generate_and_stream(speculative: LLM) -> None:
     texts, streamed = asyncio.run(go())
     assert texts == [o.text for o in speculative.generate(PROMPTS, GREEDY)]
     assert streamed == texts[0]
+
+
+def test_encoding_holds_up_nobody_else_on_the_event_loop() -> None:
+    threads = []
+
+    async def go() -> None:
+        with AsyncLLM() as llm:
+            encode = llm.encode
+
+            def noted(*given: Any, **options: Any) -> list[int]:
+                threads.append(threading.current_thread())
+                return encode(*given, **options)
+
+            llm.encode = noted  # type: ignore[method-assign]
+            await llm.agenerate(PROMPTS[:2], GREEDY)
+            assert [part async for part in llm.astream(PROMPTS[0], GREEDY)]
+
+    asyncio.run(go())
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads
 
 
 class Held:

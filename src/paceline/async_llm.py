@@ -40,7 +40,9 @@ class AsyncLLM(LLM):
         single = is_single(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
         wishes = params_for(params, len(batch))
-        encoded = [self.encode(prompt, **template_options) for prompt in batch]
+        encoded = await asyncio.to_thread(
+            lambda: [self.encode(prompt, **template_options) for prompt in batch]
+        )
         adapters = adapters_for(lora, len(batch))
         async with self._submitted(encoded, wishes, cache_salt, adapters) as (jobs, inbox):
             collector = Collector(jobs)
@@ -60,7 +62,7 @@ class AsyncLLM(LLM):
     ) -> AsyncIterator[StepOutput]:
         """:meth:`LLM.stream` without blocking the event loop; cancelling it ends the request."""
         wish = for_stream(params)
-        encoded = self.encode(prompt, **template_options)
+        encoded = await asyncio.to_thread(self.encode, prompt, **template_options)
         async with self._submitted([encoded], [wish], cache_salt, [lora]) as (_, inbox):
             done = False
             while not done:
