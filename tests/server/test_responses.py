@@ -9,6 +9,7 @@ import openai
 import pydantic
 import pytest
 
+from paceline.server.protocol.common import GUIDED
 from paceline.server.responses.conversation import decoded, encoded
 from paceline.server.responses.store import Kept, ResponseStore
 from tests.server.chats import THINKING, USER, ChatServer
@@ -166,6 +167,36 @@ def test_tools_are_chosen_as_in_chats(fields: dict[str, Any], chat: dict[str, An
     assert status == 200, body
     assert ours.engine.calls[-1].params == theirs.engine.calls[-1].params
     assert ours.prompt == theirs.prompt
+
+
+SHAPES: dict[str, Any] = {
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a"],
+    "guided_grammar": 'start: "a"',
+    "json_schema": {"type": "object"},
+    "regex": "a+",
+    "ebnf": 'start: "a"',
+    "grammar": 'start: "a"',
+    "structural_tag": {"format": {"type": "const_string", "value": "a"}},
+    "structured_outputs": {"regex": "a+"},
+}
+
+
+@pytest.mark.parametrize("name", [*GUIDED, "structured_outputs"])
+def test_shapes_are_asked_for_as_in_chats(name: str) -> None:
+    ours, theirs = ChatServer("a"), ChatServer("a")
+    shape = {name: SHAPES[name]}
+    ask(ours, extra_body=shape)
+    assert theirs.post([USER], **shape)[0] == 200
+    params = ours.engine.calls[-1].params
+    assert params.structured_outputs is not None
+    assert params == theirs.engine.calls[-1].params
+    assert refused(ours, **{name: 5})["param"].partition(".")[0] == name
+
+
+def test_an_error_names_the_shape_that_was_sent() -> None:
+    assert refused(ChatServer(), json_schema="{")["param"] == "json_schema"
 
 
 def test_fields_that_change_no_answer_are_taken() -> None:

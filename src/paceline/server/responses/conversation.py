@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import RequestError
 from paceline.server.protocol.chat import ChatCompletionRequest
-from paceline.server.protocol.common import GenerationFields
+from paceline.server.protocol.common import GUIDED, GenerationFields
 from paceline.server.responses.fields import (
     LOGPROBS,
     AllowedTools,
@@ -83,9 +83,11 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     chat: dict[str, Any] = {
         name: value
         for name in GenerationFields.model_fields
-        if name not in _NOT_OF_CHATS and not name.startswith("guided_")
+        if name not in _NOT_OF_CHATS
         if (value := getattr(body, name)) is not None
     }
+    if any(name in chat for name in GUIDED):
+        del chat["structured_outputs"]  # which was filled from them, as the chat's will be
     for name in ("stream_options", "structured_outputs", "speculative"):
         if name in chat:
             chat[name] = chat[name].model_dump(by_alias=True, exclude_none=True)
