@@ -12,6 +12,7 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
+from paceline.server.api.completions import DEFAULT_MAX_TOKENS
 from paceline.server.protocol.answers import UNENFORCED
 from paceline.server.protocol.common import GUIDED
 from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
@@ -260,10 +261,13 @@ def test_completions_take_response_formats() -> None:
 def test_prompts_are_truncated_to_their_last_tokens() -> None:
     app, ids = application(), list(range(5, 600))
     post(app, COMPLETION, {"prompt": ids, "truncate_prompt_tokens": 7, "max_tokens": 2})
-    post(app, COMPLETION, {"prompt": ids, "truncate_prompt_tokens": -1})
-    few, most = engine_of(app).calls
+    for limit in (None, 100, 600):
+        post(app, COMPLETION, {"prompt": ids, "truncate_prompt_tokens": -1, "max_tokens": limit})
+    few, *most = engine_of(app).calls
     assert few.token_ids == ids[-7:]
-    assert most.token_ids == ids[-511:]
+    room = [DEFAULT_MAX_TOKENS, 100]
+    assert [call.token_ids for call in most] == [ids[-(512 - each) :] for each in room]
+    assert [call.params.max_tokens for call in most] == room
     echoed = post(
         app, COMPLETION, {"prompt": "one two three", "truncate_prompt_tokens": 1, "echo": True}
     ).json()

@@ -58,8 +58,13 @@ def sampling_params(
     )
 
 
-def truncated(token_ids: list[int], most: int | None, info: EngineInfo) -> list[int]:
+def truncated(
+    token_ids: list[int], most: int | None, info: EngineInfo, max_tokens: int | None = None
+) -> list[int]:
     """The last tokens of a prompt: so many, or with -1 as many as leave room for an answer.
+
+    Args:
+        max_tokens: of the answer; None leaves room for one.
 
     Raises:
         RequestError: nothing would be left.
@@ -71,7 +76,8 @@ def truncated(token_ids: list[int], most: int | None, info: EngineInfo) -> list[
             "truncate_prompt_tokens is 0, which leaves no prompt; send at least 1, or -1 for as "
             "many as leave room for an answer"
         )
-    most = info.max_model_len - 1 if most == -1 else most
+    if most == -1:
+        most = max(1, info.max_model_len - (max_tokens or 1))
     return token_ids[-most:]
 
 

@@ -56,7 +56,8 @@ async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> in
     async with serving.using():
         text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
         token_ids = await encode(serving, text, add_special_tokens=False)
-        return len(truncated(token_ids, body.truncate_prompt_tokens, serving.client.info))
+        info = serving.client.info
+        return len(truncated(token_ids, body.truncate_prompt_tokens, info, body.limit))
 
 
 class Chat(Answering[ChatCompletionRequest]):
@@ -93,7 +94,7 @@ class Chat(Answering[ChatCompletionRequest]):
             self.headers[UNENFORCED] = ", ".join(demands.unenforced)
         info = serving.client.info
         token_ids = await encode(serving, text, add_special_tokens=False)
-        token_ids = truncated(token_ids, body.truncate_prompt_tokens, info)
+        token_ids = truncated(token_ids, body.truncate_prompt_tokens, info, body.limit)
         limit = answer_limit(len(token_ids), body.limit, info)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(

@@ -77,8 +77,9 @@ class Completion(Answering[CompletionRequest]):
         shape, unenforced = response_shape(body)
         if unenforced:
             self.headers[UNENFORCED] = ", ".join(unenforced)
+        most = self.usual_limit if body.max_tokens is None else body.max_tokens
         for whole in await self._encoded():
-            token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info)
+            token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info, most)
             await asyncio.sleep(0)  # between the prompts of a batch others get their turn
             self._prompts.append(self._prompt(token_ids, shape))
         if body.echo and (not self._texts or body.truncate_prompt_tokens is not None):
