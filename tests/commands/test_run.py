@@ -176,6 +176,10 @@ def test_options_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch)
         (["--prompts", "/nowhere/prompts"], "cannot read prompts from /nowhere/prompts"),
         (["-p", ""], "prompt is empty"),
         (["-p", "x", "--compare", "--no-speculation"], "--compare needs speculation"),
+        (
+            ["-p", "x", "--compare", "--pipeline-stage", "127.0.0.1:1"],
+            "a stage serves one engine, and a comparison has two",
+        ),
         (["-p", "x", "--chat"], "no chat template"),
     ],
 )

@@ -157,6 +157,11 @@ def open_arms(
 
     if not speculative:
         raise ConfigError("--compare needs speculation: leave out --no-speculation")
+    if settings.get("pipeline_stages"):
+        raise ConfigError(
+            "a stage serves one engine, and a comparison has two: leave --pipeline-stage away; "
+            "--pipeline-parallel-size alone has stages on this machine, for each engine its own"
+        )
     if is_timed:
         settings, speculative = (
             {**settings, "enable_prefix_caching": False},
