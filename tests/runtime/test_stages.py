@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, RequestFailedError, StageError
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.native import why_not_native
-from paceline.runtime.stages.link import SIZE, Link, address_of
+from paceline.models.fingerprint import model_fingerprint
+from paceline.models.ops.native import ISA_VARIABLE, why_not_native
+from paceline.runtime.stages.link import SIZE, Link, address_of, shown_address
 from paceline.runtime.stages.ops import split
+from paceline.runtime.stages.remote import RemoteStage
+from paceline.runtime.stages.worker import Stage
 from paceline.training.hybrid import hybridise
 from paceline.training.model_files import load_model, save_model
 
@@ -93,14 +98,66 @@ def test_a_lost_stage_ends_its_requests_and_no_others() -> None:
             assert llm.generate(CODE, wish).token_ids == want
 
 
-@pytest.fixture
-def listening() -> Iterator[str]:
+def test_a_stage_that_refuses_is_not_asked_again_at_once() -> None:
+    """By each request of a step, which would wait for as long as its last engine is served."""
+    asked: list[Any] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            for answer in ({"ready": True}, {"error": "it serves another engine"}):
+                link = Link(server.accept()[0])
+                asked.append(link.receive()[0]["layers"])
+                link.send(answer)
+
+        refusing = threading.Thread(target=refuse, daemon=True)
+        refusing.start()
+        stage = RemoteStage(shown_address(*server.getsockname()), range(2, 4), {})
+        stage.lose(StageError("the connection was closed"))
+        with pytest.raises(StageError, match="cannot serve: it serves another engine"):
+            stage.connect()
+        refusing.join()
+        with pytest.raises(StageError, match="it serves another engine; it is asked again in a"):
+            stage.connect()
+    assert asked == [[2, 4]] * 2
+
+
+@contextmanager
+def listening_at(address: str) -> Iterator[str]:
     """The address of a stage that was started by its command."""
-    command = [sys.executable, "-m", "paceline", "stage", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "paceline", "stage", "--listen", address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split()[-1]
         process.kill()
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    with listening_at("127.0.0.1:0") as address:
+        yield address
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+def test_a_stage_listens_by_ipv6() -> None:
+    with listening_at("[::1]:0") as address:
+        assert address.startswith("[::1]:")
+        socket.create_connection(address_of(address)).close()
+
+
+def test_a_stage_of_another_instruction_set_names_the_variable_that_chooses_one() -> None:
+    model = load_checkpoint(DRAFT, with_tokenizer=False)
+    greeting: dict[str, Any] = {
+        "threads": None,
+        "model": DRAFT,
+        "fingerprint": model_fingerprint(model),
+        "layers": [0, 1],
+        "dtype": "float32",
+        "deterministic": True,
+        "backend": "reference",
+        "ops": "another",
+    }
+    with pytest.raises(ConfigError, match=f"set {ISA_VARIABLE} to what both have"):
+        Stage(greeting)
 
 
 @NATIVE

@@ -16,9 +16,9 @@ class StageOptions:
 
 def stage_command(options: StageOptions) -> int:
     """The work of ``paceline stage``."""
-    from paceline.runtime.stages.link import address_of
+    from paceline.runtime.stages.link import address_of, shown_address
     from paceline.runtime.stages.worker import listen
 
     host, port = address_of(options.listen)
-    listen((host, port), lambda found: print(f"listening at {host}:{found}", flush=True))
+    listen((host, port), lambda at: print(f"listening at {shown_address(host, at)}", flush=True))
     return 0

@@ -107,3 +107,8 @@ def address_of(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"{text!r} is no address of a stage; allowed is HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def shown_address(host: str, port: int) -> str:
+    """What :func:`address_of` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

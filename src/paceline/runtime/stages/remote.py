@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from socket import create_connection
 from typing import Any
 
-from paceline.errors import ConfigError, StageError
+from paceline.errors import StageError
 from paceline.models.arrays import Array, Floats
 from paceline.runtime.stages.link import Link, Message, address_of
 
@@ -57,15 +57,19 @@ class RemoteStage:
             self._link.send({**self._greeting, "layers": [self.layers.start, self.layers.stop]})
             reply, _ = self._link.receive()
         except (OSError, StageError) as error:
-            self.close()
-            self._why, self._wait_until = str(error), time.monotonic() + RETRY_SECONDS
+            self._give_up(str(error))
             raise StageError(
                 f"{self} is not there: {error}; `paceline stage --listen HOST:PORT` starts one"
             ) from error
         if "error" in reply:
-            self.close()
-            raise ConfigError(f"{self} cannot serve: {reply['error']}")
+            self._give_up(reply["error"])
+            raise StageError(f"{self} cannot serve: {reply['error']}")
         self._why = ""
+
+    def _give_up(self, why: str) -> None:
+        """For a moment, in which every other request would ask again."""
+        self.close()
+        self._why, self._wait_until = why, time.monotonic() + RETRY_SECONDS
 
     def _place(self) -> tuple[str, int]:
         if self._address:

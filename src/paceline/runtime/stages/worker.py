@@ -24,11 +24,12 @@ from paceline.models.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.base import StateSpan
+from paceline.models.ops.native import ISA_VARIABLE
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
 from paceline.models.taps import Taps
-from paceline.runtime.stages.link import Link, Message
+from paceline.runtime.stages.link import Link, Message, shown_address
 from paceline.span import Span
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Stage:
         if ops.name != greeting["ops"]:
             raise ConfigError(
                 f"this processor computes with {ops.name}, the engine's with {greeting['ops']}, "
-                "which rounds in other places: set PACELINE_ISA to what both have"
+                f"which rounds in other places: set {ISA_VARIABLE} to what both have"
             )
         decoder = Decoder(part.config, part.tensors, ops, greeting["max_model_len"])
         self._config, self._is_last = part.config, last == whole.config.num_layers
@@ -151,10 +152,11 @@ def listen(address: tuple[str, int], ready: Callable[[int], None]) -> None:
         ConfigError: nobody can listen there.
     """
     try:
-        server = socket.create_server(address)
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        server = socket.create_server(address, family=found[0][0])
     except OSError as error:
-        host, port = address
-        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+        why = error.strerror or error
+        raise ConfigError(f"cannot listen at {shown_address(*address)}: {why}") from error
     with server:
         ready(server.getsockname()[1])
         busy = threading.Lock()
