@@ -9,12 +9,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.errors import ModelLoadError, RequestError
+from paceline.errors import (
+    ConfigError,
+    ModelLoadError,
+    NoAdapterError,
+    RequestError,
+    UnknownAdapterError,
+)
 from paceline.metrics import EngineStats
 from paceline.request import FinishReason, Request, StepOutput
 from paceline.sampling_params import SamplingParams
@@ -110,6 +116,8 @@ def once(marker: str) -> Any:
 def again(folder: str) -> Any:
     """Built at once the first time; whoever comes later waits for a file called ``go``."""
     place = Path(folder)
+    if (place / "built").exists():
+        (place / "waits").touch()
     while (place / "built").exists() and not (place / "go").exists():
         time.sleep(0.005)
     (place / "built").touch()
@@ -184,6 +192,33 @@ class Paper:
 
 def paper(seconds_per_step: float = 0.002) -> Any:
     return Paper(seconds_per_step)
+
+
+class Adapted(Paper):
+    """With adapters, which are folders and no more."""
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        super().__init__(0.002)
+        self._folders: dict[str, str] = {}
+        for name, folder in folders.items():
+            self.load_lora(name, folder)
+
+    def load_lora(self, name: str, folder: str, replaces: bool = False) -> None:
+        if not Path(folder).is_dir():
+            raise NoAdapterError(f"there is no adapter at {folder}")
+        if name in self._folders:
+            raise ConfigError(f"an adapter named {name!r} is loaded already")
+        self._folders[name] = folder
+
+    def unload_lora(self, name: str) -> None:
+        if self._folders.pop(name, None) is None:
+            raise UnknownAdapterError(f"no adapter {name!r} is loaded")
+
+
+def adapted(folder: str, lora: Mapping[str, str] | None = None) -> Any:
+    """Built when :func:`again` is."""
+    again(folder)
+    return Adapted(lora or {})
 
 
 class Stuck(Paper):

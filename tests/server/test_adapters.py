@@ -17,6 +17,7 @@ from paceline.errors import ConfigError, ModelLoadError, NoAdapterError, Unknown
 from paceline.llm import LLM
 from paceline.server.engine.client import EngineClient
 from tests.adapters import adapter_folder, adapter_tensors
+from tests.server import factories
 from tests.server.asgi import application, call, complete, engine_of, post, refused, streamed
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine
@@ -28,12 +29,12 @@ GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
 class Engine(FakeEngine):
-    """Loads adapters whose folders are called ``there``."""
+    """Loads adapters of any folder but two."""
 
     async def load_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
-        if folder == "nowhere":
+        if folder.endswith("nowhere"):
             raise NoAdapterError("there is no adapter at nowhere")
-        if folder == "damaged":
+        if folder.endswith("damaged"):
             raise ModelLoadError("damaged is no adapter")
         self.adapters[name] = folder
 
@@ -96,6 +97,18 @@ def test_adapters_come_and_go() -> None:
     error = refused(app, "/v1/completions", {"model": "new", "prompt": "Hi"}, 404)
     assert error["code"] == "model_not_found"
     assert error["message"].endswith("served is base, sql")
+
+
+def test_a_folder_is_found_again_wherever_an_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    app = served()
+    for name, path in (("home", "~/one"), ("here", "two")):
+        assert post(app, LOAD, {"lora_name": name, "lora_path": path}).status_code == 200
+    known = engine_of(app).adapters
+    assert (known["home"], known["here"]) == (str(tmp_path / "one"), str(tmp_path / "two"))
 
 
 @pytest.mark.parametrize(
@@ -204,6 +217,62 @@ def test_a_real_engine_loads_unloads_and_starts_again_with_adapters(tmp_path: Pa
         answer = await server.post(LOAD, lora_name="bad", lora_path=str(folder))
         assert answer.status_code == 400
         assert "has shape" in answer.json()["error"]["message"]
+
+    run(story())
+
+
+def test_an_engine_comes_back_with_the_adapters_that_are_still_there(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    one, two = map(str, folders)
+    adapters = {"one": one, "two": two}
+
+    async def story() -> None:
+        factory = partial(factories.adapted, str(tmp_path))
+        missing = EngineClient(factory, adapters={**adapters, "three": str(tmp_path / "three")})
+        with pytest.raises(NoAdapterError):  # which the first start tells
+            await missing.start()
+        client = EngineClient(factory, adapters=adapters)
+        (tmp_path / "go").touch()
+        await client.start()
+        await client.close()  # as a model is that nobody has used for long
+        folders[1].rmdir()
+        await client.start()
+        assert client.adapters == {"one": one}
+        await client.close()
+
+    run(story())
+
+
+def test_an_adapter_is_unloaded_while_no_engine_lives(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = str(tmp_path / "one")
+
+    async def story() -> None:
+        factory = partial(factories.adapted, str(tmp_path))
+        client = EngineClient(factory, adapters={"one": one}, restarts=Eager())
+        await client.start()
+        try:
+            server = Server(client, allow_runtime_lora_updating=True)
+            assert (
+                await server.post("/api/generate", keep_alive=0, model="paper")
+            ).status_code == 200
+            await until(lambda: client.state == "closed")
+            assert (await server.post(UNLOAD, lora_name="one")).status_code == 200
+            assert (await server.post(UNLOAD, lora_name="one")).status_code == 404
+            (tmp_path / "go").touch()
+            assert (await server.post(LOAD, lora_name="one", lora_path=one)).status_code == 200
+            (tmp_path / "go").unlink()
+            (tmp_path / "waits").unlink()
+            server.signal(signal.SIGKILL)
+            await until((tmp_path / "waits").exists)  # with what it was to load
+            assert (await server.post(UNLOAD, lora_name="one")).status_code == 200
+            (tmp_path / "go").touch()
+            await until(lambda: client.state == "ready")
+            assert (await server.post(LOAD, lora_name="one", lora_path=one)).status_code == 200
+        finally:
+            await client.close()
 
     run(story())
 

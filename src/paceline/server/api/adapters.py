@@ -5,6 +5,8 @@ Owns when that is refused. Requests choose an adapter by ``model``.
 
 from __future__ import annotations
 
+import os
+
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from starlette.requests import Request
@@ -31,6 +33,7 @@ async def load_lora_adapter(request: Request) -> Response:
     _check_allowed(request)
     serving, body, _ = await received(request, LoadAdapterRequest)
     models, name, client = Models.of(request), body.lora_name, serving.client
+    folder = os.path.abspath(os.path.expanduser(body.lora_path))
     taken = name in models.names or any(
         name in each.client.adapters
         for each in models.all
@@ -46,7 +49,7 @@ async def load_lora_adapter(request: Request) -> Response:
     async with serving.using():
         serving.check_takes_requests()
         try:
-            await client.load_adapter(name, body.lora_path, body.load_inplace)
+            await client.load_adapter(name, folder, body.load_inplace)
         except NoAdapterError as error:
             raise ApiError(404, str(error), NOT_FOUND, param="lora_path") from error
         except ModelLoadError as error:

@@ -78,7 +78,7 @@ class EngineClient:
         self._life: EngineLife | None = None
         self._lives: asyncio.Task[None] | None = None
         self._reason = ""
-        self._is_draining = False
+        self._is_draining = self._has_begun = False
         self._numbers = itertools.count()
         self._generations: dict[int, EngineGeneration] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
@@ -186,9 +186,17 @@ class EngineClient:
         self.adapters[name] = folder
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; requests that have it go on."""
-        self.adapters.pop(name)
-        await self._ask("unload_lora", name)
+        """Forget an adapter; requests that have it go on.
+
+        Where no engine lives, the next one is without it.
+
+        Raises:
+            UnknownAdapterError: it was forgotten meanwhile.
+            EngineDeadError, EngineClosedError: the engine ended meanwhile, and it is kept.
+        """
+        if self._life is not None and self.state != "closed":
+            await self._ask("unload_lora", name)
+        self.adapters.pop(name, None)
 
     async def _ask(self, name: str, *arguments: Any) -> Any:
         number = next(self._numbers)
@@ -253,14 +261,19 @@ class EngineClient:
 
     async def _begin(self) -> EngineLife:
         """Start an engine; raises as :meth:`start`."""
-        life = EngineLife()
+        if self._has_begun:
+            self._forget_missing()
+        life, adapters = EngineLife(), dict(self.adapters)
         try:
-            factory = partial(self._factory, lora=self.adapters) if self.adapters else self._factory
+            factory = partial(self._factory, lora=adapters) if adapters else self._factory
             self.info, self.tokenizer = await life.open(factory, *self._opening)
         except BaseException:
             await life.close()
             raise
-        self._life = life
+        for name in adapters.keys() - self.adapters.keys():  # they were unloaded meanwhile
+            with suppress(EngineDeadError):
+                life.send(("ask", next(self._numbers), "unload_lora", name))
+        self._life, self._has_begun = life, True
         self._restarts.note_serving()
         self._pulse.restart()
         self.state = "draining" if self._is_draining else "ready"
@@ -284,7 +297,6 @@ class EngineClient:
             log.warning("the engine is started again in %g s", pause)
             await asyncio.sleep(pause)
             self.num_restarts += 1
-            self._forget_missing()
             try:
                 life = await self._begin()
             except Exception as failure:
