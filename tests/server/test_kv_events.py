@@ -143,7 +143,7 @@ def test_a_gap_in_the_numbers_is_filled_by_a_replay(tmp_path: Path) -> None:
         missed = subscriber.replay(0)
         assert missed[seen] == payload
         assert sorted(missed) == list(range(seen + 1))
-        publisher.stored(chain_hash(b"", FIRST), None, FIRST)
+        publisher.stored(chain_hash(b"", FIRST), None, FIRST, None)
         _, following, payload = subscriber.take()
         assert following == seen + 1
         batch = batch_of(payload)
@@ -169,7 +169,7 @@ def test_only_the_newest_batches_are_kept(tmp_path: Path) -> None:
 
 def test_events_are_maps_as_in_newer_vllm(tmp_path: Path) -> None:
     with published(config_at(tmp_path, encoding="map", topic="kv")) as (publisher, subscriber):
-        publisher.stored(b"k" * 16, b"p" * 16, FIRST)
+        publisher.stored(b"k" * 16, b"p" * 16, FIRST, "sql")
         events: list[Any] = []
         while len(events) < 2:
             batches = map(msgspec.msgpack.decode, subscriber.replay(0).values())
@@ -182,7 +182,7 @@ def test_events_are_maps_as_in_newer_vllm(tmp_path: Path) -> None:
         "block_size": BLOCK_SIZE,
         "lora_id": None,
         "medium": "GPU",
-        "lora_name": None,
+        "lora_name": "sql",
     }
 
 

@@ -223,7 +223,8 @@ class Scheduler:
             return True
         if blocks_for(wanted + 1) > self._kv.pool.num_available and self.running:
             return False
-        self._kv.open(request.request_id, request.cache_salt)
+        adapter = None if request.adapter is None else request.adapter.name
+        self._kv.open(request.request_id, request.cache_salt, adapter)
         reuse = 0 if request.params.reads_prompt else wanted
         request.num_computed = self._kv.attach_prefix(request.request_id, request.token_ids, reuse)
         self.num_queried_tokens += reuse

@@ -24,7 +24,9 @@ class CachedBlock(NamedTuple):  # made in most steps: a frozen dataclass takes t
 class BlockObserver(Protocol):
     """Is told what the prefix index gains and loses, in that order, on the engine's thread."""
 
-    def stored(self, key: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
+    def stored(
+        self, key: bytes, parent: bytes | None, token_ids: Sequence[int], adapter: str | None
+    ) -> None:
         """A full block can be found; ``parent`` is None for a sequence's first."""
 
     def removed(self, key: bytes) -> None:
@@ -115,15 +117,21 @@ class BlockPool:
         """Blocks whose content nobody may rely on."""
         return list(self._free)
 
-    def publish(self, block: int, parent: bytes, token_ids: Sequence[int]) -> bytes:
-        """Index a full, committed block by content. The first one with a content stays."""
+    def publish(
+        self, block: int, parent: bytes, token_ids: Sequence[int], adapter: str | None = None
+    ) -> bytes:
+        """Index a full, committed block by content. The first one with a content stays.
+
+        Args:
+            adapter: that its tokens were read with, for the observer alone.
+        """
         key = chain_hash(parent, token_ids)
         if key not in self._index and block not in self._hash_of:
             self._index[key] = CachedBlock(block, tuple(token_ids), parent)
             self._hash_of[block] = key
             if self.observer is not None:
                 is_block = len(parent) == len(key)  # and not what stands before the first one
-                self.observer.stored(key, parent if is_block else None, token_ids)
+                self.observer.stored(key, parent if is_block else None, token_ids, adapter)
         return key
 
     def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, bytes] | None:

@@ -81,10 +81,15 @@ class KVCache:
         """Whether another sequence can be opened; of states there may be room for so many."""
         return self.states is None or self.states.has_lane
 
-    def open(self, request_id: int, salt: str = "") -> SequenceKV:
-        """Start an empty sequence."""
+    def open(self, request_id: int, salt: str = "", adapter: str | None = None) -> SequenceKV:
+        """Start an empty sequence.
+
+        Args:
+            salt: sequences of different salts share nothing.
+            adapter: that its tokens are read with, for observers of the prefix index.
+        """
         assert request_id not in self._sequences, "the sequence is open already"
-        sequence = SequenceKV(salt=salt, hashes=[salt_hash(salt)])
+        sequence = SequenceKV(salt=salt, hashes=[salt_hash(salt)], adapter=adapter)
         self._sequences[request_id] = sequence
         if self.states is not None:
             self.states.open(request_id)
@@ -169,7 +174,7 @@ class KVCache:
         tail = self.pool.allocate(1) if rest else []
         if tail is None:
             return False
-        child = self.open(child_id, parent.salt)
+        child = self.open(child_id, parent.salt, parent.adapter)
         for block in parent.block_table[:full]:
             self.pool.share(block)
         child.block_table = parent.block_table[:full] + tail
@@ -267,7 +272,8 @@ class KVCache:
         while (end := (sequence.published + 1) * BLOCK_SIZE) <= sequence.length:
             block = sequence.block_table[sequence.published]
             tokens = token_ids[end - BLOCK_SIZE : end]
-            sequence.hashes.append(self.pool.publish(block, sequence.hashes[-1], tokens))
+            key = self.pool.publish(block, sequence.hashes[-1], tokens, sequence.adapter)
+            sequence.hashes.append(key)
             sequence.published += 1
         if self.states is not None:
             self._publish_states(request_id, self.states, token_ids)

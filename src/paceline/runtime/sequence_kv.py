@@ -24,6 +24,7 @@ class SequenceKV:
         published: how many leading blocks are in the prefix index (or came out of it).
         hashes: chain hashes of the published blocks, after that of the salt.
         salt: partitions the prefix index.
+        adapter: that its tokens are read with; None: the model as it is.
     """
 
     block_table: list[int] = field(default_factory=list)
@@ -31,6 +32,7 @@ class SequenceKV:
     published: int = 0
     hashes: list[bytes] = field(default_factory=list)
     salt: str = ""
+    adapter: str | None = None
 
     @property
     def slots(self) -> Slots:

@@ -89,7 +89,9 @@ class KVEventPublisher:
 
     # --- what the block pool tells -------------------------------------------------------------
 
-    def stored(self, key: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
+    def stored(
+        self, key: bytes, parent: bytes | None, token_ids: Sequence[int], adapter: str | None
+    ) -> None:
         self._told.put(
             {
                 "type": "BlockStored",
@@ -99,7 +101,7 @@ class KVEventPublisher:
                 "block_size": self._block_size,
                 "lora_id": None,
                 "medium": _HERE,
-                "lora_name": None,
+                "lora_name": adapter,
             }
         )
 
