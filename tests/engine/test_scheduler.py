@@ -8,10 +8,12 @@ import pytest
 
 from paceline.engine.engine import Engine
 from paceline.errors import ContextLengthError, RequestError
+from paceline.models.config import ModelConfig
+from paceline.models.recurrent import DELTA
 from paceline.policy.cost_points import StepShape
 from paceline.request import RequestStatus
 from paceline.sampling_params import SamplingParams
-from tests.toy import Job, assert_no_leak, run_jobs, toy_engine
+from tests.toy import HYBRIDS, TOY, Job, assert_no_leak, run_jobs, toy_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -70,6 +72,55 @@ def test_latest_arrival_is_preempted_and_comes_back() -> None:
     assert first.num_preemptions == 0
     assert second.num_preemptions > 0
     assert_no_leak(engine)
+
+
+@pytest.mark.parametrize("shape", [TOY, HYBRIDS[DELTA]], ids=["dense", "hybrid"])
+def test_requests_that_share_a_long_document_run_together(shape: ModelConfig) -> None:
+    """The cache holds its blocks once, so that it has room for what follows it."""
+    document = [3 + i % 40 for i in range(160)]
+    engine = toy_engine(num_blocks=18, shape=shape)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    engine.add_request([*document, 1], params)
+    while engine.stats().num_output_tokens < 2:
+        engine.step()
+    for token in (2, 3, 4):
+        engine.add_request([*document, token], params)
+    engine.step()
+    assert len(engine.scheduler.running) == 4
+    while engine.has_work:
+        engine.step()
+    assert_no_leak(engine)
+
+
+def test_cached_blocks_that_a_request_would_take_itself_are_no_room() -> None:
+    """Nobody holds them any more, so that they are among those that are free."""
+    document, params = [3 + i % 40 for i in range(160)], SamplingParams(max_tokens=1)
+    engine = toy_engine(num_blocks=18)
+    run_jobs(engine, [Job([*document, 1], params)])
+    engine.add_request([5] * 100, SamplingParams(max_tokens=8, ignore_eos=True))
+    engine.step()
+    engine.add_request([*document, 2], params)
+    engine.step()
+    assert len(engine.scheduler.running) == 1
+    assert engine.stats().num_cached_tokens == 0
+
+
+def test_all_preemptions_of_a_step_are_told() -> None:
+    """Prefills hold all blocks, so that one request after another has to give back its own."""
+    engine = toy_engine(num_blocks=8, enable_prefix_caching=False, max_model_len=128)
+    scheduler = engine.scheduler
+    for token in (1, 2, 3):
+        engine.add_request([token] * 100, GREEDY)
+    for request, num_computed in zip(list(scheduler.waiting), (32, 48, 32), strict=True):
+        scheduler.waiting.remove(request)
+        engine.kv.open(request.request_id)
+        assert engine.kv.reserve(request.request_id, num_computed)
+        engine.kv.commit(request.request_id, range(num_computed))
+        request.num_computed, request.status = num_computed, RequestStatus.RUNNING
+        scheduler.running.append(request)
+    first, second, third = scheduler.running
+    assert [item.request for item in scheduler.schedule()] == [first]
+    assert scheduler.preempted == [third, second]
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 5])

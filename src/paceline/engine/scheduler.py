@@ -133,13 +133,17 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """Reserve one span for every request that can take part in the next step."""
         self.preempted = []
+        items = self._spans()
+        while not items and self.running:  # prefills hold all blocks and none can go on
+            self._preempt(self.running[-1])
+            items = self._spans() if self.running else []
+        return items
+
+    def _spans(self) -> list[Scheduled]:
         items = self._decodes()
         can_admit = self.waiting and len(self.running) < self._config.max_num_seqs
         if can_admit or len(items) < len(self.running):
             self._prefill(items)
-        if not items and self.running:  # prefills hold all blocks and none can go on
-            self._preempt(self.running[-1])
-            return self.schedule() if self.running else []
         return items
 
     def _decodes(self) -> list[Scheduled]:
@@ -221,17 +225,29 @@ class Scheduler:
             request.num_computed = wanted
             request.prompt_logprobs = list(parent.prompt_logprobs)
             return True
-        if blocks_for(wanted + 1) > self._kv.pool.num_available and self.running:
+        reuse = 0 if request.params.reads_prompt else wanted
+        if self.running and not self._has_room(request, reuse):
             return False
         adapter = None if request.adapter is None else request.adapter.name
         self._kv.open(request.request_id, request.cache_salt, adapter)
-        reuse = 0 if request.params.reads_prompt else wanted
         request.num_computed = self._kv.attach_prefix(request.request_id, request.token_ids, reuse)
         self.num_queried_tokens += reuse
         self.num_cached_tokens += request.num_computed
         if not request.num_preemptions:  # later it would find what it computed itself
             request.num_cached_tokens = request.num_computed
         return True
+
+    def _has_room(self, request: Request, reuse: int) -> bool:
+        """Whether there are blocks for all tokens of a request that others do not hold already.
+
+        Args:
+            reuse: most tokens that may be shared with others.
+        """
+        needed, available = blocks_for(len(request.token_ids)), self._kv.pool.num_available
+        if needed <= available:
+            return True
+        held = self._kv.blocks_held(request.token_ids[:reuse], request.cache_salt)
+        return needed - held <= available
 
     def _preempt(self, request: Request) -> None:
         self._kv.free(request.request_id)

@@ -7,7 +7,7 @@ forward, then either :meth:`KVCache.commit` the accepted path, which becomes con
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from weakref import WeakSet
 
 import numpy as np
@@ -103,6 +103,26 @@ class KVCache:
             if self.states is not None:
                 self.states.free(request_id)
 
+    def _found(self, salt: str, token_ids: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """Cached blocks that a sequence of these tokens begins with, and their hashes."""
+        key = salt_hash(salt)
+        for end in range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE):
+            found = self.pool.find(key, token_ids[end - BLOCK_SIZE : end])
+            if found is None:
+                return
+            yield found
+            _, key = found
+
+    def blocks_held(self, token_ids: Sequence[int], salt: str = "") -> int:
+        """How many blocks a sequence of these tokens would share that are in use anyway."""
+        found = [*self._found(salt, token_ids)] if self.prefix_caching else []
+        while self.states is not None and found:
+            rest = token_ids[len(found) * BLOCK_SIZE :][: BLOCK_SIZE - 1]
+            if self.checkpoints.find(found[-1][1], rest) is not None:
+                break
+            found.pop()
+        return sum(self.pool.users(block) > 0 for block, _ in found)
+
     def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
         """Let a sequence that is still empty start with cached blocks.
 
@@ -116,11 +136,7 @@ class KVCache:
         sequence = self._sequences[request_id]
         if not self.prefix_caching or sequence.length:
             return sequence.length
-        while (end := (sequence.published + 1) * BLOCK_SIZE) <= limit:
-            found = self.pool.find(sequence.hashes[-1], token_ids[end - BLOCK_SIZE : end])
-            if found is None:
-                break
-            block, key = found
+        for block, key in self._found(sequence.salt, token_ids[:limit]):
             self.pool.share(block)
             sequence.hashes.append(key)
             sequence.block_table.append(block)
