@@ -187,6 +187,12 @@ def test_ollamas_keep_alive_says_how_long_a_model_stays() -> None:
             assert other["size"] == server.models.find("b").size > 0
             await server.post(GENERATE, model="a", keep_alive="9999999999h")
             assert (await server.get("/api/ps")).json()["models"][0] == first
+            for path in (GENERATE, "/api/chat", "/api/embed", "/api/embeddings"):
+                for forever in (-1, "-1", "-1s"):
+                    told = await server.post(path, model="b", keep_alive=forever)
+                    assert told.status_code == 200, told.text
+                other = (await server.get("/api/ps")).json()["models"][1]
+                assert other["expires_at"].startswith("2300")
             told = (await server.post(GENERATE, model="b", keep_alive=0)).json()
             assert (told["response"], told["done_reason"]) == ("", "unload")
             assert await loaded(server) == ["a:latest"]

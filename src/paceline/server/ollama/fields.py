@@ -28,8 +28,8 @@ from paceline.server.protocol.neutral import Values
 _LARGE = (1 << 31) - 1
 Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE)]
 
-KeepAlive = Annotated[float, BeforeValidator(seconds_of)]
-"""Seconds that a model stays loaded after a request."""
+KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(seconds_of)]
+"""Seconds that a model stays loaded after a request, infinite for ever."""
 
 _OTHER_SAMPLING = "use temperature, top_k, top_p and min_p"
 _READS_TEXT = "the models served here read text"
