@@ -29,6 +29,10 @@ class NoFimTokensError(RequestError):
     """The model's vocabulary has no tokens by which it could be asked to fill a gap."""
 
 
+class BusyError(RequestError):
+    """The machine had no time for what a request needs; another try may find it."""
+
+
 class ModelLoadError(PacelineError):
     """A checkpoint, a configuration or a tokenizer could not be read."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from typing import Any
 
 import pytest
 
-from paceline.errors import TemplateError
+from paceline.errors import BusyError, TemplateError
+from paceline.models import chat_templates
 from paceline.models.chat_templates import render_chat_template
 from tests.children import HAS_PROC, kill, running
 
@@ -61,9 +63,27 @@ ENDLESS = [
 
 @pytest.mark.parametrize("template", ENDLESS)
 def test_endless_templates_are_ended(template: str) -> None:
-    with pytest.raises(TemplateError, match=r"longer than 0\.3 s"):
+    with pytest.raises(TemplateError, match="too much processor time"):
         render_chat_template(template, {}, max_seconds=0.3)
     assert render("{{ 1 }}") == "1"
+
+
+@finds_processes
+def test_a_machine_that_is_busy_says_nothing_about_a_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert render("a") == "a"
+    (process,) = running(SCRIPT)
+    os.kill(process, signal.SIGSTOP)  # as if others had all processors
+    goes_on = threading.Timer(1.0, os.kill, (process, signal.SIGCONT))
+    goes_on.start()
+    assert render_chat_template("b", {}, max_seconds=0.3) == "b"
+    goes_on.join()
+    monkeypatch.setattr(chat_templates, "DEADLINE_SECONDS", 0.1)
+    os.kill(process, signal.SIGSTOP)
+    with pytest.raises(BusyError, match=r"longer than 0\.4 s; try again"):
+        render_chat_template("c", {}, max_seconds=0.3)
+    assert render("d") == "d"
 
 
 @pytest.mark.parametrize(

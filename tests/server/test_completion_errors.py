@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import EngineDeadError, RequestFailedError, UnservableRequestError
-from tests.server.asgi import application, complete, engine_of, refused, streamed
+from paceline.errors import (
+    BusyError,
+    EngineDeadError,
+    RequestFailedError,
+    UnservableRequestError,
+)
+from paceline.server.shapes import blamed
+from tests.server.asgi import application, complete, engine_of, post, refused, streamed
 from tests.server.fakes import FakeEngine
 
 PATH = "/v1/completions"
@@ -131,6 +137,16 @@ def test_a_request_that_cannot_be_served_to_its_end_is_a_400_or_the_end_of_the_s
     assert told["type"] == "invalid_request_error"
     assert told["code"] == "unservable_request"
     assert streamed(app, "a")[-1]["error"] == told
+
+
+def test_a_machine_that_is_too_busy_is_asked_again() -> None:
+    """Whatever the time was needed for: clients retry a 503, and give up at a 400."""
+    busy = BusyError("structured_outputs.regex cannot be used: it took longer than 10 s; try again")
+    response = post(application(FakeEngine(error_at=(1, busy))), PATH, {"prompt": "a"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    assert response.json()["error"]["code"] == "busy"
+    assert blamed(busy, "response_format") is busy
 
 
 def test_one_failure_in_a_batch_ends_all_of_it() -> None:

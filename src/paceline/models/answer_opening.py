@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.errors import TemplateError
+from paceline.errors import RequestError
 from paceline.models.tokenizer import Tokenizer
 
 LONGEST = 16
@@ -24,7 +24,7 @@ def answer_opening(tokenizer: Tokenizer | None) -> list[int]:
         return []
     try:
         openings = [_opening(tokenizer, options) for options in _SWITCHES]
-    except TemplateError:
+    except RequestError:
         return []
     same = (len(set(each)) == 1 for each in zip(*openings, strict=False))
     count = next((i for i, is_same in enumerate(same) if not is_same), min(map(len, openings)))

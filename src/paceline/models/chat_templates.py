@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, ModelLoadError, TemplateError
+from paceline.errors import BusyError, ConfigError, ModelLoadError, RequestError, TemplateError
 from paceline.models.json_file import read_text
 from paceline.models.worker_process import WorkerSlot
 
@@ -93,12 +93,15 @@ def _check_syntax(source: str, path: Path) -> None:
     messages = [{"role": "user", "content": "Hello."}]
     try:
         render_chat_template(source, {"messages": messages, "add_generation_prompt": True})
-    except TemplateError as error:
+    except RequestError as error:
         if "TemplateSyntaxError" in str(error):
             raise ConfigError(f"chat_template {path} is no template: {error}") from error
 
 
 MAX_SECONDS = 2.0
+"""Of processor time."""
+DEADLINE_SECONDS = 20.0
+"""More than that, however busy the machine is."""
 MAX_OUTPUT_CHARS = 1 << 20
 MAX_TEMPLATE_CHARS = 1 << 20
 
@@ -116,6 +119,7 @@ def render_chat_template(
 
     Raises:
         TemplateError: the template is wrong, refuses the conversation, or passes a limit.
+        BusyError: the machine had no time for it.
     """
     if len(template) > MAX_TEMPLATE_CHARS:
         raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARS} characters")
@@ -129,7 +133,9 @@ def render_chat_template(
         line = json.dumps(request) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"messages and template variables must be JSON: {error}") from error
-    reply = _SLOT.ask(line, max_seconds)
+    reply = _SLOT.ask(line, max_seconds + DEADLINE_SECONDS)
+    if reply.get("late"):
+        raise BusyError(f"the chat template was not rendered: {reply['error']}; try again")
     if "text" not in reply:
         raise TemplateError(f"the chat template failed: {reply.get('error', 'no reason given')}")
     return str(reply["text"])

@@ -44,12 +44,12 @@ class _Worker:
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
         """Send a request and wait for the answer; :attr:`is_usable` says if another may follow."""
         if not self.has_started:
-            return {"error": "its process did not start", "retry": True}
+            return {"error": "its process did not start", "retry": True, "late": self.expired}
         reply = self._exchange(line.encode(), seconds)
         if reply:
             return reply
         self.stop()
-        return {"error": self._end(seconds), "retry": True}
+        return {"error": self._end(seconds), "retry": True, "late": self.expired}
 
     def _end(self, seconds: float) -> str:
         """Why the process, which is no more, did not answer."""
@@ -109,7 +109,8 @@ class WorkerSlot:
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
         """The answer to a line, or ``{"error": why, "retry": True}`` when there is none in time.
 
-        ``retry`` says that this is no answer to the line: another try may bring one.
+        ``retry`` says that this is no answer to the line: another try may bring one. Then ``late``
+        says whether the time was over, and the process had not used up its own processor time.
         """
         with self._lock:
             if self._worker is not None and not self._worker.is_usable:

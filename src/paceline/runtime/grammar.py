@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import BusyError, ConfigError, RequestError
 from paceline.models.token_pieces import token_pieces
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
@@ -204,6 +204,7 @@ def _tried(
 
     Raises:
         RequestError: the trial did not end well, which another one may.
+        BusyError: the machine had no time for it.
     """
     from llguidance import LLMatcher, LLParserLimits
 
@@ -217,6 +218,8 @@ def _tried(
     reply = trial.ask(json.dumps(request) + "\n", DEADLINE_SECONDS)
     if "ok" not in reply:
         refusal = _refusal(spec, str(reply.get("error")))
+        if reply.get("late"):
+            raise BusyError(f"{refusal}; try again")
         if reply.get("retry"):
             raise refusal
         return refusal

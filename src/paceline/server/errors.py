@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from paceline.errors import (
+    BusyError,
     ConfigError,
     ContextLengthError,
     EngineClosedError,
@@ -110,6 +111,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(500, str(error), SERVER, "model", "model_load_failed", again)
         case UnknownAdapterError():  # it was unloaded a moment ago
             return ApiError(404, str(error), NOT_FOUND, "model", "model_not_found")
+        case BusyError():
+            return ApiError(503, str(error), SERVER, code="busy", headers={"Retry-After": "5"})
         case RequestError() | ConfigError():
             return ApiError(400, str(error), param=_named_field(str(error)))
         case ValidationError():

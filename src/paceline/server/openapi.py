@@ -30,7 +30,7 @@ _MEANING = {
     415: "The body is not JSON.",
     429: "The queue is full; Retry-After says when to try again.",
     500: "The engine failed.",
-    503: "The server is not ready, or ending.",
+    503: "The server is not ready, too busy, or ending.",
     504: "The answer took longer than the server allows.",
 }
 _ERROR = {"$ref": f"{_PREFIX}{ErrorBody.__name__}"}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from paceline.errors import RequestError
+from paceline.errors import BusyError, RequestError
 from paceline.server.chat.enforceable import Enforceable, enforceable
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest
@@ -120,7 +120,8 @@ def _told(fields: StructuredOutputFields | None) -> StructuredOutputs | None:
 def blamed(error: RequestError, param: str | None) -> RequestError | ApiError:
     """The error with the field of the request that it is about, if it is about a grammar."""
     message = str(error)
-    if param is None or not message.startswith("structured_outputs"):
+    is_about = message.startswith("structured_outputs") and not isinstance(error, BusyError)
+    if param is None or not is_about:
         return error
     if param != STRUCTURED:  # the caller has not seen the grammar that was composed
         reason = _COMPOSED.sub("", message.partition(": ")[2]) or message

@@ -76,7 +76,7 @@ def _rendered(
 async def warm_up(tokenizer: Tokenizer | None) -> None:
     """Start the process that renders, which the first chat would wait for. Raises nothing."""
     if tokenizer is not None and tokenizer.has_chat_template:
-        with contextlib.suppress(TemplateError):  # a template may refuse so short a chat
+        with contextlib.suppress(RequestError):  # a template may refuse so short a chat
             messages = [{"role": "user", "content": "Hello."}]
             await asyncio.to_thread(tokenizer.apply_chat_template, messages)
 
