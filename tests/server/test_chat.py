@@ -146,8 +146,9 @@ IGNORED = {
 
 
 def test_what_cannot_change_an_answer_is_taken(server: ChatServer) -> None:
-    status, body = server.post(**IGNORED)
-    assert status == 200, body
+    for choice in (None, "auto", "none"):
+        status, body = server.post(**IGNORED | {"tool_choice": choice})
+        assert status == 200, body
 
 
 @pytest.mark.parametrize(
@@ -187,6 +188,7 @@ def test_what_cannot_change_an_answer_is_taken(server: ChatServer) -> None:
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"response_format": {"type": "sound"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "text", "schema": {}}}, "response_format"),

@@ -47,6 +47,23 @@ def test_roles_names_and_parts() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("thoughts", "shown"),
+    [
+        ({"reasoning": "Hm."}, "[Hm.]"),
+        ({"reasoning_content": "Hm.", "reasoning": "Oh."}, "[Hm.]"),
+        ({"reasoning": {"effort": "low"}}, ""),
+    ],
+)
+def test_thoughts_have_two_names(thoughts: dict[str, Any], shown: str) -> None:
+    message = {"role": "assistant", "content": "Yes.", **thoughts}
+    told = prompt_of([USER, message, {**USER, "reasoning": "Mine."}])
+    assert f"assistant\nYes.{shown}{END}" in told
+    assert "Mine." not in told
+    if shown:
+        prompt_of([USER, {"role": "assistant", **thoughts}, USER])
+
+
 def test_a_template_that_knows_developers_gets_them() -> None:
     template = CHATML + "{# developer #}"
     assert prompt_of([{"role": "developer", "content": "x"}], template).startswith(

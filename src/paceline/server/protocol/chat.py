@@ -69,7 +69,10 @@ class MessageToolCall(LenientModel):
 
 
 class ChatMessage(LenientModel):
-    """One message of a conversation; ``annotations``, ``parsed`` and the like are ignored."""
+    """One message of a conversation; ``annotations``, ``parsed`` and the like are ignored.
+
+    ``reasoning`` is vLLM's later name of ``reasoning_content``.
+    """
 
     refused: ClassVar[Mapping[str, str]] = {
         "audio": "the models served here read text",
@@ -84,11 +87,14 @@ class ChatMessage(LenientModel):
     ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
     refusal: str | None = None
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
         is_assistant = self.role == "assistant"
+        if is_assistant and self.reasoning_content is None and isinstance(self.reasoning, str):
+            self.reasoning_content = self.reasoning
         for field in ("tool_calls", "reasoning_content", "refusal"):
             if getattr(self, field) is not None and not is_assistant:
                 raise ValueError(f"{field} is only allowed in messages of the assistant")
@@ -201,7 +207,7 @@ class ChatCompletionRequest(GenerationFields):
             raise ValueError(
                 f"tool_choice is {choice.function.name[:64]!r}; the functions in tools are {known}"
             )
-        if choice in ("auto", "required") and not names:
+        if (choice == "required" and not names) or (choice == "auto" and self.tools is None):
             raise ValueError(f"tool_choice is {choice!r}; it is only allowed with tools")
         return self
 
