@@ -133,6 +133,16 @@ def test_an_earlier_answer_comes_back_as_it_was_told() -> None:
         ({"options": {"num_predict": -2, "num_ctx": 64, "num_gpu": 9, "mirostat": 0}}, {}),
         ({"keep_alive": "5m"}, {}),
         ({"keep_alive": 0, "truncate": False}, {}),
+        ({"keep_alive": -1, "truncate": True, "shift": True}, {}),
+        ({"keep_alive": "-1s", "options": {"repeat_last_n": 128, "num_ctx": 1 << 20}}, {}),
+        (
+            {"options": {"num_predict": 5.0, "top_k": 3.0, "seed": 7.0, "num_ctx": 4096.0}},
+            {"max_tokens": 5, "top_k": 3, "seed": 7},
+        ),
+        (
+            {"options": {"repeat_penalty": 1.5, "repeat_last_n": 64}},
+            {"repetition_penalty": 1.5},
+        ),
     ],
 )
 def test_fields_of_both_kinds_of_requests(fields: dict[str, Any], chat: dict[str, Any]) -> None:
@@ -234,12 +244,16 @@ def test_what_the_server_says_of_itself() -> None:
         (GENERATE, {"template": "{{ .Prompt }}"}, "--chat-template"),
         (GENERATE, {"context": [1, 2]}, "/api/chat"),
         (GENERATE, {"raw": True, "system": "x"}, "system is only allowed without raw"),
-        (CHAT, {"options": {"temprature": 1}}, "unknown field 'options.temprature'"),
         (CHAT, {"options": {"mirostat": 2}}, "mirostat is 2"),
         (CHAT, {"options": {"top_p": 0}}, "options.top_p is 0"),
-        (CHAT, {"options": {"num_ctx": 1 << 20}}, "with a context of 2048 tokens"),
+        (CHAT, {"options": {"num_predict": 1.5}}, "options.num_predict is 1.5"),
+        (
+            CHAT,
+            {"options": {"repeat_penalty": 1.5, "repeat_last_n": 128}},
+            "repeat_last_n is 128; penalties here count the whole text",
+        ),
         (CHAT, {"options": {"num_predict": 9000}}, "num_predict is 9000"),
-        (CHAT, {"truncate": True}, "truncate is true"),
+        (CHAT, {"truncate": True, "messages": [USER] * 900}, "maximum context length"),
         (CHAT, {"model": ""}, "model"),
     ],
 )
@@ -248,6 +262,31 @@ def test_errors_are_one_string(path: str, fields: dict[str, Any], words: str) ->
     assert list(told) == ["error"]
     assert words in told["error"]
     assert "response_format" not in told["error"]
+
+
+def test_options_that_are_not_known_are_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = ChatServer()
+    ask(server, options={"temprature": 1, "num_predict": 5, "x\n" * 500: 1})
+    assert server.engine.calls[-1].params.max_tokens == 5
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "'temprature', 'x\\nx" in record.getMessage()
+    assert len(record.getMessage()) < 200
+
+
+def test_a_body_has_the_type_that_curl_says_unless_a_page_sends_it() -> None:
+    server = ChatServer("It rains.")
+    curls = {"content-type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"model": "fake", "messages": [USER], "stream": False})
+    told = server.http.post(CHAT, content=body, headers=curls)
+    assert told.json()["message"]["content"] == "It rains."
+    for path, headers in (
+        (CHAT, {**curls, "origin": "https://evil.example"}),
+        ("/v1/chat/completions", curls),
+    ):
+        assert server.http.post(path, content=body, headers=headers).status_code == 415
 
 
 def test_errors_before_and_after_an_endpoint_have_the_same_shape() -> None:

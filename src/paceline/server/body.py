@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from paceline.server.errors import ApiError
+from paceline.server.errors import OLLAMA_PATHS, ApiError
 from paceline.server.protocol.common import ApiModel
 from paceline.server.sse import ClientGoneError
 
 _LARGE_NUMBER = re.compile(rb"[eE]\+?\d{2}|(?<!\d)\d{200}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+CURLS = "application/x-www-form-urlencoded"
 log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=ApiModel)
@@ -29,13 +30,15 @@ async def read_body(request: Request, model: type[Model]) -> Model:
 
     Raises:
         ApiError: 415, the body is not said to be JSON. A page of another origin can send a browser
-            here without asking only with other types.
+            here without asking only with other types. Ollama's paths take curl's usual one as well,
+            unless a page sends it, whose origin a browser tells.
         ApiError: 400, it is no JSON, or nests deeper than 200 levels, or a number overflows.
         ValidationError: it is not what the model says.
         ClientGoneError: the client left before all of it had arrived.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    is_curls = request.url.path.startswith(OLLAMA_PATHS) and "origin" not in request.headers
+    if kind != "application/json" and not (is_curls and kind == CURLS):
         raise ApiError(
             415, f"the body's type is {kind[:60] or 'not given'}; it must be application/json"
         )

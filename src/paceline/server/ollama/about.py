@@ -18,10 +18,9 @@ from paceline.server.body import read_body
 from paceline.server.chat.harmony import speaks_harmony
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.tool_formats import tool_format
-from paceline.server.errors import ApiError
 from paceline.server.models import Models
 from paceline.server.ollama.answer import timestamp
-from paceline.server.ollama.fields import Options, ShowRequest
+from paceline.server.ollama.fields import ShowRequest
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.answers import Version
 from paceline.server.serving import LATEST, Serving
@@ -34,21 +33,6 @@ _LONGEST_SECONDS = 1e9
 """Beyond that it stays."""
 
 reports = APIRouter()
-
-
-def check_context(serving: Serving, options: Options | None) -> None:
-    """
-    Raises:
-        ApiError: the context of a loaded model is smaller than the options ask for.
-    """
-    context = serving.client.info.max_model_len
-    wanted = None if options is None else options.num_ctx
-    if wanted is not None and wanted > context:
-        raise ApiError(
-            400,
-            f"options.num_ctx is {wanted}; the model is served with a context of {context} tokens",
-            param="options.num_ctx",
-        )
 
 
 @reports.get("/api/version", responses=errors())

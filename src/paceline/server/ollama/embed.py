@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from paceline.server.api.common import PlainRoute, encode_all, received
 from paceline.server.api.embeddings import Pooling, floats
-from paceline.server.ollama.about import check_context
 from paceline.server.ollama.answer import Times
 from paceline.server.ollama.fields import (
     EmbedAnswer,
@@ -34,7 +33,6 @@ async def embed(request: Request) -> Response:
 
     async def embedded() -> tuple[list[bytes], int]:
         async with serving.using(body.keep_alive):
-            check_context(serving, body.options)
             pooling = Pooling(
                 request,
                 serving,
@@ -68,7 +66,6 @@ async def embedding(request: Request) -> Response:
 
     async def embedded() -> tuple[list[bytes], int]:
         async with serving.using(body.keep_alive):
-            check_context(serving, body.options)
             adapter = serving.adapter_of(body.model)
             pooling = Pooling(request, serving, deadline, adapter=adapter)
             return await _vectors(serving, pooling, texts, is_cut=True)

@@ -14,7 +14,6 @@ from paceline.server.api.chat import Chat
 from paceline.server.api.common import Answering, Body, PlainRoute, received, respond
 from paceline.server.api.completions import Completion
 from paceline.server.errors import ApiError, to_api_error
-from paceline.server.ollama.about import check_context
 from paceline.server.ollama.answer import Shape, Telling, Times, joined, line, piece
 from paceline.server.ollama.conversation import chat_of, completion_of
 from paceline.server.ollama.fields import (
@@ -78,7 +77,7 @@ async def _settled(
     async def settle() -> None:
         if serving.resident.is_here or not is_over:
             async with serving.using(body.keep_alive):
-                check_context(serving, body.options)
+                pass
 
     await while_connected(request.receive, settle(), deadline)
     reason = "unload" if is_over else "load"
@@ -114,14 +113,13 @@ class _Told(Answering[Body], Generic[Body]):
         super().__init__(serving, body, deadline)
         self._model = asked.model
         self.shape = _shape(asked)
-        self.keep_alive, self._options = asked.keep_alive, asked.options
+        self.keep_alive = asked.keep_alive
         self._waits = not self.is_loaded
         self._telling, self._times = Telling(), Times(deadline.began)
 
     async def _prepare(self) -> list[Prompt]:
         if self._waits:
             self._times.note_loaded()
-        check_context(self._serving, self._options)
         return await super()._prepare()  # type: ignore[safe-super]
 
     def piece(self, told: dict[str, Any], **rest: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ refused. Those for sampling have the ranges of :mod:`paceline.server.protocol.co
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +16,8 @@ from paceline.checks import seconds_of
 from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ReasoningEffort
 from paceline.server.protocol.common import (
+    MAX_NAME_LENGTH,
+    MAX_NAMES_NOTED,
     MAX_TOP_LOGPROBS,
     ApiModel,
     LenientModel,
@@ -26,50 +29,60 @@ from paceline.server.protocol.embeddings import Dimensions, Pooling
 from paceline.server.protocol.neutral import Values
 
 _LARGE = (1 << 31) - 1
-Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE)]
+log = logging.getLogger(__name__)
+
+
+def _whole(value: Any) -> Any:
+    """40.0 as 40, which is the same number for Ollama."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_TAKES_FLOATS = BeforeValidator(_whole)
+Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE), _TAKES_FLOATS]
 
 KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(seconds_of)]
 """Seconds that a model stays loaded after a request, infinite for ever."""
 
 _OTHER_SAMPLING = "use temperature, top_k, top_p and min_p"
+_USUAL_WINDOW = 64
+"""Ollama's ``repeat_last_n`` where a request says nothing; it changes nothing here."""
 _READS_TEXT = "the models served here read text"
 
 
 class Options(ApiModel):
-    """How to sample; what is left out is as with ``/v1``."""
+    """How to sample; what is left out is as with ``/v1``, and what is not known without effect."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "mirostat": _OTHER_SAMPLING,
         "typical_p": _OTHER_SAMPLING,
         "tfs_z": _OTHER_SAMPLING,
-        "repeat_last_n": "penalties here count the whole text",
         "penalize_newline": "penalties here count every token",
     }
     neutral: ClassVar[Mapping[str, Values]] = {
         "mirostat": (0,),
         "typical_p": (1,),
         "tfs_z": (1,),
-        "repeat_last_n": (-1,),
         "penalize_newline": (True,),
     }
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_LARGE), _TAKES_FLOATS] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    repeat_last_n: Whole | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _TAKES_FLOATS] | None = None
     stop: (
         StopString
         | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
         | None
     ) = None
     num_predict: Whole | None = None
-    num_ctx: Annotated[int, Field(ge=1, le=_LARGE)] | None = None
     # Taken and without effect: how a model is loaded is the server's to say, and a text that
     # reaches the end of the context is not shifted.
+    num_ctx: Any = None
     numa: Any = None
     num_batch: Any = None
     num_gpu: Any = None
@@ -86,15 +99,36 @@ class Options(ApiModel):
     mirostat_tau: Any = None
     mirostat_eta: Any = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, values: Any) -> Any:
+        """Warn of what is not known, as Ollama does."""
+        if not isinstance(values, dict):
+            return values
+        known = {*cls._names(), *cls.refused, *cls.neutral}
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            shown = ", ".join(ascii(name[:MAX_NAME_LENGTH]) for name in unknown[:MAX_NAMES_NOTED])
+            log.warning("options that are not known are without effect: %s", shown)
+        return {name: value for name, value in values.items() if name in known}
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Options:
+        is_penalised = (
+            self.repeat_penalty not in (None, 1.0)
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+        if is_penalised and self.repeat_last_n not in (None, -1, _USUAL_WINDOW):
+            raise ValueError(
+                f"repeat_last_n is {self.repeat_last_n}; penalties here count the whole text: "
+                f"allowed with them are -1 and {_USUAL_WINDOW}"
+            )
+        return self
+
 
 class Asked(ApiModel):
     """What every request has that generates; ``speculative`` is ours."""
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "truncate": "a prompt that is too long is an error",
-        "shift": "an answer ends where the context does",
-    }
-    neutral: ClassVar[Mapping[str, Values]] = {"truncate": (False,), "shift": (False,)}
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
@@ -105,6 +139,10 @@ class Asked(ApiModel):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     speculative: Speculation | None = None
+    # Taken and without effect: a prompt that is too long is an error, and an answer ends where the
+    # context does.
+    truncate: bool | None = None
+    shift: bool | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -161,14 +199,12 @@ class GenerateRequest(Asked):
     """The body of ``POST /api/generate``; without a prompt it asks whether the model is loaded."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        **Asked.refused,
         "template": "the template comes with the model or by --chat-template; with raw the prompt "
         "is taken as it is",
         "images": _READS_TEXT,
         "context": "send the conversation to /api/chat",
     }
     neutral: ClassVar[Mapping[str, Values]] = {
-        **Asked.neutral,
         "template": ("",),
         "images": ([],),
         "context": ([],),
