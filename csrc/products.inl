@@ -2,9 +2,9 @@
 // quantised linear that knows the instruction set.
 //
 // `exact<ROWS, TILES, Codes, PART>` makes the sums over the PART-th quads of a stretch's inputs that
-// share a scale, of ROWS rows with TILES tiles: total[row * TILES + tile]. Signed codes are bytes that stand for CODE_ZERO less,
-// the others for themselves and are at most 31. Integers make a sum independent of its order. Where
-// MEETS_PACKED, codes may be packed still.
+// share a scale, of ROWS rows with TILES tiles: total[row * TILES + tile]. Signed codes are bytes
+// that stand for CODE_ZERO less, the others for themselves and are at most 31. Integers make a sum
+// independent of its order. Where MEETS_PACKED, codes may be packed still.
 namespace paceline {
 namespace {
 
@@ -94,7 +94,8 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
 // --- AVX2 ---------------------------------------------------------------------------------------
 // vpmaddubsw adds two products in 16 bits, with saturation. Signed codes: their sizes are the
 // unsigned operand and the inputs, which have no -128, take over their signs: 2 * 128 * 127 fits.
-// Of the others four quads fit: 8 * 31 * 127.
+// Of the others four quads fit: 8 * 31 * 127. Signed codes that are small become such, by adding
+// their REACH, which is where a row's sum starts from then; of up to 63 two quads fit: 4 * 63 * 127.
 #elif defined(__AVX2__)
 
 constexpr bool MEETS_PACKED = false;
@@ -128,7 +129,7 @@ template <> struct SignedSums<0> {
     void get(i32x16*) const {}
 };
 
-// The same of four quads of small codes, as the sums of pairs of inputs.
+// The same of two or four quads of small codes, as the sums of pairs of inputs.
 template <int ROWS> struct PairSums {
     i16x16 lo = {}, hi = {};
     PairSums<ROWS - 1> rest;
@@ -157,7 +158,7 @@ template <int ROWS, int TILES, typename Codes, int PART>
 ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
     static_assert(TILES == 1, "registers for one tile");
     const uint8_t* codes = p.codes[0] + PART * Codes::COUNT * TILE_QUAD;
-    if constexpr (Codes::SIGNED) {
+    if constexpr (Codes::SIGNED && Codes::REACH == CODE_ZERO) {
         SignedSums<ROWS> sums;
         for (int i = 0; i < Codes::COUNT; ++i) {
             const i32x16 w = add_bytes(load_bytes(codes + i * TILE_QUAD), bytes_of(CODE_ZERO));
@@ -166,14 +167,18 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
         }
         sums.get(total);
     } else {
+        constexpr int TOGETHER = Codes::REACH <= 16 ? 4 : 2;
+        const i32x16 more = bytes_of((Codes::REACH - CODE_ZERO) & 0xff);
         for (int r = 0; r < ROWS; ++r) {
-            total[r] = splat_i32(0);
+            const int32_t start = p.start[r * ROW_INTS] / CODE_ZERO * Codes::REACH;
+            total[r] = splat_i32(Codes::SIGNED ? start : 0);
         }
-        for (int begin = 0; begin < Codes::COUNT; begin += 4) {
+        for (int begin = 0; begin < Codes::COUNT; begin += TOGETHER) {
             PairSums<ROWS> sums;
 #pragma GCC unroll 4
-            for (int i = begin; i < begin + 4; ++i) {
-                sums.add(load_bytes(codes + i * TILE_QUAD), p.a + i * QUAD);
+            for (int i = begin; i < begin + TOGETHER; ++i) {
+                const i32x16 w = load_bytes(codes + i * TILE_QUAD);
+                sums.add(Codes::SIGNED ? add_bytes(w, more) : w, p.a + i * QUAD);
             }
             sums.get(total);
         }

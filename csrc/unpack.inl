@@ -54,23 +54,35 @@ template <int BITS, int J> inline i32x16 codes_of_quad(const uint8_t* from) {
     }
 }
 
-struct AsTheyAre {
+// How codes become bytes. Integers with a sign are at least -REACH and below REACH.
+template <int REACH_> struct AsTheyAre {
+    static constexpr int REACH = REACH_;
     static i32x16 of(i32x16 codes) { return codes; }
 };
 template <int ZERO> struct Shifted {  // codes of integers from -ZERO on
+    static constexpr int REACH = ZERO;
     static i32x16 of(i32x16 codes) { return add_bytes(codes, bytes_of(CODE_ZERO - ZERO)); }
 };
-template <const uint8_t (&TABLE)[16]> struct LookedUp {
+template <const uint8_t (&TABLE)[16], int REACH_> struct LookedUp {
+    static constexpr int REACH = REACH_;
     static i32x16 of(i32x16 codes) { return look_up(TABLE, codes); }
 };
 
-// What a format's codes are, and how they become bytes.
+// Where products of small integers are cheaper than others, the least of these that holds them all.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+constexpr int reach_class(int reach) { return reach <= 16 ? 16 : reach <= 32 ? 32 : CODE_ZERO; }
+#else
+constexpr int reach_class(int) { return CODE_ZERO; }
+#endif
+
+// What a format's codes are.
 template <int BITS_, typename Map, bool MINIMUM_, int GROUP, bool SIGNED_ = !MINIMUM_>
 struct Codes {
     static constexpr int BITS = BITS_, COUNT = GROUP / QUAD;  // quads that share a scale
     static constexpr int STRETCH_SIZE = STRETCH_BYTES * BITS / 8;
+    static constexpr int REACH = Map::REACH;
     static constexpr bool MINIMUM = MINIMUM_, SIGNED = SIGNED_;
-    using AsBytes = Codes<8, AsTheyAre, MINIMUM, GROUP, SIGNED>;
+    using AsBytes = Codes<8, AsTheyAre<reach_class(REACH)>, MINIMUM, GROUP, SIGNED>;
 
     template <int J> static ALWAYS_INLINE i32x16 quad(const uint8_t* from) {
         return Map::of(codes_of_quad<BITS, J>(from));
@@ -90,10 +102,10 @@ template <typename F> inline void with_codes(BlockType type, const F& f) {
         case BlockType::q8_0:
         case BlockType::c8:
         case BlockType::c8_128:
-            return f(Codes<8, AsTheyAre, false, STRETCH>());
+            return f(Codes<8, AsTheyAre<CODE_ZERO>, false, STRETCH>());
         case BlockType::z8:
         case BlockType::z8_128:
-            return f(Codes<8, AsTheyAre, true, STRETCH, true>());
+            return f(Codes<8, AsTheyAre<CODE_ZERO>, true, STRETCH, true>());
         case BlockType::q4_0:
             return f(Codes<4, Shifted<8>, false, STRETCH>());
         case BlockType::q5_0:
@@ -104,21 +116,21 @@ template <typename F> inline void with_codes(BlockType type, const F& f) {
             return f(Codes<6, Shifted<32>, false, HALF>());
         case BlockType::iq4_nl:
         case BlockType::iq4_xs:
-            return f(Codes<4, LookedUp<IQ4_TABLE>, false, STRETCH>());
+            return f(Codes<4, LookedUp<IQ4_TABLE, CODE_ZERO>, false, STRETCH>());
         case BlockType::mxfp4:
-            return f(Codes<4, LookedUp<FP4_TABLE>, false, STRETCH>());
+            return f(Codes<4, LookedUp<FP4_TABLE, 13>, false, STRETCH>());
         case BlockType::f4_16:
-            return f(Codes<4, LookedUp<FP4_TABLE>, false, HALF>());
+            return f(Codes<4, LookedUp<FP4_TABLE, 13>, false, HALF>());
         case BlockType::q2_k:
-            return f(Codes<2, AsTheyAre, true, HALF>());
+            return f(Codes<2, AsTheyAre<16>, true, HALF>());
         case BlockType::q4_1:
         case BlockType::q4_k:
         case BlockType::z4:
         case BlockType::z4_128:
-            return f(Codes<4, AsTheyAre, true, STRETCH>());
+            return f(Codes<4, AsTheyAre<16>, true, STRETCH>());
         case BlockType::q5_1:
         case BlockType::q5_k:
-            return f(Codes<5, AsTheyAre, true, STRETCH>());
+            return f(Codes<5, AsTheyAre<16>, true, STRETCH>());
     }
 }
 
