@@ -77,6 +77,25 @@ def test_prefixes_are_shared_by_requests_of_one_adapter_alone(
     assert cached == [False, False, False, True, True, True]
 
 
+def test_observers_of_cached_blocks_are_told_with_which_adapter_they_were_read(
+    adapters: Mapping[str, AdaptedLayers],
+) -> None:
+    told = []
+
+    class Observer:
+        def stored(self, key: bytes, parent: Any, token_ids: Any, adapter: str | None) -> None:
+            told.append(adapter)
+
+        def removed(self, key: bytes) -> None: ...
+        def cleared(self) -> None: ...
+
+    model = engine(adapters)
+    model.kv.pool.observer = Observer()
+    for adapter in (None, "one"):
+        run_jobs(model, [Job(PROMPT, SamplingParams(n=2, max_tokens=1), adapter=adapter)])
+    assert told == [None] * 2 + ["one"] * 2
+
+
 def test_a_name_that_is_given_again_shares_nothing_with_what_had_it(
     adapters: Mapping[str, AdaptedLayers],
 ) -> None:
