@@ -4,16 +4,20 @@ Steps are measured on GGUF files (``research/random_hybrid.py`` makes files of r
 hybrid in Paceline and in llama.cpp, the dense model in Paceline, in turns. A step forwards w
 tokens, folds what the step before committed into the states, and commits one token; the forward is
 then repeated, so that it folds nothing, and a step of as many tokens is rolled back. Speculation is
-measured on a hybrid that writes text, such as ``paceline train lm --layers`` makes.
+measured on a hybrid that writes text, such as ``paceline train lm --layers`` makes; where it is a
+GGUF file, llama.cpp's server answers the same prompts too, plainly, with its n-grams and with the
+draft model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,13 +28,16 @@ from harness import numbers as whole_numbers
 from moe import KINDS, SUFFIX, engines, measure_texts, of_speculation
 from peers import turns
 from peers_client import LLAMA, OURS, Worker
-from peers_models import MissingPeerError
+from peers_models import LLAMA_BIN, MissingPeerError, made, write_gguf
 from report import Report, Row, Target, grid, markdown, pick
+from serve_peers import free_port, serving
 from speedup import comparison, open_engines
 
+from paceline import SamplingParams
 from paceline.commands.resolve import without_memory
 from paceline.config import parse_speculative_config
 from paceline.models.checkpoint import load_checkpoint
+from paceline.outputs import Completion, GenerationOutput
 from paceline.runtime.state_room import LEAST_NODES, log_bytes, state_bytes
 
 DENSE, SPECULATION, WITH_DRAFT = "dense", "suffix", "suffix and draft model"
@@ -164,7 +171,66 @@ def measure_speculation(options: argparse.Namespace, report: Report) -> None:
     configs = {arm: without_memory(parse_speculative_config(s)) for arm, s in sources.items()}
     more: dict[str, Any] = {"num_threads": options.threads, "max_num_seqs": 8}
     with ExitStack() as stack:
-        measure_texts(open_engines(options, configs, stack, **more), options, report)
+        arms: dict[str, Any] = open_engines(options, configs, stack, **more)
+        for name, words in rivals(options).items():
+            try:
+                arms[name] = stack.enter_context(llama_server(options, words))
+            except MissingPeerError as error:
+                report.results.append({"arm": name, "missing": str(error)})
+                note(f"{name}: {error}")
+        measure_texts(arms, options, report)
+    for row in report.results:
+        if row["arm"].startswith(LLAMA) and row.get("measure") == "speculation":
+            row["measure"] = "rival"
+
+
+def rivals(options: argparse.Namespace) -> dict[str, list[object]]:
+    """llama.cpp's ways of writing, by arm: what its server is told beyond the model."""
+    if not options.model.endswith(".gguf"):
+        return {}
+    ways: dict[str, list[object]] = {"plain": []}
+    ways["n-grams"] = ["--spec-type", "ngram-simple"]
+    if options.draft and (Path(options.draft) / "config.json").exists():
+        file = Path(options.model).with_suffix(".draft.gguf")
+        made(file, lambda out: write_gguf(Path(options.draft), out))
+        ways["draft model"] = ["--spec-type", "draft-simple", "-md", file]
+    return {f"{LLAMA}, {way}": words for way, words in ways.items()}
+
+
+class LlamaServer:
+    """A server of llama.cpp in an engine's place."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def generate(
+        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]
+    ) -> list[GenerationOutput]:
+        return [self._answer(*each) for each in zip(prompts, params, strict=True)]
+
+    def _answer(self, prompt: list[int], params: SamplingParams) -> GenerationOutput:
+        wish = {"n_predict": params.max_tokens, "temperature": params.temperature}
+        wish |= {"seed": params.seed, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        wish |= {"prompt": prompt, "cache_prompt": False, "return_tokens": True}
+        request = urllib.request.Request(
+            f"{self._url}/completion",
+            json.dumps(wish).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            found = json.load(answer)
+        first = found["timings"]["prompt_ms"] / 1e3
+        own = Completion(0, token_ids=found["tokens"], time_to_first_token=first)
+        return GenerationOutput(prompt, [own])
+
+
+@contextmanager
+def llama_server(options: argparse.Namespace, words: Sequence[object]) -> Iterator[LlamaServer]:
+    port = free_port()
+    command: list[object] = [LLAMA_BIN / "llama-server", "-m", options.model, "--port", port]
+    command += ["-t", options.threads, "-tb", options.threads, "-np", 1, "-c", 1024, "--no-webui"]
+    with serving([*command, *words], port) as url:
+        yield LlamaServer(url)
 
 
 def targets(results: Sequence[Row]) -> list[Target]:
@@ -172,6 +238,13 @@ def targets(results: Sequence[Row]) -> list[Target]:
     for model in dict.fromkeys(row["model"] for row in pick(results, measure="step")):
         found += _of_model(model, pick(results, model=model))
     arm = WITH_DRAFT if pick(results, arm=WITH_DRAFT) else SPECULATION
+    for own in pick(results, measure="speculation", arm=arm, temperature=0.0):
+        theirs = pick(results, measure="rival", kind=own["kind"], temperature=0.0)
+        rates = [row["tokens_per_second"] for row in theirs if "tokens_per_second" in row]
+        if rates and "tokens_per_second" in own:
+            ratio = own["tokens_per_second"] / max(rates)
+            name = f"{own['kind']}: speculation over the best of llama.cpp"
+            found.append(Target(name, ratio, 2.0, "at least"))
     return found + of_speculation(results, arm, WANTED)
 
 
@@ -227,6 +300,9 @@ def tables(results: Sequence[Row]) -> list[str]:
     speculation = pick(results, measure="speculation")
     if speculation:
         found.append(comparison(speculation, {"text": "kind", "temperature": "temperature"}))
+    theirs = pick(results, measure="rival")
+    if theirs:
+        found.append(comparison(theirs, {"text": "kind", "temperature": "temperature"}))
     return found
 
 
