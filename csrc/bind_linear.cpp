@@ -112,14 +112,14 @@ nb::object py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k, nb::
 }
 
 auto py_quantise(const std::string& name, In<float, 2> weight) {
-    if (name != "Q8_0" && name != "Q4_0") {
-        refuse("floats are quantised to Q8_0 or Q4_0, not to " + name);
+    const WeightFormat format = format_of(name);
+    if (!can_quantise(format)) {
+        refuse("floats are quantised to Q8_0, Q4_0, Q3_K or Q2_K, not to " + name);
     }
     const Shape s = shape_of(weight);
-    const auto quantise = name == "Q8_0" ? quantise_q8_0 : quantise_q4_0;
-    auto rows = make_array<uint8_t>({size_t(s.n), raw_row_bytes(format_of(name), s.k)});
+    auto rows = make_array<uint8_t>({size_t(s.n), raw_row_bytes(format, s.k)});
     packing("a weight is NaN or infinite; it cannot be quantised",
-            [&] { return quantise(weight.data(), s.n, s.k, rows.data()); });
+            [&] { return quantise(format, weight.data(), s.n, s.k, rows.data()); });
     return rows;
 }
 

@@ -1,32 +1,13 @@
 #include "pack.h"
 
-#include <atomic>
-#include <cmath>
 #include <cstring>
 
-#include "halves.h"
 #include "kernels.h"
-#include "simd.h"
-#include "thread_pool.h"
 
 namespace paceline {
 namespace {
 
-constexpr int REFITS = 2;
 constexpr int MOST_GROUPS = 16;  // of a unit
-
-int tiles_of(int n) { return (n + TILE - 1) / TILE; }
-
-// Calls piece(i) for i below `count`; true if all of them returned true.
-template <typename Piece> bool each_of(int count, const Piece& piece) {
-    std::atomic<bool> good{true};
-    pool().each(count, [&](int i, int) {
-        if (!piece(i)) {
-            good.store(false);
-        }
-    });
-    return good.load();
-}
 
 // --- reading blocks -----------------------------------------------------------------------------
 
@@ -404,152 +385,6 @@ bool pack_fp8_tile(const uint8_t* rows, int outputs, int k, uint8_t* codes) {
     return good;
 }
 
-// --- quantising floats --------------------------------------------------------------------------
-
-// To the nearest integer, half to even, of |x| < 2^22.
-inline float rounded(float x) {
-    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23
-    return (x + SHIFT) - SHIFT;
-}
-
-// The largest magnitude of a row; infinite if any of its values is not finite.
-float largest(const float* row, int k) {
-    constexpr uint32_t INFINITE = 0x7f800000;
-    uint32_t most = 0;
-    for (int i = 0; i < k; ++i) {  // magnitudes compare like their bits
-        uint32_t bits;
-        std::memcpy(&bits, row + i, sizeof bits);
-        bits &= 0x7fffffff;
-        most = bits > most ? bits : most;
-    }
-    most = most > INFINITE ? INFINITE : most;
-    float value;
-    std::memcpy(&value, &most, sizeof value);
-    return value;
-}
-
-// The lanes rounded to 16-bit floats, which go to `halves`.
-f32x16 to_halves(f32x16 x, uint16_t* halves) {
-    float lane[LANES];
-    store(lane, x);
-    for (int i = 0; i < LANES; ++i) {
-        halves[i] = f32_to_f16(lane[i]);
-        lane[i] = f16_to_f32(halves[i]);
-    }
-    return load(lane);
-}
-
-// One over a scale; of a scale of zero: zero, which makes every code 0.
-inline f32x16 inverse(f32x16 scale) {
-    const f32x16 one = splat(1.0f);
-    const mask16 none = equal(scale, zero());
-    return select(none, zero(), one / select(none, one, scale));
-}
-
-inline f32x16 code(f32x16 x, f32x16 inverse_scale) {
-    const f32x16 bounded = max(min(x * inverse_scale, splat(7.0f)), splat(-8.0f));
-    return to_float(round_to_int(bounded));
-}
-
-// Sums over a group of value * code and of code * code: with given codes the best scale is their
-// quotient, and explains xc^2 / cc of the group's sum of squares.
-struct Fit {
-    f32x16 xc, cc;
-};
-
-inline Fit fit(const f32x16* x, f32x16 inverse_scale) {
-    Fit f = {zero(), zero()};
-    for (int i = 0; i < STRETCH; ++i) {
-        const f32x16 c = code(x[i], inverse_scale);
-        f.xc = f.xc + x[i] * c;
-        f.cc = f.cc + c * c;
-    }
-    return f;
-}
-
-inline f32x16 quotient(f32x16 above, f32x16 below) {
-    const mask16 none = equal(below, zero());
-    return select(none, zero(), above / select(none, splat(1.0f), below));
-}
-
-f32x16 squared_error(const f32x16* x, f32x16 scale) {
-    const f32x16 inv = inverse(scale);
-    f32x16 total = zero();
-    for (int i = 0; i < STRETCH; ++i) {
-        const f32x16 miss = x[i] - code(x[i], inv) * scale;
-        total = total + miss * miss;
-    }
-    return total;
-}
-
-// Scales of 16 groups of 32 values, one group per lane; x is [32] vectors of lanes. Candidates put
-// the largest magnitude at `reach` steps, on either side, since codes reach further below zero
-// (-8) than above (7). The candidate whose codes explain most is refitted to its codes, twice, and
-// what is kept is what has the least squared error once it is rounded to 16 bits.
-f32x16 best_scales(const f32x16* x, uint16_t* halves) {
-    f32x16 most = zero();
-    for (int i = 0; i < STRETCH; ++i) {
-        most = max(abs(x[i]), most);
-    }
-    f32x16 best = zero(), explained = splat(-1.0f);
-    for (float reach = 5.5f; reach < 9.3f; reach += 0.35f) {
-        const f32x16 inv = quotient(splat(reach), most);
-        for (const f32x16 signed_inv : {inv, zero() - inv}) {
-            const Fit f = fit(x, signed_inv);
-            const f32x16 scale = quotient(f.xc, f.cc), share = scale * f.xc;
-            const mask16 better = less(explained, share);
-            explained = select(better, share, explained);
-            best = select(better, scale, best);
-        }
-    }
-    uint16_t trial[LANES];
-    f32x16 kept = to_halves(best, halves), error = squared_error(x, kept);
-    f32x16 scale = kept;
-    for (int i = 0; i < REFITS; ++i) {
-        const Fit f = fit(x, inverse(scale));
-        scale = to_halves(quotient(f.xc, f.cc), trial);
-        const f32x16 other = squared_error(x, scale);
-        const mask16 better = less(other, error);
-        error = select(better, other, error);
-        kept = select(better, scale, kept);
-        const uint32_t bits = bits_of(better);
-        for (int lane = 0; lane < LANES; ++lane) {
-            halves[lane] = bits >> lane & 1 ? trial[lane] : halves[lane];
-        }
-    }
-    return kept;
-}
-
-// Codes of 16 outputs' group, with their scales, to a Q4_0 block each.
-void write_q4_0(const f32x16* x, int outputs, size_t row_bytes, uint8_t* at) {
-    uint16_t halves[TILE];
-    const f32x16 inv = inverse(best_scales(x, halves));
-    int32_t codes[STRETCH][TILE];
-    for (int i = 0; i < STRETCH; ++i) {
-        store_i32(codes[i], round_to_int(code(x[i], inv)));
-    }
-    for (int output = 0; output < outputs; ++output, at += row_bytes) {
-        std::memcpy(at, halves + output, 2);
-        for (int i = 0; i < STRETCH / 2; ++i) {
-            const int low = codes[i][output] + 8, high = codes[STRETCH / 2 + i][output] + 8;
-            at[2 + i] = static_cast<uint8_t>(low | high << 4);
-        }
-    }
-}
-
-// The scale is rounded to 16 bits before the codes are made of it.
-void write_q8_0(const float* x, uint8_t* at) {
-    const float most = largest(x, STRETCH);
-    const uint16_t half = f32_to_f16(most / 127.0f);
-    const float scale = f16_to_f32(half);
-    std::memcpy(at, &half, 2);
-    for (int i = 0; i < STRETCH; ++i) {
-        const float code = scale > 0.0f ? rounded(x[i] / scale) : 0.0f;
-        const float bounded = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
-        at[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(bounded));
-    }
-}
-
 }  // namespace
 
 bool find_format(const char* name, WeightFormat* found) {
@@ -597,52 +432,6 @@ bool pack_rows(WeightFormat format, const uint8_t* rows, int n, int k, uint8_t* 
             return pack_fp8_tile(from, outputs, k, to);
         }
         pack_float_tile(from, outputs, k, bytes_of(format.floats), to);
-        return true;
-    });
-}
-
-bool quantise_q8_0(const float* weight, int n, int k, uint8_t* rows) {
-    const size_t row_bytes = block_row_bytes(BlockType::q8_0, k);
-    constexpr int BLOCK_BYTES = 34;
-    return each_of(n, [=](int row) {
-        const float* w = weight + size_t(row) * k;
-        if (!(largest(w, k) < INFINITY)) {
-            return false;
-        }
-        for (int at = 0; at < k; at += STRETCH) {
-            float group[STRETCH] = {};
-            std::memcpy(group, w + at, sizeof(float) * size_t(k - at < STRETCH ? k - at : STRETCH));
-            write_q8_0(group, rows + row * row_bytes + size_t(at / STRETCH) * BLOCK_BYTES);
-        }
-        return true;
-    });
-}
-
-bool quantise_q4_0(const float* weight, int n, int k, uint8_t* rows) {
-    const size_t row_bytes = block_row_bytes(BlockType::q4_0, k);
-    constexpr int BLOCK_BYTES = 18;
-    return each_of(tiles_of(n), [=](int tile) {
-        const int first = tile * TILE, outputs = n - first < TILE ? n - first : TILE;
-        for (int output = 0; output < outputs; ++output) {
-            if (!(largest(weight + size_t(first + output) * k, k) < INFINITY)) {
-                return false;
-            }
-        }
-        for (int at = 0; at < k; at += STRETCH) {
-            float lanes[STRETCH][TILE] = {};
-            for (int output = 0; output < outputs; ++output) {
-                const float* row = weight + size_t(first + output) * k + at;
-                for (int i = 0; i < STRETCH && at + i < k; ++i) {
-                    lanes[i][output] = row[i];
-                }
-            }
-            f32x16 x[STRETCH];
-            for (int i = 0; i < STRETCH; ++i) {
-                x[i] = load(lanes[i]);
-            }
-            write_q4_0(x, outputs, row_bytes,
-                       rows + first * row_bytes + size_t(at / STRETCH) * BLOCK_BYTES);
-        }
         return true;
     });
 }

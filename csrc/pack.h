@@ -1,12 +1,14 @@
 // Weights into the tiles of kernels.h: blocks of a file as they are, and the quantisation of floats
-// to such blocks. Knows no Python. The same bits on every machine: nothing here depends on the
-// instruction-set level.
+// to such blocks (quantise.cpp). Knows no Python. The same bits on every machine: nothing here depends
+// on the instruction-set level.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels.h"
+#include "thread_pool.h"
 
 namespace paceline {
 
@@ -30,9 +32,22 @@ size_t packed_bytes(WeightFormat format, int n, int k);
 // scale is not a finite number; the others are packed all the same.
 bool pack_rows(WeightFormat format, const uint8_t* rows, int n, int k, uint8_t* data);
 
-// [n, k] to blocks of Q8_0 or Q4_0, the last one of a row filled up with zeros. False where a weight
-// is not finite.
-bool quantise_q8_0(const float* weight, int n, int k, uint8_t* rows);
-bool quantise_q4_0(const float* weight, int n, int k, uint8_t* rows);
+// Blocks that floats can be made: Q8_0, Q4_0, Q3_K and Q2_K.
+bool can_quantise(WeightFormat format);
+// [n, k] to such blocks, the last one of a row filled up with zeros. False where a weight is not finite.
+bool quantise(WeightFormat format, const float* weight, int n, int k, uint8_t* rows);
+
+inline int tiles_of(int n) { return (n + TILE - 1) / TILE; }
+
+// Calls piece(i) for i below `count` on the pool's threads; true if all of them returned true.
+template <typename Piece> bool each_of(int count, const Piece& piece) {
+    std::atomic<bool> good{true};
+    pool().each(count, [&](int i, int) {
+        if (!piece(i)) {
+            good.store(false);
+        }
+    });
+    return good.load();
+}
 
 }  // namespace paceline

@@ -18,6 +18,7 @@ def test_json_object_list_and_alias() -> None:
     assert [c.method for c in two] == ["prompt_lookup", "draft_model"]
     assert parse_speculative_config([]) == parse_speculative_config("[]") == ()
     assert parse_speculative_config({"max_tree_depth": 6})[0].num_speculative_tokens == 6
+    assert parse_speculative_config({"method": "self", "bits": 3})[0].dtype == "int3"
 
 
 @pytest.mark.parametrize("key", LOOSENING_KEYS)
@@ -51,7 +52,10 @@ def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> No
         ({"method": "suffix", "options": {"a": 1}}, "options is for plugins; suffix"),
         ({"options": []}, "must be an object"),
         ({"max_branching": "4"}, "whole numbers"),
-        ({"dtype": "int3"}, "allowed are auto"),
+        ({"dtype": "int5"}, "allowed are auto"),
+        ({"method": "self", "bits": 5}, "bits is 5; allowed are 8, 4, 3, 2"),
+        ({"method": "self", "bits": "3"}, "bits is '3'; allowed are"),
+        ({"method": "self", "bits": 3, "dtype": "int4"}, "give one of them"),
         ({"deterministic": "yes"}, "true and false"),
         ({"use_heterogeneous_vocab": 1}, "use_heterogeneous_vocab is 1; allowed are true"),
         ({"method": "suffix", "use_heterogeneous_vocab": True}, 'for method "draft_model"'),

@@ -84,6 +84,68 @@ def test_4_bits_repeat_what_can_be_stored() -> None:
     assert np.array_equal(decode("Q4_0", native.quantise("Q4_0", weight)).floats(), weight)
 
 
+FEW_BITS = {"Q3_K": 0.03, "Q2_K": 0.09}
+"""Squared error that is allowed, over the squares of normal weights."""
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 16), (17, 80), (40, 1056)])
+@pytest.mark.parametrize("name", FEW_BITS)
+def test_few_bits_are_close(name: str, n: int, k: int) -> None:
+    weight = normal(n, k)
+    got = decode(name, native.quantise(name, weight)).floats()
+    error = np.square(got[:, :k] - weight).sum() / np.square(weight).sum()
+    assert 0 < error < FEW_BITS[name]
+
+
+def test_3_bits_beat_the_plain_rule_clearly() -> None:
+    weight = normal(64, 1024)
+    groups = weight.reshape(64, -1, 16)
+    scale = np.abs(groups).max(axis=-1, keepdims=True) / 3.5
+    plain = np.square(np.clip(np.rint(groups / scale), -4, 3) * scale - groups).mean()
+    got = decode("Q3_K", native.quantise("Q3_K", weight)).floats()
+    assert np.square(got - weight).mean() < 0.8 * plain
+
+
+def test_2_bits_beat_the_plain_rule_clearly() -> None:
+    weight = normal(64, 1024)
+    groups = weight.reshape(64, -1, 16)
+    low = np.minimum(groups.min(axis=-1, keepdims=True), 0)
+    scale = (groups.max(axis=-1, keepdims=True) - low) / 3
+    plain = np.square(np.rint((groups - low) / scale) * scale + low - groups).mean()
+    got = decode("Q2_K", native.quantise("Q2_K", weight)).floats()
+    assert np.square(got - weight).mean() < 0.8 * plain
+
+
+def test_3_bits_repeat_what_can_be_stored() -> None:
+    rng = np.random.default_rng(5)
+    code = rng.integers(-4, 4, (4, 2, 16, 16))
+    code[..., 0] = -4
+    steps = rng.integers(1, 32, (4, 2, 16, 1))
+    steps[:, :, 3] = -32
+    weight = (code * steps * np.float32(2.0**-9)).astype(np.float32).reshape(4, -1)
+    assert np.array_equal(decode("Q3_K", native.quantise("Q3_K", weight)).floats(), weight)
+
+
+def test_2_bits_repeat_what_can_be_stored() -> None:
+    rng = np.random.default_rng(5)
+    code = rng.integers(0, 4, (4, 2, 16, 16))
+    code[..., 0], code[..., 1] = 0, 3
+    steps, minima = rng.integers(1, 16, (2, 4, 2, 16, 1))
+    steps[:, :, 3], minima[:, :, 5] = 15, 15
+    weight = ((code * steps - minima) * np.float32(2.0**-6)).astype(np.float32)
+    got = decode("Q2_K", native.quantise("Q2_K", weight.reshape(4, -1))).floats()
+    assert np.array_equal(got, weight.reshape(4, -1))
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", *FEW_BITS])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_no_number_is_not_quantised(name: str, wrong: float) -> None:
+    weight = normal(20, 300)
+    weight[18, 299] = wrong
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        native.quantise(name, weight)
+
+
 # --- products ------------------------------------------------------------------------------------
 
 

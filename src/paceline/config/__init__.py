@@ -42,7 +42,7 @@ __all__ = [
     "parse_speculative_config",
 ]
 
-PACKED_DTYPES = ("float32", "bfloat16", "float16", "file", "int8", "int4")
+PACKED_DTYPES = ("float32", "bfloat16", "float16", "file", "int8", "int4", "int3", "int2")
 """What weights are packed to for the native kernels, from most bits to fewest; ``file`` keeps the
 formats in which they are stored."""
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")

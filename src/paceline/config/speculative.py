@@ -14,7 +14,9 @@ from paceline.checks import check_choice, check_number
 from paceline.config.methods import HEAD_METHODS, METHODS, MODEL_METHODS, check_method
 from paceline.errors import ConfigError
 
-DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4")
+DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4", "int3", "int2")
+BITS = {8: "int8", 4: "int4", 3: "int3", 2: "int2"}
+"""What ``bits`` is short for, as a ``dtype``."""
 MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_NODES = 256
 _RANGES: tuple[tuple[str, float, float, type], ...] = (
@@ -220,8 +222,8 @@ class SpeculativeConfig:
             raise ConfigError('method "self" takes no "model": the target itself drafts')
         if self.draft_layers is None and self.dtype == "auto":
             raise ConfigError(
-                'method "self" needs "draft_layers", a "dtype" of fewer bits, or both: the whole '
-                "target in its own precision would cost as much as it drafts for"
+                'method "self" needs "draft_layers", fewer "bits", or both: the whole target in '
+                "its own precision would cost as much as it drafts for"
             )
 
     def _check_options(self) -> None:
@@ -294,7 +296,7 @@ def _parse_one(item: object) -> SpeculativeConfig:
         return item
     if not isinstance(item, Mapping):
         raise ConfigError(f"a speculative configuration must be an object, not {item!r}")
-    allowed = [f.name for f in fields(SpeculativeConfig)]
+    allowed = [*(f.name for f in fields(SpeculativeConfig)), "bits"]
     values: dict[str, Any] = {}
     for key, value in _without_flag(item).items():
         if key in LOOSENING_KEYS:
@@ -309,6 +311,8 @@ def _parse_one(item: object) -> SpeculativeConfig:
         if name in values:
             raise ConfigError(f"{key!r} is given twice, under two names")
         values[name] = value
+    if "bits" in values:
+        values["dtype"] = _dtype_of(values.pop("bits"), values.get("dtype"))
     if "model" in values:
         values.setdefault("method", "draft_model")
     values = _DRAFTS.get(str(values.get("method")), {}) | values
@@ -329,6 +333,14 @@ def _without_flag(item: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{allowed} alone"
         )
     return {**rest, "method": _PARALLEL[method]} if flag else rest
+
+
+def _dtype_of(bits: object, dtype: object) -> str:
+    if dtype is not None:
+        raise ConfigError(f"bits is {bits!r} and dtype {dtype!r}: give one of them")
+    if type(bits) is not int or bits not in BITS:
+        raise ConfigError(f"bits is {bits!r}; allowed are {', '.join(map(str, BITS))}")
+    return BITS[bits]
 
 
 def _widen_lookup(values: dict[str, Any]) -> None:

@@ -22,14 +22,13 @@ import xxhash
 from paceline import __version__
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import KV_BYTES, Ops, WeightPart, head_elements
+from paceline.models.ops.packing import WEIGHT_BITS
 from paceline.models.ops.threads import cores
 from paceline.models.placement import Placement
 
 READ_BYTES = 256 << 20
 GEMM_ROWS, GEMM_WIDTH = 256, 2048
 REPEATS = 5
-WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "int8": 8.5, "int4": 4.5}
-"""Bits per weight; blocks have a 16-bit scale for every 32 weights."""
 
 
 @dataclass(frozen=True, slots=True)

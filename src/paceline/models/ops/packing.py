@@ -29,8 +29,22 @@ FORMAT_OF = {
     "file": "Q8_0",
     "int8": "Q8_0",
     "int4": "Q4_0",
+    "int3": "Q3_K",
+    "int2": "Q2_K",
 }
 """What floats become."""
+WEIGHT_BITS = {
+    "float32": 32.0,
+    "bfloat16": 16.0,
+    "float16": 16.0,
+    "int8": 8.5,
+    "int4": 4.5,
+    "int3": 3.5625,
+    "int2": 2.625,
+}
+"""Bits per packed weight, with the scales."""
+FEW_BITS = ("int4", "int3", "int2")
+"""Of which the embedding and the head have 8."""
 
 
 class Packer:
@@ -38,9 +52,9 @@ class Packer:
 
     Args:
         dtype: ``file`` keeps the formats in which weights are stored, and makes 8-bit blocks of
-            those that it does not know; ``int8`` makes such blocks of all weights; ``int4`` makes
-            4-bit blocks of all but the embedding and the head, which it makes 8-bit blocks of; the
-            others are floats.
+            those that it does not know; ``int8`` makes such blocks of all weights; ``int4``,
+            ``int3`` and ``int2`` make blocks of so many bits of all but the embedding and the head,
+            which they make 8-bit blocks of; the others are floats.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -71,7 +85,7 @@ class Packer:
         return embedding if embedding is not None and bias is None else self._end(part, k, bias)
 
     def _end(self, part: WeightPart, k: int, bias: Array | None) -> Any:
-        form = "Q8_0" if self.dtype == "int4" else FORMAT_OF[self.dtype]
+        form = "Q8_0" if self.dtype in FEW_BITS else FORMAT_OF[self.dtype]
         vector = None if bias is None else floats(bias).copy()
         return self.adopt(PackedLinear([self._packed(part, k, form)], vector, k))
 

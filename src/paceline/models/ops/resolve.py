@@ -14,12 +14,12 @@ from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.models.ops.cpu import MAX_KERNEL, CpuOps
 from paceline.models.ops.native import check_isa, why_not_native
+from paceline.models.ops.packing import FEW_BITS
 
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
-NATIVE_ONLY = ("int4",)
 REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
 """Of the reference ops, from most bits to fewest."""
 
@@ -138,7 +138,7 @@ def resolve_ops(
         ops: Ops = CpuOps(dtype)
         log.info("ops backend %s, %s", ops.name, dtype)
         return ops
-    if backend == "native" or dtype in NATIVE_ONLY:
+    if backend == "native" or dtype in FEW_BITS:
         raise ConfigError(
             f"the native backend cannot run {dtype} on {device}: {reason or 'it is switched off'}"
         )
