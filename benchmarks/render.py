@@ -41,6 +41,7 @@ from report import RESULTS, markdown, number, pick, target_grid, yes
 from research.acceptance import tables as acceptance_tables
 from research.expert_prices import tables as expert_price_tables
 from sampler import tables as sampler_tables
+from self_bits import tables as self_bits_tables
 from serve_peers import tables as server_tables
 from served_formats import tables as format_tables
 from server_faults import tables as fault_tables
@@ -194,6 +195,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "hybrid": ("hybrid*", printed(hybrid_tables)),
     "pipeline": ("pipeline*", printed(pipeline_tables)),
     "streaming": ("streaming", shown(streaming_tables)),
+    "self_bits": ("self_bits", shown(self_bits_tables)),
     "streaming_experts": ("streaming_experts-random", shown(expert_streaming_tables)),
     "streaming_trained": ("streaming_experts-trained", shown(expert_streaming_tables)),
     "expert_prices": ("expert_prices", printed(expert_price_tables)),

@@ -10,9 +10,12 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import load_checkpoint
+from paceline.models.gguf_file import GgufTensors
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.stored import StoredTensors
+from tests.arrays import same
 from tests.models.gguf_writing import convert
 from tests.models.reference import MIXTURES, VOCAB, Driver, save_model
 
@@ -57,6 +60,23 @@ def test_biases_of_phi_moe_show_in_its_tensors(tmp_path: Path) -> None:
         want = model(torch.tensor([TOKENS])).logits[0]
     got = logits(tmp_path / "m.gguf", ReferenceOps("float32"))
     assert (got - want).abs().max() < 1e-3 * want.std()
+
+
+def test_rows_of_an_expert_are_had_without_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which as floats may be more than there is memory for."""
+    convert("qwen3-moe", tmp_path / "m.gguf", qtype="Q8_0", changes=WIDTHS)
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    expected = load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).tensors[name][2:5]
+    tensors = load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).tensors
+    assert isinstance(tensors, StoredTensors)
+
+    def refuse(self: GgufTensors, stored: str) -> None:
+        raise AssertionError(f"{stored} was unpacked")
+
+    monkeypatch.setattr(GgufTensors, "__getitem__", refuse)
+    assert same(tensors.rows(name, 2, 5), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import self_drafts
+from paceline.engine import self_drafts, weight_memory
+from paceline.engine.self_drafts import limit_beside_copy
 from paceline.errors import ConfigError, RequestFailedError
 from paceline.models import streaming
 from paceline.models.checkpoint import load_checkpoint
@@ -21,7 +23,7 @@ from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.packed_folder import write_packed
-from paceline.models.placement import SLOTS, place_experts, place_layers
+from paceline.models.placement import SLOTS, Placement, place_experts, place_layers
 from paceline.models.stored import StoredTensors
 from paceline.models.streaming import StreamedTensors
 from paceline.proposers.draft_model.self_draft import cheaper_decoder
@@ -173,11 +175,10 @@ def test_a_file_that_is_deleted_is_still_read(packed: Path) -> None:
     assert same(streamed.chunk(TOKENS), resident.chunk(TOKENS))
 
 
-@native
-def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
+def test_without_the_native_kernels_a_limit_is_refused(tmp_path: Path) -> None:
     save_model("llama", tmp_path / "plain")
-    with pytest.raises(ConfigError, match="paceline convert"):
-        LLM(load_checkpoint(tmp_path / "plain", with_tokenizer=False), weight_memory=1 << 20)
+    with pytest.raises(ConfigError, match="for the native kernels on Linux; this is reference"):
+        LLM(str(tmp_path / "plain"), weight_memory=1 << 10, backend="reference")
 
 
 @native
@@ -197,12 +198,17 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 
 @native
 @linux
-@pytest.mark.parametrize("left", [1 << 40, 1000])
+@pytest.mark.parametrize("dtype", ["int4", "int3", ""])
 def test_a_model_from_disk_drafts_with_a_copy_of_itself_if_there_is_room(
-    packed: Path, monkeypatch: pytest.MonkeyPatch, left: int
+    packed: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    monkeypatch.setattr(self_drafts, "memory", lambda: (left, left))
+    """In as many bits as there is room for."""
     checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    sizes = {"int4": 1 << 20, "int3": 1 << 19, "": 1 << 30}
+    monkeypatch.setattr(self_drafts, "copy_bytes", lambda shape, dtype: sizes[dtype] >> 12)
+    left = int(sizes[dtype or "int3"] >> 12) / self_drafts.ROOM + (1 << 20)
+    memory = int(left) + 1 if dtype else 1000
+    monkeypatch.setattr(self_drafts, "memory", lambda: (memory, memory))
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     options = {"max_model_len": 64, "kv_cache_memory": 1 << 20}
     with LLM(checkpoint, speculative_config=[], **options) as llm:
@@ -211,8 +217,57 @@ def test_a_model_from_disk_drafts_with_a_copy_of_itself_if_there_is_room(
         drafting = llm.call(lambda engine: [each.name for each in engine.drafting.proposers])
         assert llm.generate(TOKENS[:5], params).token_ids == expected
         accepted = llm.stats().speculation.by_proposer.get("self")
-    assert drafting == ["suffix", *(["self"] if left > 1000 else [])]
-    assert (accepted is not None) == (left > 1000)
+        own = llm.call(
+            lambda engine: [
+                each.config.dtype for each in engine.drafting.proposers if each.name == "self"
+            ]
+        )
+    assert drafting == ["suffix", *(["self"] if dtype else [])]
+    assert own == ([dtype] if dtype else [])
+    assert (accepted is not None) == bool(dtype)
+
+
+@pytest.mark.parametrize(
+    ("available", "kv_bytes", "rest"),
+    [
+        (250, 10, 45),  # 30 layers of 10 come from disk instead of 18, and 3 bits fit
+        (250, None, 175),  # keys and values take the room
+        (400, 10, 280),  # 21 layers instead of 6 cost more than drafts bring
+        (500, 10, 350),  # all fit
+    ],
+)
+def test_fewer_layers_stay_where_that_makes_room_for_a_copy(
+    monkeypatch: pytest.MonkeyPatch, available: int, kv_bytes: int | None, rest: int
+) -> None:
+    sizes = {"int4": 160, "int3": 130}
+    monkeypatch.setattr(self_drafts, "copy_bytes", lambda shape, dtype: sizes[dtype])
+    shape: Any = SimpleNamespace(recurrent=None, num_layers=30)
+    limit = available * 7 // 10
+
+    def place(least: int) -> Placement:
+        return place_layers([10] * 30, 3, least)
+
+    assert limit_beside_copy(shape, available, limit, kv_bytes, place) == rest
+
+
+@native
+@linux
+def test_without_a_wish_layers_make_room_for_a_copy(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    available = int(1.2 * checkpoint.num_bytes)
+    monkeypatch.setattr(weight_memory, "memory", lambda: (available, available))
+    monkeypatch.setattr(self_drafts, "memory", lambda: (1 << 50, 1 << 50))
+    monkeypatch.setattr(self_drafts, "copy_bytes", lambda shape, dtype: checkpoint.num_bytes // 4)
+    streamed, drafting = [], []
+    for drafts in ([], None):
+        found = load_checkpoint(packed, with_tokenizer=False)
+        with LLM(found, speculative_config=drafts, max_model_len=64) as llm:
+            streamed.append(llm.call(lambda engine: engine.runner.decoder.placement.streamed))
+            drafting.append(llm.call(lambda e: [each.name for each in e.drafting.proposers]))
+    assert len(streamed[0]) < len(streamed[1])
+    assert ("self" in drafting[0], "self" in drafting[1]) == (False, True)
 
 
 @native
@@ -327,7 +382,6 @@ def test_doctor_says_what_would_be_read(packed: Path) -> None:
     roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=10.0)
     found = model_facts(str(packed), "tiny", config, roofs)
     assert found.problem is None
-    assert found.can_stream
     assert SLOTS < found.streamed_layers <= found.layers == 8
     assert found.disk_gb_per_s is not None
     assert 0 < found.streamed_bytes < checkpoint.num_bytes

@@ -66,6 +66,8 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "kernels", f"reference: {kernels.problem}"
     yield "model", _model(model)
     if model.problem is None:
+        if model.packs_into:
+            yield "from disk", f"once the first run has packed the weights into {model.packs_into}"
         if model.disk_gb_per_s is not None:
             yield "from disk", _streaming(model, model.disk_gb_per_s)
         yield "profile", "measured" if model.has_profile else "none"

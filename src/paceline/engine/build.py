@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -11,9 +11,8 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
 from paceline.engine.self_drafts import self_draft
+from paceline.engine.weight_memory import tensors_within
 from paceline.errors import ConfigError
-from paceline.memory import memory
-from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -24,8 +23,6 @@ from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
 from paceline.models.placement import Placement
 from paceline.models.pruned_head import check_whole_head
-from paceline.models.stored import StoredTensors
-from paceline.models.streaming import StreamedTensors, placement_of
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
 from paceline.policy.experts import ExpertCost
@@ -137,8 +134,6 @@ def expert_cost(config: ModelConfig) -> ExpertCost | None:
     return ExpertCost(len(mixtures), of.number, of.per_token, weights / read)
 
 
-WEIGHTS_MEMORY_SHARE = 0.7
-"""Of what is available; keys and values, and whatever else there is, have the rest."""
 FindTable = Callable[[str, ModelConfig, Ops, str, str, Placement | None], CostTable | None]
 """From a model's name and shape, its ops, its dtype and its KV's, and the placement of its weights,
 to what its steps cost here."""
@@ -201,51 +196,10 @@ def _decoder(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Decoder:
     key = ops.name, config.dtype, config.deterministic, config.device, length, config.weight_memory
     decoder = checkpoint.decoders.get(key)
     if decoder is None:
-        tensors = _streamed(checkpoint, config, ops)
+        tensors = tensors_within(checkpoint, config, ops)
         decoder = Decoder(checkpoint.config, tensors, ops, length)
         checkpoint.decoders[key] = decoder
     return decoder
-
-
-def can_stream(checkpoint: Checkpoint, ops: Ops) -> bool:
-    """Whether layers of the model can be read from disk as they are needed."""
-    return checkpoint.packed is not None and ops.name.startswith("native")
-
-
-def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int | None:
-    """Bytes that the weights may take; None where that is of no account."""
-    asked, in_memory = config.weight_memory, config.load_format == "memory"
-    if asked is not None and in_memory:
-        raise ConfigError("--weight-memory reads layers from files: leave out --load-format memory")
-    if asked is not None or in_memory or not can_stream(checkpoint, ops):
-        return asked
-    _, available = memory()
-    share = checkpoint.num_bytes if available is None else int(available * WEIGHTS_MEMORY_SHARE)
-    return share if share < checkpoint.num_bytes else None
-
-
-def placement_for(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Placement | None:
-    """Which weights would stay in memory, without opening anything; None where all would."""
-    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
-    if limit is None or not can_stream(checkpoint, ops) or not isinstance(tensors, StoredTensors):
-        return None
-    found = placement_of(tensors, checkpoint.config.num_layers, limit)
-    return found if found.streamed or found.experts else None
-
-
-def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
-    """The checkpoint's tensors, some of which are read from disk where they do not all fit."""
-    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
-    if limit is None:
-        return tensors
-    if not can_stream(checkpoint, ops):
-        raise ConfigError(
-            "--weight-memory is for models that are packed for the native kernels, which "
-            f"{checkpoint.name} is not: `paceline convert MODEL FOLDER` packs it"
-        )
-    assert isinstance(tensors, StoredTensors)
-    found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
-    return tensors if found.stream is None else found
 
 
 def open_states(

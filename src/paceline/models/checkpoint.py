@@ -61,6 +61,7 @@ class Checkpoint:
             included.
         is_quantised: whether most of the weights are stored in quantised formats.
         packed: how ``paceline convert`` packed the weights; None where it did not.
+        files: that say what the weights are; none where they were given in memory.
         decoders: those that engines made of it and still use, by how they compute.
     """
 
@@ -72,6 +73,7 @@ class Checkpoint:
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     is_quantised: bool = False
     packed: PackedFormat | None = None
+    files: tuple[Path, ...] = ()
     decoders: WeakValueDictionary[object, Decoder] = field(
         default_factory=WeakValueDictionary, init=False, repr=False, compare=False
     )
@@ -193,7 +195,15 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     )
     tokenizer = _tokenizer(folder) if with_tokenizer else None
     return Checkpoint(
-        config, tensors, tokenizer, name, generation, raw, quantisation is not None, packed
+        config,
+        tensors,
+        tokenizer,
+        name,
+        generation,
+        raw,
+        is_quantised=quantisation is not None,
+        packed=packed,
+        files=(*files.paths, folder / "config.json"),
     )
 
 
@@ -257,5 +267,11 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
         tensors = RecurrentTensors(GroupedHeads(tensors, config), config)
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
-        config, tensors, tokenizer, name, hf_config=told, is_quantised=found.is_quantised
+        config,
+        tensors,
+        tokenizer,
+        name,
+        hf_config=told,
+        is_quantised=found.is_quantised,
+        files=found.paths,
     )

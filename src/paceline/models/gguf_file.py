@@ -195,6 +195,11 @@ class GgufTensors(StoredTensors):
         return StoredRows(stored.kind, self._placed(name, place, stored.packed))
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files."""
+        return tuple(dict.fromkeys(stored.info.file.path for stored, _ in self._where.values()))
+
+    @property
     def is_quantised(self) -> bool:
         """Whether most of the weights of the linears are stored in a quantised format."""
         sizes: Counter[bool] = Counter()

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import ModelLoadError
 from paceline.models.arrays import Array, as_bytes
-from paceline.models.blocks import FLOAT_BYTES
+from paceline.models.blocks import FLOAT_BYTES, FORMATS, decode
 from paceline.models.stored import FilePart, StoredRows, StoredTensors
 
 
@@ -61,7 +61,12 @@ class PlacedTensors(StoredTensors):
         place = self._place(name)
         if place.rows is None and place.matrix is None:
             return self.stored.rows(place.stored, first, last)
-        return self[name][first:last]
+        blocks = None if place.transposed else self.as_stored(name)
+        if blocks is None or blocks.format not in FORMATS or blocks.order is not None:
+            return self[name][first:last]
+        # A stack of experts may have more weights than there is memory for as floats.
+        found: Array = decode(blocks.format, blocks.rows[first:last]).floats()
+        return found[:, : self.shape_of(name)[1]]
 
     def as_stored(self, name: str) -> StoredRows | None:
         place = self._place(name)

@@ -49,6 +49,7 @@ class SafetensorsFolder(StoredTensors):
 
     Attributes:
         metadata: that of each file.
+        paths: of the files.
 
     Raises:
         ModelLoadError: no weights, a shard that is missing, corrupt or outside the folder; on
@@ -61,6 +62,7 @@ class SafetensorsFolder(StoredTensors):
         weight_map = _weight_map(folder / INDEX_FILE)
         files = {path.name: MappedFile(path) for path in _weight_files(folder, weight_map)}
         self.metadata = [file.metadata for file in files.values()]
+        self.paths = tuple(file.path for file in files.values())
         for file in files.values():
             for stored in file.entries:
                 named = files.get(weight_map.get(stored, ""), file)

@@ -3,7 +3,7 @@
 Of a dense model some layers are read in every step (``csrc/layer_stream.h``). Of a mixture all
 stays but the experts, which have a cache (``csrc/expert_cache.h``). Owns the choice; bits do not
 depend on it. Files in other layouts than that of ``paceline convert`` would have to be packed again
-in every step.
+in every step, so they are packed once (:mod:`paceline.models.packed_cache`).
 """
 
 from __future__ import annotations

@@ -18,13 +18,15 @@ from typing import Any
 
 from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.engine.build import can_stream, expert_cost, placement_for, resolve_config
+from paceline.engine.build import expert_cost, resolve_config
 from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.weight_memory import can_stream, placement_for, weight_limit
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.ops.threads import set_num_threads
+from paceline.models.packed_cache import packed_place
 from paceline.models.placement import Placement
-from paceline.models.stored import StoredTensors
 from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
 from paceline.workbench.profile_machine import (
     READ_BYTES,
@@ -70,7 +72,8 @@ class ModelFacts:
         best_plain_rate: tokens per second of plain decoding at which reading the weights alone
             takes all of the time; None where a cache may hold them.
         can_be_int4: loading it with half the bits is possible.
-        can_stream: layers can be read from disk.
+        packs_into: the folder that the first run would pack the weights into, so that they can be
+            read from disk; empty where they fit, or are packed.
         layers: of the model; ``streamed_layers`` of them would be. ``streamed_bytes`` come from
             disk in a step of one row, at ``disk_gb_per_s``.
         experts: that would come from disk where they are not in memory, as ``kept_experts`` are.
@@ -85,7 +88,7 @@ class ModelFacts:
     best_plain_rate: float | None = None
     can_be_int4: bool = False
     has_profile: bool = False
-    can_stream: bool = False
+    packs_into: str = ""
     layers: int = 0
     streamed_layers: int = 0
     streamed_bytes: int = 0
@@ -155,17 +158,21 @@ def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs)
         can_be_int4=config.dtype == "int8" and ops.identity and checkpoint.packed is None,
         has_profile=table is not None,
         layers=shape.num_layers,
-        can_stream=can_stream(checkpoint, ops),
-        **({} if placement is None else _from_disk(checkpoint, placement)),
+        **_from_disk(checkpoint, config, ops, placement),
     )
 
 
-def _from_disk(checkpoint: Checkpoint, placement: Placement) -> dict[str, Any]:
+def _from_disk(
+    checkpoint: Checkpoint, config: EngineConfig, ops: Ops, placement: Placement | None
+) -> dict[str, Any]:
     """What of a model would be read from disk, and how fast that is."""
-    cost, tensors = expert_cost(checkpoint.config), checkpoint.tensors
-    assert isinstance(tensors, StoredTensors)
-    parts = (part for name in tensors if (part := tensors.file_part(name)) is not None)
-    rate = disk_rate(max(parts, key=lambda part: part.num_bytes).path)
+    if placement is None:
+        fits = weight_limit(checkpoint, config, ops) is None
+        if fits or checkpoint.packed is not None or not can_stream(ops):
+            return {}
+        return {"packs_into": str(packed_place(checkpoint, config.dtype))}
+    cost = expert_cost(checkpoint.config)
+    rate = disk_rate(max(checkpoint.files, key=lambda path: path.stat().st_size))
     return {
         "streamed_layers": len(placement.streamed),
         "streamed_bytes": placement.bytes_of_row(cost.least if cost else 0),
@@ -254,9 +261,8 @@ def _memory_advice(machine: Machine, model: ModelFacts) -> Iterator[str]:
     if available is not None and model.weight_bytes > available:
         yield (
             f"the weights take {model.weight_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB of "
-            "memory are available, so every step reads from disk: "
-            + ("" if model.can_stream else "paceline convert, whose folders are read ahead, ")
-            + "--dtype int4, a smaller model, or fewer programs beside it"
+            "memory are available, so every step reads from disk: --dtype int4, a smaller model, "
+            "or fewer programs beside it"
         )
 
 

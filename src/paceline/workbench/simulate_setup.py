@@ -20,11 +20,11 @@ from paceline.engine.build import (
     DRAFT_SHARE,
     expert_cost,
     kv_budget,
-    placement_for,
     resolve_config,
     target_info,
 )
 from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.weight_memory import placement_for
 from paceline.errors import ProfileError, TraceError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops

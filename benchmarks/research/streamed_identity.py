@@ -1,0 +1,118 @@
+"""Whether a mixture whose experts come from disk says what it says in memory, over many tokens.
+
+The model in memory decodes plainly, one request at a time; the other has as little memory for its
+weights as it can have, and drafts, in batches. Requests are those of ``paceline verify
+--num-tokens``: all ways of sampling, about half of them with log-probabilities, whose bits are
+compared too. The model is random: ``tests/models/reference.py`` makes it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import arguments, note
+from report import Report, Target, markdown
+
+from paceline import LLM
+from paceline.commands.verify import Arms
+from paceline.config import SpeculativeConfig
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.ops.packing import Packer
+from paceline.models.packed_folder import write_packed
+from paceline.models.streaming import placement_of
+from paceline.workbench.mixture import drafting_variants, mixed_requests
+
+SHAPE = {
+    "num_hidden_layers": 4,
+    "num_experts": 32,
+    "moe_intermediate_size": 128,
+    "hidden_size": 128,
+    "max_position_embeddings": 512,
+}
+BATCH = 8
+
+
+def made(family: str, folder: Path) -> Path:
+    """A small random mixture, packed."""
+    from tests.models.reference import save_model
+
+    save_model(family, folder / "plain", **SHAPE)
+    write_packed(load_checkpoint(folder / "plain"), folder / "packed", Packer("int8"))
+    return folder / "packed"
+
+
+def least_memory(model: Path, share: float) -> int:
+    """Bytes for all but the experts, and for a share of these."""
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    tensors: Any = checkpoint.tensors
+    experts = sum(tensors[name].nbytes for name in tensors if ".experts." in name)
+    limit = tensors.num_bytes() - int((1.0 - share) * experts)
+    placed = placement_of(tensors, checkpoint.config.num_layers, limit)
+    note(placed.told(checkpoint.config.num_layers))
+    return limit
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--family", default="qwen3-moe")
+    parser.add_argument("--share", type=float, default=0.3, help="of the experts in memory")
+    parser.sized("--num-tokens", 100_000, 500, "that are compared")
+    options = parser.parse_args(argv)
+    keys = ("quick", "family", "share", "num_tokens")
+    report = Report("streamed_identity", {key: getattr(options, key) for key in keys})
+    draw, drafts = random.Random(0), (SpeculativeConfig("suffix"), SpeculativeConfig())
+    limits: dict[str, Any] = {"max_model_len": 256, "kv_cache_memory": 64 << 20}
+    with tempfile.TemporaryDirectory() as folder:
+        model = made(options.family, Path(folder))
+        memory = least_memory(model, options.share)
+        with (
+            LLM(str(model), speculative_config=[], max_num_seqs=1, **limits) as resident,
+            LLM(
+                str(model),
+                speculative_config=list(drafts),
+                weight_memory=memory,
+                max_num_seqs=BATCH,
+                **limits,
+            ) as streamed,
+        ):
+            arms, vocab = Arms(resident, streamed), resident.checkpoint.config.vocab_size
+            prompts = [[draw.randrange(3, vocab) for _ in range(48)] for _ in range(32)]
+            requests = mixed_requests(
+                prompts,
+                seed=0,
+                max_tokens=96,
+                context=256,
+                vocab_size=vocab,
+                methods=["prompt_lookup", "suffix"],
+            )
+            variants = drafting_variants(drafts)
+            for number, variant in enumerate(variants, start=1):
+                streamed.set_speculation(variant)
+                while arms.tally.num_tokens < options.num_tokens * number / len(variants):
+                    arms.run([next(requests) for _ in range(4 * BATCH)])
+                    note(f"{arms.tally.num_tokens} tokens, {arms.tally.num_differences} differ")
+            read = streamed.stats()
+            figures = arms.tally.figures()
+    figures["experts_read"], figures["experts_fetched"] = (
+        read.num_experts_read,
+        read.num_experts_fetched,
+    )
+    figures["draft_tokens"] = arms.speculative_figures.num_draft_tokens
+    report.results.append({"family": options.family, **figures})
+    report.samples.append({"error": None, **figures})
+    report.targets = [
+        Target("tokens that differ", figures["num_differences"], 0),
+        Target("log-probabilities that differ", figures["num_logprob_differences"], 0),
+        Target("experts from disk", figures["experts_fetched"], 1, "at least"),
+    ]
+    shown = ("num_tokens", "num_logprob_tokens", "draft_tokens", "experts_fetched")
+    return report.finish(options, [markdown(shown, [[figures[name] for name in shown]])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""How much memory a target's weights get, and the tensors of a target whose weights do not fit.
+
+Owns the rule; which weights stay by a limit is :mod:`paceline.models.placement`'s affair.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from paceline.config import EngineConfig
+from paceline.engine.self_drafts import limit_beside_copy
+from paceline.errors import ConfigError
+from paceline.memory import memory
+from paceline.models.arrays import Array
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.ops.base import Ops
+from paceline.models.packed_cache import find_packed, packed_size, packed_tensors
+from paceline.models.placement import Placement
+from paceline.models.stored import StoredTensors
+from paceline.models.streaming import StreamedTensors, placement_of
+
+WEIGHTS_SHARE = 0.7
+"""Of the available memory; keys and values, and whatever else there is, have the rest."""
+
+
+def can_stream(ops: Ops) -> bool:
+    """Whether weights can be read from disk as they are needed."""
+    return sys.platform == "linux" and ops.name.startswith("native")
+
+
+def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int | None:
+    """Bytes that the weights may take; None where all of them may stay in memory.
+
+    Without a wish, a packed model has a share of what is available, because the pages of its
+    files can go at any time; another one is left alone unless it cannot fit at all.
+
+    Args:
+        config: resolved for the checkpoint.
+    """
+    asked, in_memory = config.weight_memory, config.load_format == "memory"
+    if asked is not None and in_memory:
+        raise ConfigError("--weight-memory reads layers from files: leave out --load-format memory")
+    size = packed_size(checkpoint, config.dtype)
+    if asked is not None:
+        return asked if size > asked else None
+    _, available = memory()
+    if available is None or in_memory or not can_stream(ops):
+        return None
+    share = int(available * WEIGHTS_SHARE)
+    if size <= (share if checkpoint.packed is not None else available):
+        return None
+    return share
+
+
+def placement_for(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Placement | None:
+    """Which weights would stay in memory; None where all would, or the model is to be packed first.
+
+    Opens nothing.
+    """
+    limit, tensors = weight_limit(checkpoint, config, ops), checkpoint.tensors
+    if limit is None or not can_stream(ops):
+        return None
+    if checkpoint.packed is None and checkpoint.files:
+        tensors = find_packed(checkpoint, config.dtype) or {}
+    if not tensors or not isinstance(tensors, StoredTensors):
+        return None
+    limit = _beside_copy(checkpoint, tensors, config, limit)
+    found = placement_of(tensors, checkpoint.config.num_layers, limit)
+    return found if found.streamed or found.experts else None
+
+
+def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
+    """The checkpoint's tensors, some of which are read from disk where they do not all fit.
+
+    Raises:
+        ConfigError: the limit is too small, or weights cannot be read from disk here.
+    """
+    limit = weight_limit(checkpoint, config, ops)
+    if limit is None:
+        return checkpoint.tensors
+    if not can_stream(ops):
+        raise ConfigError(
+            "--weight-memory is for the native kernels on Linux; this is "
+            f"{ops.name} on {sys.platform}: leave it away, or choose a smaller model"
+        )
+    tensors = checkpoint.tensors
+    if checkpoint.packed is None:
+        tensors = packed_tensors(checkpoint, config.dtype)
+    assert isinstance(tensors, StoredTensors)
+    limit = _beside_copy(checkpoint, tensors, config, limit)
+    found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
+    return tensors if found.stream is None else found
+
+
+def _beside_copy(
+    checkpoint: Checkpoint, tensors: StoredTensors, config: EngineConfig, limit: int
+) -> int:
+    """A limit that nobody asked for leaves room for a copy that drafts, where it is worth more."""
+    drafts, layers = config.self_drafts and config.speculative, checkpoint.config.num_layers
+    _, available = memory()
+    if config.weight_memory is not None or available is None or not drafts:
+        return limit
+    return limit_beside_copy(
+        checkpoint.config,
+        available,
+        limit,
+        config.kv_cache_memory,
+        lambda least: placement_of(tensors, layers, least),
+    )

@@ -1,0 +1,236 @@
+"""Models that nobody packed, read from disk: packed once, with the bits of the model in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.config import EngineConfig
+from paceline.engine import weight_memory
+from paceline.errors import ConfigError, ModelLoadError
+from paceline.models import packed_cache, streaming
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.ops.native import why_not_native
+from paceline.models.packed_cache import packed_place, packed_tensors
+from paceline.workbench.doctor import model_facts
+from paceline.workbench.profile_machine import Roofs
+from tests.models.block_rows import random_rows
+from tests.models.gguf_writing import convert
+from tests.models.reference import save_model
+
+TOKENS = torch.randint(3, 300, (12,), generator=torch.Generator().manual_seed(3)).tolist()
+LAYERS = {"num_hidden_layers": 8}
+WIDE = {**LAYERS, "hidden_size": 256, "intermediate_size": 512}
+PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True, logprobs=2)
+pytestmark = [
+    pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native())),
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create"),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(streaming, "LEAST_BYTES", 1)
+    return tmp_path / "cache" / "paceline" / "packed"
+
+
+def gguf_of(qtype: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "model.gguf"
+        convert("llama", path, qtype=qtype, changes=WIDE)
+        return path
+
+    return make
+
+
+def mixture_file(folder: Path) -> Path:
+    changes = {**LAYERS, "moe_intermediate_size": 128}
+    convert("qwen3-moe", folder / "model.gguf", qtype="Q8_0", changes=changes)
+    return folder / "model.gguf"
+
+
+def floats_folder(folder: Path) -> Path:
+    save_model("llama", folder / "model", **LAYERS)
+    return folder / "model"
+
+
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    **{qtype: gguf_of(qtype) for qtype in ("Q8_0", "Q4_0", "Q4_K", "Q6_K")},
+    "mixture": mixture_file,
+    "floats": floats_folder,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Path:
+    """A model that nobody packed."""
+    quantize = gguf.quants.quantize
+
+    def with_k_types(data: np.ndarray, kind: Any) -> np.ndarray:
+        if kind.name not in ("Q4_K", "Q6_K"):  # which the package cannot write
+            found: np.ndarray = quantize(data, kind)
+            return found
+        return random_rows(kind.name, *data.shape, seed=data.size)
+
+    monkeypatch.setattr(gguf.quants, "quantize", with_k_types)
+    return SOURCES[getattr(request, "param", "Q8_0")](tmp_path)
+
+
+def least_memory(checkpoint: Checkpoint) -> int:
+    """The smallest limit that is kept."""
+    dtype = "file" if checkpoint.is_quantised else "int8"
+    tensors, layers = packed_tensors(checkpoint, dtype), checkpoint.config.num_layers
+    for limit in range(0, 1 << 24, 1 << 12):
+        try:
+            streaming.placement_of(tensors, layers, limit)
+        except ConfigError:
+            continue
+        return limit
+    raise AssertionError("no limit is large enough")
+
+
+def answers(model: Path, **options: Any) -> tuple[Any, int]:
+    """What is said with all bits of its log-probabilities, and bytes that came from disk."""
+    with LLM(str(model), speculative_config=[], max_model_len=64, **options) as llm:
+        said = llm.generate(TOKENS, PARAMS)
+        return (said.token_ids, said.logprobs), llm.stats().num_weight_bytes_read
+
+
+@pytest.mark.parametrize("model", SOURCES, indirect=True)
+def test_it_is_packed_once_and_says_the_same(model: Path, cache: Path) -> None:
+    expected, read = answers(model)
+    assert read == 0
+    assert not cache.exists()
+    limit = least_memory(load_checkpoint(model, with_tokenizer=False))
+    shutil.rmtree(cache)
+    found, read = answers(model, weight_memory=limit)
+    assert found == expected
+    assert read > 0
+    (folder,) = cache.iterdir()
+    stamp = folder.stat().st_mtime_ns
+    assert answers(model, weight_memory=limit)[0] == expected
+    assert [each.stat().st_mtime_ns for each in cache.iterdir()] == [stamp]
+
+
+def test_what_fits_is_not_packed(model: Path, cache: Path) -> None:
+    assert answers(model, weight_memory=1 << 30) == answers(model)
+    assert not cache.exists()
+
+
+def test_another_file_of_the_name_is_packed_anew(model: Path, cache: Path) -> None:
+    packed_tensors(load_checkpoint(model, with_tokenizer=False), "file")
+    old = model.stat()
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.write_bytes(data)
+    os.utime(model, ns=(old.st_atime_ns, old.st_mtime_ns + 1))
+    packed_tensors(load_checkpoint(model, with_tokenizer=False), "file")
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_without_room_the_refusal_says_how_much_and_where(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(free=1000)
+    monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda place: free)
+    with pytest.raises(ConfigError, match=r"takes 0.* GB in .*packed; 0.00 GB .*paceline convert"):
+        packed_tensors(load_checkpoint(model, with_tokenizer=False), "file")
+    assert not cache.exists()
+
+
+def test_what_a_dead_process_left_goes(model: Path, cache: Path) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    name = packed_place(checkpoint, "file").name
+    gone, alive = (cache / f".{name}.{pid}.partial" for pid in (1 << 30, os.getppid()))
+    gone.mkdir(parents=True)
+    alive.mkdir()
+    packed_tensors(checkpoint, "file")
+    assert not gone.exists()
+    assert alive.exists()
+
+
+def test_two_at_once_end_with_one_folder(model: Path, cache: Path) -> None:
+    """The second one to finish finds the first one's folder."""
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    both, write = threading.Barrier(2), packed_cache.write_packed
+    found: list[Any] = []
+
+    def meeting(*arguments: Any) -> int:
+        both.wait(60)
+        return write(*arguments)
+
+    def pack() -> None:
+        found.append(packed_tensors(checkpoint, "file"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_cache, "write_packed", meeting)
+        # In one process both write the same partial folder unless they have names of their own.
+        names = iter("ab")
+        patch.setattr("paceline.writing._beside", lambda path: path.with_name(f".{next(names)}"))
+        threads = [threading.Thread(target=pack) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 2
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_file_that_changes_while_it_is_packed_is_refused(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = packed_cache.write_packed
+
+    def touched(*arguments: Any) -> int:
+        size = write(*arguments)
+        os.utime(model)
+        return size
+
+    monkeypatch.setattr(packed_cache, "write_packed", touched)
+    with pytest.raises(ModelLoadError, match="changed while it was packed"):
+        packed_tensors(load_checkpoint(model, with_tokenizer=False), "file")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_model_in_memory_is_refused(model: Path) -> None:
+    checkpoint = replace(load_checkpoint(model, with_tokenizer=False), files=())
+    with pytest.raises(ConfigError, match="was given in memory"):
+        LLM(checkpoint, weight_memory=1 << 16)
+
+
+def test_without_a_wish_only_what_cannot_fit_is_packed(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = load_checkpoint(model, with_tokenizer=False).num_bytes
+    expected = answers(model)[0]
+    for available, packs in ((size, False), (size - 1, True)):
+        monkeypatch.setattr(
+            weight_memory, "memory", lambda available=available: (available, available)
+        )
+        assert answers(model)[0] == expected
+        assert cache.exists() == packs
+
+
+def test_doctor_says_where_to(model: Path, cache: Path) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    config = EngineConfig(weight_memory=checkpoint.num_bytes - 1, max_model_len=64)
+    roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=10.0)
+    before = model_facts(str(model), "tiny", config, roofs)
+    assert Path(before.packs_into).parent == cache
+    packed_tensors(checkpoint, "file")
+    after = model_facts(str(model), "tiny", config, roofs)
+    assert after.packs_into == ""
+    assert after.streamed_layers > 0
