@@ -18,7 +18,7 @@ import ray.data
 from ray.exceptions import RayError
 
 from paceline.errors import EngineDeadError
-from paceline.ray.cluster import cluster
+from paceline.ray.cluster import cluster, forget_program
 from paceline.server.batch import BatchSummary, batch_handle, run_batch
 from paceline.server.batch_file import AnswerFile, BatchLine, refusal
 from paceline.server.engine.client import EngineClient
@@ -39,6 +39,7 @@ class Worker:
     """
 
     def __init__(self, factory: EngineFactory, names: tuple[str, ...]) -> None:
+        forget_program()
         self._runner = asyncio.Runner()
         client = EngineClient(factory)
         self._runner.run(client.start())

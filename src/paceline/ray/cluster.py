@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +53,15 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def forget_program() -> None:
+    """Spare processes that a worker of Ray starts the import of Ray's own program.
+
+    multiprocessing would run it anew in each of them, for more than a second, in case that what
+    they are given was defined there. An engine is not.
+    """
+    vars(sys.modules["__main__"]).pop("__file__", None)
 
 
 def _problem(address: str | None, error: Exception) -> str:

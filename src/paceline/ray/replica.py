@@ -5,9 +5,11 @@ Owns their life inside one of Serve's actors.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ray import serve
 from starlette.types import Message
@@ -15,14 +17,15 @@ from starlette.types import Message
 from paceline.errors import EngineDeadError
 from paceline.ray.autoscaling import LOAD, load_of
 from paceline.ray.calls import Call, Part, answered, whole_answer
-from paceline.server.app import create_app
-from paceline.server.chat.prompt import warm_up
+from paceline.ray.cluster import forget_program
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.messages import EngineInfo
-from paceline.server.models import Models, Offer
 from paceline.server.stats import engine_stats
 from paceline.server.tracing import install_trace_logging
+
+if TYPE_CHECKING:
+    from paceline.server.models import Models, Offer
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,15 @@ class Replica:
     """Serve awaits ``__init__``, which returns once requests are answered."""
 
     async def __init__(self, served: Served) -> None:  # type: ignore[misc]
+        forget_program()
         install_trace_logging()
         client, others = served.clients()
-        await client.start()
+        starting = asyncio.create_task(client.start())
+        await asyncio.sleep(0)  # the engine's process imports what it needs, and so does this one
+        from paceline.server.app import create_app
+        from paceline.server.chat.prompt import warm_up
+
+        await starting
         await warm_up(client.tokenizer)
         self._app = create_app(client, served.config, others)
         self._models: Models = self._app.state.models
