@@ -98,8 +98,9 @@ class ServerProcess:
 
     def _engine_pid(self) -> int:
         for pid in self.family():
-            if Path(f"/proc/{pid}/comm").read_text().strip() == ENGINE_NAME:
-                return pid
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().strip() == ENGINE_NAME:
+                    return pid
         raise RuntimeError("the server has no engine process")
 
     def family(self) -> list[int]:
@@ -145,9 +146,10 @@ class ServerProcess:
 
 def descendants(pid: int) -> list[int]:
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
+    with suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
     return found
 
 

@@ -90,8 +90,10 @@ def stage() -> Iterator[str]:
     command = [sys.executable, "-m", "paceline", "stage", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
-        process.kill()
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
 
 
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:

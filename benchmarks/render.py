@@ -40,12 +40,15 @@ from proposer_sets import DEFAULT
 from report import RESULTS, markdown, number, pick, target_grid, yes
 from research.acceptance import tables as acceptance_tables
 from research.expert_prices import tables as expert_price_tables
+from same_answers import tables as same_answer_tables
 from sampler import tables as sampler_tables
+from scale import tables as scale_tables
 from self_bits import tables as self_bits_tables
 from serve_peers import tables as server_tables
 from served_formats import tables as format_tables
 from server_faults import tables as fault_tables
 from serving_overhead import tables as serving_tables
+from simulated_replicas import tables as fleet_tables
 from speedup import tables as speedup_tables
 from step_overhead import tables as step_overhead_tables
 from streaming import tables as streaming_tables
@@ -208,6 +211,9 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "serving_overhead": ("serving_overhead", printed(serving_tables)),
     "serve_peers": ("serve_peers", printed(server_tables)),
     "load_server": ("load_server", printed(load_tables)),
+    "same_answers": ("same_answers*", printed(same_answer_tables)),
+    "scale": ("scale", printed(scale_tables)),
+    "simulated_replicas": ("simulated_replicas", printed(fleet_tables)),
     "server_faults": ("server_faults", printed(fault_tables)),
     "served_formats": ("served_formats", printed(format_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},

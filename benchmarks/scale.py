@@ -6,6 +6,8 @@ much of the prompts was cached, and accepted tokens per step. The time to the fi
 short streams one after another: what replicas take longer than one process with as many threads as
 one of them is Serve's and the ingress'.
 
+Replicas are killed, each time until as many as before serve again.
+
 What routing does to caches and drafts is counted apart, without Serve, on the times and lengths of
 a recorded service (:mod:`agent_requests`).
 
@@ -16,70 +18,51 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import agent_requests
 import httpx
-from agent_requests import ARMS, routed, turns
-from harness import ROOT, arguments, chosen, note
+from agent_requests import routed, turns
+from harness import arguments, chosen, note
+from load_server import ServerProcess
 from prompt_sets import load_prompts
 from report import Report, Row, Target, grid, table
 
 from paceline.errors import RequestError
 
 ONE, ONE_CORE = "one process, 2 threads", "one process, 1 thread"
-AFFINITY, LOADS = "2 replicas of 1 thread", "2 replicas of 1 thread, by load alone"
-ENGINE = {"max_model_len": 2048, "kv_cache_memory": "64M"}
+REPLICAS = "2 replicas of 1 thread"
+ARMS = {
+    ONE_CORE: ("--threads", "1"),
+    ONE: ("--threads", "2"),
+    REPLICAS: ("--threads", "1", "--replicas", "2"),
+}
+LIMITS = ("--max-model-len", "2048", "--kv-cache-memory", "64M")
 ANSWER_TOKENS = 48
 MOST_OVERHEAD_MS = 8.0
+MOST_RECOVERY_SECONDS = 10.0
+PATIENCE = 300.0
 RULES = "You edit files of a project. Answer with the changed lines alone, and nothing else. " * 12
 
 
-def serve(arm: str) -> None:
-    """The server's process, until it is told to end; it prints its address."""
-    from paceline.commands.serve import ServeOptions, announce, serve_command
-    from paceline.commands.serve_replicas import replicated
-    from paceline.server.config import ServerConfig
-
-    if arm in (ONE, ONE_CORE):
-        serve_command(ServeOptions(port=0, threads=2 if arm == ONE else 1, **ENGINE))
-        return
-    from paceline.ray.run import run
-
-    options = ServeOptions(replicas=2, threads=1, **ENGINE)
-    app = replicated(options, shares_machine=True, affinity=arm == AFFINITY)
-    run(app, ServerConfig(port=0), 2, None, announce)
-
-
 @contextmanager
-def served(arm: str) -> Iterator[httpx.Client]:
-    command = [sys.executable, __file__, "--serve", arm]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
+def served(*options: str) -> Iterator[httpx.Client]:
+    """A client of ``paceline serve`` with these options."""
+    server = ServerProcess(*options)
     try:
-        line = ""
-        for line in process.stderr:
-            if line.startswith("paceline serves "):
-                break
-        else:
-            raise RuntimeError(f"{arm} did not start: {line}")
-        with ThreadPoolExecutor(1) as reader:
-            reader.submit(process.stderr.read)
-            with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=300) as client:
-                yield client
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=300) as client:
+            yield client
     finally:
-        process.kill()
+        server.end()
 
 
 def first_token_seconds(client: httpx.Client, index: int) -> float:
@@ -117,7 +100,7 @@ def agent(client: httpx.Client, name: str, tasks: Sequence[str]) -> list[dict[st
 def measured(arm: str, options: argparse.Namespace) -> Row:
     edits = load_prompts("auto").kind("edit")
     tasks = [[text[:400] for text in edits[i :: options.agents]] for i in range(options.agents)]
-    with served(arm) as client, ThreadPoolExecutor(options.agents) as pool:
+    with served(*LIMITS, *ARMS[arm]) as client, ThreadPoolExecutor(options.agents) as pool:
         for index in range(8):
             first_token_seconds(client, -index)
         firsts = [first_token_seconds(client, index) for index in range(options.streams)]
@@ -143,6 +126,40 @@ def measured(arm: str, options: argparse.Namespace) -> Row:
     }
 
 
+def num_serving(client: httpx.Client) -> int:
+    """Replicas that tell their metrics."""
+    return len(set(re.findall(r'replica="(\d+)"', client.get("/metrics").text)))
+
+
+def replica_pids(server: ServerProcess) -> list[int]:
+    found = []
+    for pid in server.family():
+        with suppress(OSError):
+            if b"ServeReplica:paceline:engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def recoveries(count: int) -> list[float]:
+    """Seconds from the death of a replica until both of them serve."""
+    server, found = ServerProcess(*LIMITS, *ARMS[REPLICAS]), list[float]()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE) as client:
+            for index in range(count):
+                began = time.monotonic()
+                os.kill(replica_pids(server)[index % 2], signal.SIGKILL)
+                while num_serving(client) > 1:  # it is not known yet
+                    time.sleep(0.02)
+                while num_serving(client) < 2 and time.monotonic() - began < PATIENCE:
+                    time.sleep(0.05)
+                found.append(time.monotonic() - began)
+                note(f"a killed replica: {found[-1]:.1f} s")
+                time.sleep(2.0)
+    finally:
+        server.end()
+    return found
+
+
 def routings(options: argparse.Namespace) -> list[Row]:
     """A row for each way of routing; their answers are compared token by token."""
     try:
@@ -150,7 +167,8 @@ def routings(options: argparse.Namespace) -> list[Row]:
     except RequestError as error:
         note(f"routing is left out: {error}")
         return []
-    rows, answers = zip(*(routed(arm, asked, options.engines) for arm in ARMS), strict=True)
+    arms = (routed(arm, asked, options.engines) for arm in agent_requests.ARMS)
+    rows, answers = zip(*arms, strict=True)
     if any(each != answers[0] for each in answers):
         raise AssertionError("the answers depend on which replica was asked")
     return list(rows)
@@ -200,20 +218,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized("--agents", 8, 4, "at once")
     parser.sized("--turns", 6, 2, "of each agent")
     parser.sized("--streams", 100, 10, "one after another, for the time to the first token")
+    parser.sized("--deaths", 6, 2, "of replicas")
     parser.sized("--requests", 160, 16, "of the recorded service, for routing")
     parser.sized("--engines", 4, 2, "that they are routed to")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.serve:
-        serve(options.serve)
-        return 0
-    settings = ("quick", "agents", "turns", "streams", "requests", "engines")
-    report, routed_rows = Report("scale", chosen(options, *settings)), routings(options)
-    report.results = [measured(arm, options) for arm in (ONE_CORE, ONE, AFFINITY, LOADS)]
+    settings = ("quick", "agents", "turns", "streams", "deaths", "requests", "engines")
+    report = Report("scale", chosen(options, *settings))
+    report.results = [measured(arm, options) for arm in ARMS]
+    again = recoveries(options.deaths)
+    report.samples = [{"recovery_seconds": seconds} for seconds in again]
+    routed_rows = routings(options)
     by_arm = {row["arm"]: row for row in report.results}
-    overhead = by_arm[AFFINITY]["first_token_ms"] - by_arm[ONE_CORE]["first_token_ms"]
-    report.targets = [Target("ms that Serve adds to a first token", overhead, MOST_OVERHEAD_MS)]
-    report.targets += routing_targets(routed_rows)
+    overhead = by_arm[REPLICAS]["first_token_ms"] - by_arm[ONE_CORE]["first_token_ms"]
+    back = "seconds until a killed replica serves again"
+    report.targets = [
+        Target("ms that Serve adds to a first token", overhead, MOST_OVERHEAD_MS),
+        Target(f"{back}, median", median(again), MOST_RECOVERY_SECONDS),
+        Target(f"{back}, longest", max(again), MOST_RECOVERY_SECONDS),
+        *routing_targets(routed_rows),
+    ]
     report.results += routed_rows
     return report.finish(options, tables(report.results))
 

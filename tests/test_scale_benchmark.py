@@ -1,4 +1,4 @@
-"""The benchmark of replicas: what agents ask, and what routing is counted to bring."""
+"""The benchmarks of replicas: what agents ask, what routing is counted and simulated to bring."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import RequestError
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import CostPoint
+from paceline.policy.cost_table import CostTable
+from paceline.ray.prompts import Traits
 from tests.programs import module
 
 
@@ -58,3 +62,62 @@ def test_affinity_reads_less_and_says_the_same(agents: Any) -> None:
     assert all(row["routed"] == 6 for row in rows)
     by_arm = {row["arm"]: row["hit_rate"] for row in rows}
     assert by_arm[agents.TURNS] < by_arm[agents.AFFINITY] <= by_arm[agents.ONE]
+
+
+# Simulated replicas
+
+TABLE = CostTable("toy", [CostPoint(1, 0, 1, 1, 2.0), CostPoint(1, 0, 512, 512, 513.0)])
+"""A row takes a millisecond, a step one more."""
+fleet = module("simulated_replicas")
+
+
+def ask(seconds: float, prompt_len: int, output_len: int, parts: Any = (), caller: int = 0) -> Any:
+    kept = tuple(parts)
+    traits = Traits(kept[: prompt_len // fleet.PART_TOKENS], caller)
+    return fleet.Ask(seconds, prompt_len, output_len, 0, traits, kept)
+
+
+def served(asked: Any, size: int, arm: str, num_parts: int = 1 << 20) -> Any:
+    found = fleet.Fleet(size, CostModel(TABLE, learns=False), num_parts)
+    found.serve(asked, fleet.chooser(arm, size), 1.0)
+    return found
+
+
+def test_a_simulated_replica_takes_what_the_table_says() -> None:
+    found = served([ask(0.0, 100, 3), ask(1.0, 1000, 1)], 1, fleet.TURNS)
+    assert found.waits == pytest.approx([0.101, 0.513 + 0.489])  # the second one in two chunks
+    assert found.ended == pytest.approx(2.002)
+    (replica,) = found.replicas.values()
+    assert replica.busy == pytest.approx(0.101 + 2 * 0.002 + 1.002)
+
+
+def test_what_was_read_before_is_not_read_again() -> None:
+    asked = [ask(float(i), 640, 1, range(10)) for i in range(3)]
+    found = served(asked, 1, fleet.TURNS)
+    # All but the last token is found; the first prompt is read in two steps.
+    assert found.waits == pytest.approx([0.513 + 0.129, 0.002, 0.002])
+    assert served(asked, 1, fleet.TURNS, num_parts=0).waits == pytest.approx([0.642] * 3)
+
+
+def test_affinity_sends_a_prompt_where_its_beginning_is() -> None:
+    asked = [ask(float(i), 640, 1, range(100 * (i % 3), 100 * (i % 3) + 10)) for i in range(30)]
+    cached = {
+        arm: sum(each.num_cached_tokens for each in served(asked, 4, arm).replicas.values())
+        for arm in (fleet.TURNS, fleet.AFFINITY)
+    }
+    assert cached[fleet.AFFINITY] == 27 * 639
+    assert cached[fleet.TURNS] == 18 * 639  # each of three prompts is read by four replicas
+
+
+def test_callers_go_on_with_what_they_said(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "data_folder", agents.data_folder)
+    folder = agents.data_folder() / "traces"
+    rows = ["2023-11-16 18:17:00.0,300,20", "2023-11-16 18:17:01.0,400,10"]
+    rows += ["2023-11-16 18:17:02.0,350,5"]
+    (folder / "azure_llm_inference_conv.csv").write_text("\n".join(["a,b,c", *rows]))
+    first, second, third = fleet.asks("conv", 3, 1)
+    assert [each.known for each in (first, second, third)] == [256, 320, 256]
+    assert second.kept[:5] == first.kept[:5]
+    assert third.kept[:4] == first.kept[:4]  # the instructions
+    assert third.kept[4] != first.kept[4]
+    assert len(first.traits.parts) == 4

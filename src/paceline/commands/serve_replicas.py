@@ -36,14 +36,11 @@ def serve_or_replicate(options: ServeOptions) -> int:
     return 0
 
 
-def replicated(
-    options: ServeOptions, *, shares_machine: bool, affinity: bool = True
-) -> Application:
+def replicated(options: ServeOptions, *, shares_machine: bool) -> Application:
     """The application of replicas that the options ask for.
 
     Args:
         shares_machine: all replicas are on this machine, whose memory they divide.
-        affinity: as :func:`~paceline.ray.deployments.application` has it.
 
     Raises:
         ConfigError: Ray is not installed, or an option is not acceptable.
@@ -70,7 +67,7 @@ def replicated(
     own = as_replica(options, shares_machine)
     clients(own, models, config)  # what is wrong with them is said here, and models are fetched
     served = Served(partial(clients, own, models, config), config)
-    return application(served, count, threads_of(options), affinity)
+    return application(served, count, threads_of(options))
 
 
 Options = TypeVar("Options", bound=ReplicaOptions)

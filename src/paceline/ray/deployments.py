@@ -12,19 +12,17 @@ NAME = "paceline"
 INGRESS, REPLICAS = "ingress", "engine"
 _ROUTER = "paceline.ray.request_router.AffinityRouter"
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
+_CHECK_SECONDS = 1.0
 _MAX_ONGOING = 1 << 16
 """Requests to a replica or the ingress: more than there can be, as the server's own queue is the
 one that refuses."""
 
 
-def application(
-    served: Served, replicas: int, threads: int, affinity: bool = True
-) -> serve.Application:
+def application(served: Served, replicas: int, threads: int) -> serve.Application:
     """
     Args:
         served: by each replica.
         threads: of each replica, for which it asks as many of the cluster's CPUs.
-        affinity: False sends requests where there is least to do, wherever their prefix is cached.
     """
     config, grace = served.config, served.config.drain_timeout
     replica = serve.deployment(
@@ -35,10 +33,8 @@ def application(
         max_ongoing_requests=_MAX_ONGOING,
         graceful_shutdown_timeout_s=grace,
         logging_config=_LOGGING,
-        health_check_period_s=1.0,
-        request_router_config=RequestRouterConfig(
-            request_router_class=_ROUTER, request_router_kwargs={"affinity": affinity}
-        ),
+        health_check_period_s=_CHECK_SECONDS,
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
     ).bind(served)
     ingress = serve.deployment(
         Ingress,
@@ -48,5 +44,6 @@ def application(
         max_ongoing_requests=_MAX_ONGOING,
         graceful_shutdown_timeout_s=grace,
         logging_config=_LOGGING,
+        health_check_period_s=_CHECK_SECONDS,
     )
     return ingress.bind(replica, config)

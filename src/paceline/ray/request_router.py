@@ -21,8 +21,8 @@ _SENDING_SECONDS = 5.0
 class AffinityRouter(RequestRouter):
     """Serve's interface of request routers over :class:`~paceline.ray.routing.Affinity`."""
 
-    def initialize_state(self, threshold: int = THRESHOLD, affinity: bool = True) -> None:
-        self._policy = Affinity(threshold, is_on=affinity)
+    def initialize_state(self, threshold: int = THRESHOLD) -> None:
+        self._policy = Affinity(threshold)
         self._sending: dict[str, tuple[ReplicaID, float]] = {}
         self._running: dict[ReplicaID, set[str]] = defaultdict(set)
 

@@ -60,7 +60,7 @@ class Affinity:
     def _wanted(self, traits: Traits, open_to: Mapping[str, int]) -> list[str]:
         """Replicas whose caches suit the request; all of the same worth."""
         for depth in range(len(traits.parts), 0, -1):
-            readers = self._readers.get(traits.parts[depth - 1], set()) & set(open_to)
+            readers = open_to.keys() & self._readers.get(traits.parts[depth - 1], set())
             if readers:
                 break
         else:
