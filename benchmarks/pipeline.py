@@ -4,6 +4,9 @@ Each arm has a stage of its own, which ``paceline stage`` serves, behind a proxy
 that hands on every byte some milliseconds later in either direction. The plain arm in stages, a
 second one as control, and the default proposers take turns, and so does one process that
 decodes plainly, which shows what the distance costs.
+
+``--requests`` measures several requests at once instead, and the reading of a long prompt: steps
+that are cut where that pays, so that stages compute at the same time, against whole ones.
 """
 
 from __future__ import annotations
@@ -17,26 +20,30 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from harness import CONTROL, PLAIN, against_plain, arguments, chosen, names, note, raw
+from harness import CONTROL, PLAIN, against_plain, arguments, chosen, names, note, numbers, raw
 from prompt_sets import KINDS, load_prompts, spread
 from proposer_sets import DEFAULT
 from report import Report, Row, Target, identical_target, pick
-from speedup import behind_prompt, comparison, hugging_face, run_cell
+from speedup import batches, behind_prompt, comparison, hugging_face, run_cell
 
 from paceline import LLM
 from paceline.commands.prompts import Encoder
 from paceline.commands.resolve import without_memory
 from paceline.config import parse_speculative_config
 from paceline.engine.default_drafts import default_speculative_config
+from paceline.engine.engine import Engine
 from paceline.llm import embedded_model
 
-ALONE = "one process"
+ALONE, OVERLAPPED = "one process", "overlapped"
+PROMPT_TOKENS, READ_TOKENS = 64, 4
+"""Of each of several requests, and that are made after a long prompt."""
 MAX_MODEL_LEN = 1024
 CHUNK = 1 << 16
-WANTED = 1.8
+WANTED, OVERLAP_WANTED = 1.8, 1.2
 
 
 def hand_on(source: socket.socket, target: socket.socket, seconds: float) -> None:
@@ -96,32 +103,64 @@ def stage() -> Iterator[str]:
             process.kill()
 
 
+def leave_whole(engine: Engine) -> None:
+    """Let an engine whose model lies in stages cut no step."""
+    engine.runner.decoder.ops.micro_batching.counts = ()
+
+
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
     model = options.model or embedded_model("target")
     draft = parse_speculative_config({"model": options.draft}) if options.draft else ()
     drafts = without_memory((*default_speculative_config(model), *draft))
     arms = {}
-    for name, proposers in {PLAIN: (), DEFAULT: drafts, ALONE: (), CONTROL: ()}.items():
+    second = {OVERLAPPED: ()} if options.requests else {DEFAULT: drafts}
+    for name, proposers in {PLAIN: (), **second, ALONE: (), CONTROL: ()}.items():
         more: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "num_threads": options.threads}
         if name != ALONE:
-            far = stack.enter_context(stage())
-            address = stack.enter_context(delayed(far, options.delay_ms / 1e3))
+            address = stack.enter_context(stage())
+            if options.delay_ms:
+                address = stack.enter_context(delayed(address, options.delay_ms / 1e3))
             more |= {"pipeline_parallel_size": 2, "pipeline_stages": (address,)}
         note(f"opening {name}")
         more |= {"speculative_config": proposers, "enable_prefix_caching": False}
         arms[name] = stack.enter_context(LLM(model, strict=True, **more))
+        if name in (PLAIN, CONTROL):
+            arms[name].call(leave_whole)
     return arms
 
 
+def cells(
+    options: argparse.Namespace, texts: Sequence[list[int]]
+) -> Iterator[tuple[dict[str, Any], list[list[list[int]]], int]]:
+    """What tells a cell from others of its kind of text, its groups of prompts, and the tokens."""
+    if not options.requests:
+        for temperature in (0.0, 0.8):
+            yield {"temperature": temperature}, [[text] for text in texts], options.max_tokens
+        return
+    for count in options.requests:
+        label = {"temperature": 0.0, "requests": count, "tokens": options.max_tokens}
+        short = [text[-PROMPT_TOKENS:] for text in texts]
+        yield label, batches(short, count), options.max_tokens
+    long = list(islice(cycle(chain.from_iterable(texts)), MAX_MODEL_LEN - READ_TOKENS))
+    label = {"temperature": 0.0, "requests": 1, "tokens": READ_TOKENS}
+    yield label, [[long]], READ_TOKENS
+
+
 def targets(results: Sequence[Row]) -> list[Target]:
-    code = pick(results, kind="code", temperature=0.0, arm=DEFAULT)
+    wanted: Row = {"arm": DEFAULT}
+    name, least = "speed-up in two stages, greedy code, default configuration", WANTED
+    if pick(results, arm=OVERLAPPED):
+        wanted = {"arm": OVERLAPPED, "requests": 8}
+        name, least = "speed-up of overlapped steps, code, 8 requests", OVERLAP_WANTED
+    code = pick(results, kind="code", temperature=0.0, **wanted)
     value = code[0].get("speedup", {}).get("value") if code else None
-    name = "speed-up in two stages, greedy code, default configuration"
-    return [Target(name, value, WANTED, "at least"), identical_target(results)]
+    return [Target(name, value, least, "at least"), identical_target(results)]
 
 
 def tables(results: Sequence[Row]) -> list[str]:
     keys = {"text": "kind", "temperature": "temperature", "delay, ms": "delay_ms"}
+    if any("requests" in row for row in results):
+        keys |= {"requests": "requests", "tokens": "tokens"}
     return [comparison(results, keys)]
 
 
@@ -135,24 +174,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized("--max-tokens", 80, 32, "per prompt")
     parser.add_argument("--repeat", type=int, help="of every run (default: 1)", default=1)
     parser.add_argument("--threads", type=int, default=2, help="of each process")
+    parser.add_argument("--requests", type=numbers, default=[], help="at once: see above")
     options = parser.parse_args(argv)
     if options.model == "inflated":
         options.model, options.draft = (str(hugging_face("0.5b", r)) for r in ("target", "draft"))
     shown = ("quick", "num_prompts", "max_tokens", "repeat", "threads", "delay_ms")
     settings = chosen(options, *shown)
     model = Path(options.model or "embedded").parent.name if options.draft else "embedded"
-    report = Report("pipeline", {"model": model, **settings})
+    name = "pipeline_overlap" if options.requests else "pipeline"
+    report = Report(name, {"model": model, **settings})
     source = load_prompts(options.prompts)
     with ExitStack() as stack:
         arms = open_arms(options, stack)
         encode = Encoder(arms[PLAIN].tokenizer).encode
         for kind in options.kinds:
             texts = spread(source.kind(kind), options.num_prompts)
-            groups = [[encode(text)[-(MAX_MODEL_LEN - options.max_tokens) :]] for text in texts]
-            for temperature in (0.0, 0.8):
-                label = {"kind": kind, "temperature": temperature, "delay_ms": options.delay_ms}
+            prompts = [encode(text)[-(MAX_MODEL_LEN - options.max_tokens) :] for text in texts]
+            for told, groups, tokens in cells(options, prompts):
+                label = {"kind": kind, **told, "delay_ms": options.delay_ms}
                 note(", ".join(f"{name} {value}" for name, value in label.items()))
-                samples = behind_prompt(run_cell(arms, groups, options, temperature))
+                sized = argparse.Namespace(**{**vars(options), "max_tokens": tokens})
+                samples = run_cell(arms, groups, sized, told["temperature"])
+                if not options.requests:
+                    samples = behind_prompt(samples)
                 report.samples += [raw(sample, label) for sample in samples]
                 report.results += [
                     {**label, **against_plain(samples, arm)} for arm in arms if arm != PLAIN

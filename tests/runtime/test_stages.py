@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, RequestFailedError, StageError
 from paceline.llm import embedded_model
+from paceline.models.arrays import Floats
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.native import ISA_VARIABLE, why_not_native
+from paceline.policy.micro_batches import MicroBatch, MicroBatching, cut
 from paceline.runtime.stages.link import SIZE, Link, address_of, shown_address
 from paceline.runtime.stages.ops import split
 from paceline.runtime.stages.remote import RemoteStage
@@ -81,6 +83,78 @@ def test_prefixes_are_found_in_all_stages(backend: str) -> None:
             wish = SamplingParams(max_tokens=12, temperature=0.0)
             assert two.generate(prompt, wish).token_ids == one.generate(prompt, wish).token_ids
         assert two.stats().num_cached_tokens == one.stats().num_cached_tokens > 0
+
+
+@pytest.fixture
+def in_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is cut into three, or as many rows as it has, whatever that takes."""
+
+    def choose(_: object, rows: Sequence[int], limits: Sequence[int]) -> list[MicroBatch]:
+        return cut(rows, limits, min(3, sum(rows)))
+
+    monkeypatch.setattr(MicroBatching, "choose", choose)
+
+
+@NATIVE
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.usefixtures("in_micro_batches")
+def test_micro_batches_say_what_one_process_does(size: int) -> None:
+    want = answers(TARGET, speculative_config=[])
+    assert answers(TARGET, speculative_config=[], pipeline_parallel_size=size) == want
+    assert answers(TARGET, pipeline_parallel_size=size) == want
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("native", marks=NATIVE), pytest.param("reference")]
+)
+@pytest.mark.usefixtures("in_micro_batches")
+def test_states_go_on_from_micro_batch_to_micro_batch(hybrid: str, backend: str) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "backend": backend}
+    want = answers(hybrid, speculative_config=[], **options)
+    assert answers(hybrid, pipeline_parallel_size=2, **options) == want
+    assert answers(hybrid, pipeline_parallel_size=2, speculative_config=[], **options) == want
+
+
+@NATIVE
+@pytest.mark.usefixtures("in_micro_batches")
+def test_trees_and_prompts_are_cut() -> None:
+    """Branches apart from their parents; log-probabilities of prompts come from all of it."""
+    wish = SamplingParams(max_tokens=32, temperature=0.0, prompt_logprobs=2)
+    options: dict[str, Any] = {"max_model_len": 256, "num_threads": 1, "planner": "fixed"}
+    drafts = [{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}]
+    with LLM(TARGET, speculative_config=[], **options) as llm:
+        want = llm.generate([CODE, PROMPTS[2]], wish)
+    options |= {"speculative_config": drafts, "pipeline_parallel_size": 2}
+    with LLM(TARGET, **options) as llm:
+        found = llm.generate([CODE, PROMPTS[2]], wish)
+    assert [each.token_ids for each in found] == [each.token_ids for each in want]
+    assert [each.prompt_logprobs for each in found] == [each.prompt_logprobs for each in want]
+    assert sum(each.completions[0].counters.num_accepted_tokens for each in found) > 0
+
+
+@NATIVE
+@pytest.mark.usefixtures("in_micro_batches")
+def test_a_stage_lost_between_micro_batches_ends_all_requests_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wish = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    start, doomed, steps = RemoteStage.start, list[Any](), iter(range(100))
+
+    def start_and_die(stage: RemoteStage, x: Floats, index: int, *more: Any) -> None:
+        start(stage, x, index, *more)
+        if doomed and index == 1 and next(steps) == 4:  # when all requests have read something
+            doomed.pop().send_signal(signal.SIGKILL)
+
+    monkeypatch.setattr(RemoteStage, "start", start_and_die)
+    with LLM(TARGET, max_model_len=512, num_threads=1) as llm:
+        want = [each.token_ids for each in llm.generate(PROMPTS, wish)]
+    with LLM(TARGET, max_model_len=512, num_threads=1, pipeline_parallel_size=2) as llm:
+        doomed.append(llm.call(lambda engine: eval(PROCESS, {"engine": engine})))
+        errors = [each.error for each in llm.generate(PROMPTS, wish)]
+        assert all(isinstance(error, RequestFailedError) for error in errors)
+        assert not doomed
+        for _ in range(2):  # in another process, then out of the prefix cache
+            assert [each.token_ids for each in llm.generate(PROMPTS, wish)] == want
 
 
 @NATIVE

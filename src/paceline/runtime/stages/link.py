@@ -6,6 +6,7 @@ for a network in which one trusts everybody.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -31,7 +32,7 @@ PATIENCE = {
 
 
 class Link:
-    """One end of a connection.
+    """One end of a connection; one thread may send while another receives.
 
     Raises:
         StageError: of every method, once the other end is gone or says what nobody understands.
@@ -98,6 +99,9 @@ class Link:
             room = room[count:]
 
     def close(self) -> None:
+        """Whoever waits for the other end, in whichever thread, learns that it is gone."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 

@@ -1,30 +1,22 @@
-"""A backend whose layers lie in stages: its memory and its forwards, which go through all of them.
+"""A backend whose layers lie in stages: how they are divided, and its memory, which lies in all.
 
-Owns what the stages are told and when they are lost. Knows no requests but by their numbers.
+Owns what the stages are told of memory. Knows no requests.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, NoReturn
-
-import numpy as np
+from itertools import pairwise
+from typing import Any
 
 from paceline.errors import ConfigError, StageError
-from paceline.models.adapter import AdaptedLayers
-from paceline.models.arrays import Array, Floats
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import Forward, KVMemory, Ops, Slots, StateSpan
-from paceline.models.taps import Taps
+from paceline.models.ops.base import KVMemory, Ops, Slots
+from paceline.policy.micro_batches import MicroBatching
+from paceline.runtime.stages.forward import StagedForward
 from paceline.runtime.stages.link import Message
 from paceline.runtime.stages.remote import RemoteStage
-from paceline.span import Span
-
-log = logging.getLogger(__name__)
 
 
 def split(config: ModelConfig, count: int) -> list[range]:
@@ -96,118 +88,6 @@ class StagedStates:
         self._all("fill", list(slots), [list(each) for each in entries], value)
 
 
-@dataclass(frozen=True, slots=True)
-class StagedBatch:
-    """A batch of the engine's own layers, and where each span's logits begin."""
-
-    own: Any
-    num_rows: int
-    sample_offsets: Sequence[int]
-
-
-class StagedForward:
-    """See :class:`~paceline.models.ops.base.Forward`.
-
-    Args:
-        own: over the engine's own layers.
-        lose: is told that a stage has forgotten everything, and returns the numbers of the requests
-            that had something there.
-    """
-
-    grows_trees = False
-
-    def __init__(
-        self,
-        own: Forward,
-        layers: range,
-        config: ModelConfig,
-        stages: Sequence[RemoteStage],
-        lose: Callable[[], set[int]],
-    ) -> None:
-        self._own, self._layers, self._config, self._stages = own, layers, config, stages
-        self._lose, self._broken = lose, set[int]()
-        self._has_states = config.stage(0, layers.stop).recurrent is not None
-        self.experts_read = self.experts_fetched = 0
-
-    @property
-    def chosen_experts(self) -> NoReturn:
-        raise ConfigError("which experts were chosen is not known where layers are in stages")
-
-    def pack(
-        self,
-        spans: Sequence[Span],
-        block_tables: Sequence[Sequence[int]],
-        states: Sequence[StateSpan] = (),
-        adapters: Sequence[Any] = (),
-    ) -> StagedBatch:
-        assert not any(adapters), "no adapter can be prepared"
-        self._mend()
-        self._broken -= {span.request_id for span in spans if not span.start}  # they begin anew
-        if self._broken.intersection(span.request_id for span in spans):
-            raise StageError("a stage was lost that had read a part of this request")
-        described = [[list(x) if isinstance(x, Sequence) else x for x in span] for span in spans]
-        where = [(*s[:3], list(s.path), s.certain) for s in states]
-        more = [described, [list(table) for table in block_tables], where]
-        for stage in self._stages:
-            stage.tell("pack", more=more)
-        unsampled = [span._replace(sample_rows=()) for span in spans]
-        own = self._own.pack(unsampled, block_tables, states if self._has_states else ())
-        offsets = [0, *accumulate(len(span.sample_rows) for span in spans)]
-        return StagedBatch(own, own.num_rows, offsets)
-
-    def adapter(self, layers: AdaptedLayers) -> NoReturn:
-        raise ConfigError("adapters (--lora) are not divided among stages: leave one of them away")
-
-    def _mend(self) -> None:
-        """Find lost stages again, which then know nothing of what there was."""
-        lost = [stage for stage in self._stages if stage.is_lost]
-        for stage in lost:
-            stage.connect()
-            log.warning("%s is back; what it knew is lost", stage)
-        if lost:
-            self._broken = self._lose()
-
-    def logits(self, batch: StagedBatch, taps: Taps, inputs: Floats | None) -> Floats:
-        logits: Floats = self._run(batch, taps, greedy=False)
-        return logits
-
-    def greedy(self, batch: StagedBatch, taps: Taps, inputs: Floats | None) -> list[int]:
-        tokens: list[int] = self._run(batch, taps, greedy=True).tolist()
-        return tokens
-
-    def _run(self, batch: StagedBatch, taps: Taps, greedy: bool) -> Array:
-        c, stop = self._config, self._layers.stop
-        own = tuple(tap for tap in taps.layers if tap < stop)
-        made = Taps.of((*own, stop), batch.num_rows, stop, c.hidden_size)
-        self._own.logits(batch.own, made, None)
-        found = dict(zip(own, made.features.swapaxes(0, 1), strict=False))
-        x, said = made.features[:, -1], np.empty(0)
-        self.experts_read = self._own.experts_read
-        self.experts_fetched = self._own.experts_fetched
-        for stage in self._stages:
-            layers, is_last = stage.layers, stage is self._stages[-1]
-            end = c.num_layers + 2 if is_last else layers.stop
-            asked = [tap for tap in taps.layers if layers.start <= tap < end]
-            local = [tap - layers.start for tap in asked]
-            if not is_last:
-                local.append(len(layers))
-            stage.start(x, local, greedy)
-            reply, (said, features) = stage.result()
-            found |= zip(asked, features.swapaxes(0, 1), strict=False)
-            x = features[:, -1] if not is_last else x
-            self.experts_read += reply["experts"][0]
-            self.experts_fetched += reply["experts"][1]
-        for index, tap in enumerate(taps.layers):
-            taps.features[:, index] = found[tap]
-        return said
-
-    def write_kv(self, batch: Any, inputs: Floats) -> NoReturn:
-        raise NotImplementedError("blocks are no models in stages")
-
-    def grow(self, *args: Any, **options: Any) -> NoReturn:
-        raise NotImplementedError("trees do not grow in stages")
-
-
 class StagedOps:
     """A backend for one model whose first layers are here and whose others are in stages.
 
@@ -234,6 +114,9 @@ class StagedOps:
         self._stages: list[RemoteStage] = []
         self.lose: Callable[[], set[int]] = set
         """Set by who owns the sequences."""
+        self.micro_batching = MicroBatching(len(parts), base.name)
+        if config.experts is not None:
+            self.micro_batching.counts = ()  # each would read experts anew, which steps count once
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
@@ -275,4 +158,5 @@ class StagedOps:
             self.close()
             raise ConfigError(str(error)) from error
         own = self._base.forward(self._own, memory.own, states and states.own)
-        return StagedForward(own, self._parts[0], self._config, self._stages, lambda: self.lose())
+        shape, lose = (self._parts[0], self._config), lambda: self.lose()
+        return StagedForward(own, *shape, self._stages, lose, self.micro_batching)

@@ -97,13 +97,13 @@ class RemoteStage:
         return StageError(f"{self} is lost: {error}")
 
     def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._link = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        link, self._link = self._link, None
+        process, self._process = self._process, None
+        if link is not None:
+            link.close()
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def tell(self, what: str, *arrays: Array, more: Sequence[Any] = ()) -> None:
         """What is not answered; of a lost stage the next forward says so."""
@@ -113,21 +113,28 @@ class RemoteStage:
             except StageError as error:
                 self.lose(error)
 
-    def start(self, x: Floats, taps: Sequence[int], greedy: bool) -> None:
-        if self._link is None:
-            raise StageError(f"{self} is lost: {self._why}")
+    def start(self, x: Floats, index: int, taps: Sequence[int], greedy: bool) -> None:
+        """Compute one of the micro-batches that were packed."""
+        link = self._connected()
         try:
-            self._link.send({"do": "run", "taps": taps, "greedy": greedy}, x)
+            link.send({"do": "run", "index": index, "taps": taps, "greedy": greedy}, x)
         except StageError as error:
             raise self.lose(error) from error
 
     def result(self) -> tuple[Message, Sequence[Array]]:
-        """Of what was started."""
-        assert self._link is not None
+        """Of what was started first and not yet answered. One thread may wait for it while another
+        one starts more."""
+        link = self._connected()
         try:
-            reply, arrays = self._link.receive()
+            reply, arrays = link.receive()
         except Exception as error:  # half an answer may be left in the line
             raise self.lose(error) from error
         if "error" in reply:
             raise StageError(f"{self} failed: {reply['error']}")
         return reply, arrays
+
+    def _connected(self) -> Link:
+        link = self._link
+        if link is None:
+            raise StageError(f"{self} is lost: {self._why}")
+        return link

@@ -72,26 +72,26 @@ class Stage:
                 for name in ("clear", "copy", "set_due", "fold", "fill")
             }
         self._has_states = states is not None
-        self._batch: Any = None
+        self._batches: list[Any] = []
 
     def take(self, message: Message, arrays: Sequence[Array]) -> None:
         """Do what is not answered."""
         what = message["do"]
         if what == "pack":
-            self._pack(*message["with"])
+            self._batches = [self._pack(*each) for each in message["with"]]
         elif what in self._takes or not what.startswith("state_"):  # of layers that are not here
             self._takes[what](*arrays, *message.get("with", ()))
 
-    def _pack(self, spans: list[list[Any]], tables: list[list[int]], states: list[Any]) -> None:
+    def _pack(self, spans: list[list[Any]], tables: list[list[int]], states: list[Any]) -> Any:
         where = [StateSpan(*each) for each in states] if self._has_states else []
         packed = [Span(*span) for span in spans]
         if not self._is_last:
             packed = [span._replace(sample_rows=()) for span in packed]
-        self._batch = self._forward.pack(packed, tables, where)
+        return self._forward.pack(packed, tables, where)
 
     def run(self, message: Message, x: Array) -> tuple[Message, Sequence[Array]]:
-        """The packed batch on its rows, ``[rows, hidden_size]``."""
-        c, batch = self._config, self._batch
+        """A micro-batch that was packed on its rows, ``[rows, hidden_size]``."""
+        c, batch = self._config, self._batches[message["index"]]
         taps = Taps.of(message["taps"], batch.num_rows, c.num_layers, c.hidden_size)
         found = list[Array]()
         if message["greedy"]:
