@@ -124,7 +124,7 @@ def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
         note(f"opening {name}")
         more |= {"speculative_config": proposers, "enable_prefix_caching": False}
         arms[name] = stack.enter_context(LLM(model, strict=True, **more))
-        if name in (PLAIN, CONTROL):
+        if options.requests and name in (PLAIN, CONTROL):
             arms[name].call(leave_whole)
     return arms
 
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.model == "inflated":
         options.model, options.draft = (str(hugging_face("0.5b", r)) for r in ("target", "draft"))
-    shown = ("quick", "num_prompts", "max_tokens", "repeat", "threads", "delay_ms")
+    shown = ("quick", "num_prompts", "max_tokens", "repeat", "threads", "delay_ms", "requests")
     settings = chosen(options, *shown)
     model = Path(options.model or "embedded").parent.name if options.draft else "embedded"
     name = "pipeline_overlap" if options.requests else "pipeline"
