@@ -119,7 +119,7 @@ def test_fewer_bits_are_those_of_the_checkpoint() -> None:
 
 
 @native
-@pytest.mark.parametrize(("dtype", "most"), [("int4", 0.1), ("int3", 0.1), ("int2", 0.1)])
+@pytest.mark.parametrize(("dtype", "most"), [("int4", 0.1), ("int3", 0.2), ("int2", 0.35)])
 def test_a_model_that_is_packed_in_8_bits_gives_one_in_fewer(
     tmp_path: Path, dtype: str, most: float
 ) -> None:
@@ -133,7 +133,7 @@ def test_a_model_that_is_packed_in_8_bits_gives_one_in_fewer(
         drafts.append(cheaper_decoder(config, runner.decoder, model))
     for one, two in zip(*map(outputs, drafts), strict=True):
         error = np.linalg.norm(one - two) / np.linalg.norm(one)
-        assert 0 < error < most  # it was rounded to 8 bits in between
+        assert 0 < error < most  # rounded to 8 bits in between, its blocks find other scales
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
