@@ -17,6 +17,8 @@ import httpx
 
 import paceline
 
+PATIENCE = 300.0
+"""Seconds for one answer, or until something happens, on a busy machine; more is a hang."""
 SMALL = ("--threads", "1", "--max-model-len", "512", "--kv-cache-memory", "64M")
 LONG = {"prompt": "Once", "max_tokens": 480, "stream": True, "ignore_eos": True}
 
@@ -50,35 +52,40 @@ def serving(
         assert line.startswith("paceline serves "), "".join([*before, line])
         with ThreadPoolExecutor(1) as reader:
             reader.submit(process.stderr.read)
-            with httpx.Client(base_url=line.split(" at ")[1].split()[0], timeout=120) as client:
-                yield process, client
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            url = line.split(" at ")[1].split()[0]
+            try:
+                with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+                    yield process, client
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+            finally:
+                process.kill()  # or the reader would wait for what a failed test leaves behind
     finally:
         process.kill()
 
 
 def by_replica(client: httpx.Client, name: str, **labels: str) -> dict[str, float]:
+    """Values of a metric by the replica's number; of a server without replicas under no name."""
     page = client.get("/metrics").text
     lines = (line for line in page.splitlines() if line.startswith(f"paceline:{name}{{"))
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     return {
-        line.split('replica="')[1].partition('"')[0]: float(line.rpartition(" ")[2])
+        line.partition('replica="')[2].partition('"')[0]: float(line.rpartition(" ")[2])
         for line in lines
         if all(each in line for each in wanted)
     }
 
 
 def until(condition: Any) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def descendants(ancestor: int, words: str) -> list[int]:
-    """Processes below this one with these words in their command, the youngest last."""
-    table = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True)
+    """Processes below this one with these words in their name or command, the youngest last."""
+    table = subprocess.run(["ps", "-eo", "pid,ppid,comm,args"], capture_output=True, text=True)
     rows = [line.split(None, 2) for line in table.stdout.splitlines()[1:]]
     own = {ancestor}
     for _ in rows:
@@ -88,4 +95,4 @@ def descendants(ancestor: int, words: str) -> list[int]:
 
 def replicas_of(ancestor: int) -> list[int]:
     """Processes of Serve's engines below this one."""
-    return descendants(ancestor, "engine")
+    return descendants(ancestor, "ServeReplica:paceline:engine")
