@@ -14,6 +14,29 @@ from paceline.errors import ConfigError
 from paceline.ray.cluster import cluster
 
 
+def keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo afterwards what is set for Ray."""
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")
+    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "5")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.mark.parametrize("num_failures", [0, 1, 2])
+def test_a_node_whose_agents_were_late_is_started_again(
+    num_failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception | None] = [*[Exception("its agents are late")] * num_failures, None]
+
+    def start(*words: Any, **settings: Any) -> None:
+        if (error := errors.pop(0)) is not None:
+            raise error
+
+    keep_environment(monkeypatch)
+    monkeypatch.setattr(ray, "init", start)
+    with cluster(None, 1):
+        assert errors == []
+
+
 @pytest.mark.parametrize(
     ("address", "error", "message"),
     [
@@ -28,9 +51,7 @@ def test_failures_of_ray_are_told(
     def fail(*words: Any, **settings: Any) -> None:
         raise error
 
+    keep_environment(monkeypatch)
     monkeypatch.setattr(ray, "init", fail)
-    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")  # and so what is set is undone
-    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "5")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with pytest.raises(ConfigError, match=message), cluster(address, 1):
         pass

@@ -18,6 +18,9 @@ from paceline.models.ops.threads import cores
 _OBJECT_STORE_BYTES = 100 << 20
 """What passes through it is small: requests, and pieces of answers."""
 
+_START_ATTEMPTS = 3
+"""Ray's node ends if its agents take longer than 15 s to start, as they do on a busy machine; the
+second time their files are in memory."""
 _JOIN_ATTEMPTS = "3"
 """By default Ray tries an address for two minutes, also with a token that was refused."""
 _PROXY_SECONDS = "60"
@@ -45,10 +48,14 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
         os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", _PROXY_SECONDS)
     else:
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", _JOIN_ATTEMPTS)
-    try:
-        ray.init(address or "local", **settings)
-    except Exception as error:  # Ray raises bare ones, too
-        raise ConfigError(_problem(address, error)) from error
+    for left in reversed(range(_START_ATTEMPTS if address is None else 1)):
+        try:
+            ray.init(address or "local", **settings)
+            break
+        except Exception as error:  # Ray raises bare ones, too
+            ray.shutdown()
+            if not left:
+                raise ConfigError(_problem(address, error)) from error
     try:
         yield
     finally:
