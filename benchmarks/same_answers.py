@@ -56,6 +56,8 @@ def requests(count: int, source: str) -> list[Asked]:
         turn = index // 12  # after which the options begin again
         path, fields = (CHAT, as_chat(body)) if turn % 2 else (COMPLETIONS, dict(body))
         fields |= {"model": MODEL, "stream": turn // 2 % 2 == 1}
+        if "min_tokens" in fields:
+            fields["max_tokens"] = max(fields["min_tokens"], fields["max_tokens"])
         if fields["stream"]:
             fields["stream_options"] = {"include_usage": True}
         made.append((path, fields))
@@ -139,6 +141,11 @@ def routed(options: Sequence[str]) -> Iterator[httpx.Client]:
     with served(*options) as one, served(*options) as other:
         command += ["--worker-urls", one.base_url, other.base_url]
         with serving(command, port) as url, httpx.Client(base_url=url, timeout=300) as client:
+            body, until = {"model": MODEL, "prompt": "a", "max_tokens": 1}, time.monotonic() + 300
+            while client.post(COMPLETIONS, json=body).status_code == 503:  # it knows no server yet
+                if time.monotonic() > until:
+                    raise MissingPeerError("the router found no server")
+                time.sleep(0.5)
             yield client
 
 
