@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,26 @@ def test_a_written_head_drafts(trained: LMTrainingResult, written: Path) -> None
     info = TargetInfo(vocabulary, None, "cpu", 64, 4, 1 << 22, "reference", runner)
     config = SpeculativeConfig("dflash", model=str(written), dtype="float32")
     assert isinstance(build(config, info), DFlashProposer)
+
+
+def test_training_goes_on_with_the_same_mask_token(
+    trained: LMTrainingResult,
+    traces: Path,  # noqa: F811
+    tmp_path: Path,
+    written: Path,
+) -> None:
+    """Other traces have another token least often; and configurations have more than one style."""
+    earlier = tmp_path / "earlier"
+    shutil.copytree(written, earlier)
+    told = json.loads((earlier / "config.json").read_text())
+    told["mask_token_id"] = known = told["mask_token_id"] - 1
+    layers = told["transformer_layer_config"]
+    layers["rope_parameters"] = {"rope_theta": layers.pop("rope_theta"), "rope_type": "default"}
+    (earlier / "config.json").write_text(json.dumps(told))
+    options = {"num_layers": 2, "block_size": SIZE, "steps": 1, "init": str(earlier)}
+    train_head(head_config(trained.folder, traces, tmp_path / "later", kind="dflash", **options))
+    found = json.loads((tmp_path / "later" / "config.json").read_text())
+    assert found["mask_token_id"] == known
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typing import Any
 
 from paceline.errors import TrainingError
 from paceline.models.arrays import floats
+from paceline.models.hf_config import config_from_hf
+from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
@@ -18,6 +20,7 @@ from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import RenamedTensors, StoredTensors
 from paceline.models.tensor_checks import check_floats
 from paceline.models.torch_arrays import to_torch
+from paceline.proposers.heads.checkpoint import LAYER
 from paceline.training.model_files import TrainableModel
 
 _FREE = ("speculators_config", "speculators_version", "dtype")
@@ -58,6 +61,18 @@ def continued(folder: Path, fresh: TrainableModel) -> TrainableModel:
     return TrainableModel(fresh.raw, params, fixed)
 
 
+def known_mask_token(folder: Path, vocab_size: int) -> int | None:
+    """The mask token with which an earlier head was trained; None where it names none.
+
+    Raises:
+        ModelLoadError: its configuration cannot be read, or the token is not in the vocabulary.
+    """
+    said = Fields(read_json(folder / "config.json"))
+    if said.get("mask_token_id") is None:
+        return None
+    return said.integer("mask_token_id", 0, vocab_size - 1)
+
+
 def _tensors(folder: Path, quantisation: Mapping[str, Any] | None) -> StoredTensors:
     """What the folder holds, under its names behind :data:`_OWN`."""
     files = SafetensorsFolder(folder)
@@ -67,8 +82,13 @@ def _tensors(folder: Path, quantisation: Mapping[str, Any] | None) -> StoredTens
 
 def _check_same(folder: Path, raw: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     for key, value in wanted.items():
-        if key not in _FREE and raw.get(key) != value:
+        found = raw.get(key)
+        if key == LAYER and isinstance(found, dict):  # which can say the same in other words
+            is_same = config_from_hf(found) == config_from_hf(value)
+        else:
+            is_same = found == value
+        if key not in _FREE and not is_same:
             raise TrainingError(
-                f"{folder} says {key} = {str(raw.get(key))[:80]}; this training makes a head with "
+                f"{folder} says {key} = {str(found)[:80]}; this training makes a head with "
                 f"{str(value)[:80]}: name a head of the same kind, taps and sizes"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from paceline.models.head_kinds import EAGLE3, MTP
 from paceline.traces import Trace
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.heads.batches import Batch
+from paceline.training.heads.continued import known_mask_token
 from paceline.training.heads.dflash import DFlash
 from paceline.training.heads.eagle3 import Eagle3
 from paceline.training.heads.initial import (
@@ -86,8 +88,12 @@ def kind_of(config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Tra
         return _Eagle3Kind(config, layers_config(target.config))
     if config.kind == MTP:
         return _MtpKind(config, layers_config(target.config))
-    layers = dflash_layers(target.config, config.num_layers)
-    return _DFlashKind(config, layers, rarest_token(traces, TargetWeights(target).embedding))
+    layers, known = dflash_layers(target.config, config.num_layers), None
+    if config.init:
+        known = known_mask_token(Path(config.init), target.config.vocab_size)
+    if known is None:
+        known = rarest_token(traces, TargetWeights(target).embedding)
+    return _DFlashKind(config, layers, known)
 
 
 @dataclass(frozen=True, slots=True)

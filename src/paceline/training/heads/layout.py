@@ -6,9 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.errors import TrainingError
 from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
+from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.head_kinds import MTP
+from paceline.models.hf_config import config_from_hf
+
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
+"""What configurations call them, where it is not their name."""
+_TRAINED = "original_max_position_embeddings"
 
 
 def dflash_layers(target: ModelConfig, num_layers: int) -> ModelConfig:
@@ -63,6 +69,9 @@ def speculators_config(
         num_columns: of the output matrix; 0 where it is the target's.
         num_drafted: tokens that the head was trained to draft.
         own: what this kind of head alone says.
+
+    Raises:
+        TrainingError: a configuration cannot say how the head's layers compute.
     """
     method = {
         "proposal_type": "greedy",
@@ -92,10 +101,12 @@ def speculators_config(
 
 
 def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
-    """The head's layers as transformers would describe them."""
-    told = {**target.hf_config, **(target.hf_config.get("text_config") or {})}
-    rope = {k: told[k] for k in ("rope_theta", "rope_scaling", "rope_parameters") if k in told}
-    return {
+    """The head's layers as transformers would describe them.
+
+    Raises:
+        TrainingError: their activation or their rotary embedding cannot be described so.
+    """
+    told: dict[str, Any] = {
         "model_type": "qwen3" if c.qk_norm else "llama",
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
@@ -104,11 +115,32 @@ def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": c.num_heads,
         "num_key_value_heads": c.num_kv_heads,
         "head_dim": c.head_dim,
-        "hidden_act": told.get("hidden_act") or told.get("hidden_activation") or "silu",
+        "hidden_act": _ACTIVATIONS.get(c.activation, c.activation),
         "max_position_embeddings": c.max_position,
         "rms_norm_eps": c.norm_eps,
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        **rope,
+        "rope_theta": c.rope.theta,
     }
+    if c.rope.scaling != "default":
+        told["rope_scaling"] = _scaling(c.rope)
+    read = config_from_hf(told)
+    if (read.activation, read.rope, read.norm_eps) != (c.activation, c.rope, c.norm_eps):
+        raise TrainingError(
+            f"{target.name} has {c.activation} as its activation and rotary embeddings of type "
+            f"{c.rope.scaling}, which the configuration of a head cannot say"
+        )
+    return told
+
+
+def _scaling(rope: RopeConfig) -> dict[str, Any]:
+    """A rotary rule by its Hugging Face names."""
+    numbers: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in rope.params
+    }
+    if _TRAINED in numbers:
+        numbers[_TRAINED] = int(numbers[_TRAINED])
+    if "truncate" in numbers:
+        numbers["truncate"] = bool(numbers["truncate"])
+    return {"rope_type": rope.scaling, "factor": rope.factor, **numbers}
