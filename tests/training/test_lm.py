@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
@@ -221,9 +223,56 @@ def test_continuing_a_model_keeps_shape_and_tokenizer(
     assert (tmp_path / "tokenizer.json").read_bytes() == same
 
 
+def test_continuing_a_model_keeps_how_it_generates(
+    corpus: Path, tmp_path: Path, trained: LMTrainingResult
+) -> None:
+    """Chat models often name one end of an answer in one file and both in the other."""
+    known = {"eos_token_id": [2, 0], "temperature": 0.7, "top_p": 0.8}
+    shutil.copytree(trained.folder, tmp_path / "chat")
+    (tmp_path / "chat" / "generation_config.json").write_text(json.dumps(known))
+    train_lm(lm_config(corpus, tmp_path / "more", init=str(tmp_path / "chat"), steps=1))
+    told = json.loads((tmp_path / "more" / "generation_config.json").read_text())
+    assert told == {"bos_token_id": 0, **known}
+    assert set(load_checkpoint(tmp_path / "more").config.eos_token_ids) == {0, 2}
+
+
+def test_a_tokenizer_may_leave_ids_out(corpus: Path, tmp_path: Path) -> None:
+    vocabulary = {"<|endoftext|>": 0, "the": 3, "[UNK]": 5, "rider": 9}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    options = {"tokenizer": str(tmp_path), "steps": 1}
+    train_lm(lm_config(corpus, tmp_path / "model", **options))
+    assert load_model(tmp_path / "model").config.vocab_size == 10
+
+
 def test_finished_model_is_not_overwritten(corpus: Path, trained: LMTrainingResult) -> None:
     with pytest.raises(TrainingError, match="already holds a model"):
         train_lm(lm_config(corpus, trained.folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "packed-00001.safetensors"]
+)
+def test_a_model_in_shards_is_not_overwritten(corpus: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"kept")
+    with pytest.raises(TrainingError, match="already holds a model"):
+        train_lm(lm_config(corpus, tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_what_is_overwritten_is_gone(corpus: Path, tmp_path: Path, trained: Any) -> None:
+    """Its shards are not read in place of the weights, nor is its tokenizer taken."""
+    shard, options = "model-00001-of-00001.safetensors", {"steps": 1, "overwrite": True}
+    (tmp_path / shard).write_bytes((trained.folder / "model.safetensors").read_bytes())
+    index = {"weight_map": dict.fromkeys(load_file(tmp_path / shard), shard)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    train_lm(lm_config(corpus, tmp_path, **options))
+    assert [p.name for p in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
+    assert load_tokenizer(tmp_path).get_vocab_size() == 280
+    train_lm(lm_config(corpus, tmp_path, vocab_size=290, **options))
+    assert load_tokenizer(tmp_path).get_vocab_size() == 290
+    assert load_model(tmp_path).config.vocab_size == 290
 
 
 def test_a_loss_that_is_not_finite_stops(corpus: Path, tmp_path: Path) -> None:

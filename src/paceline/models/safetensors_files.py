@@ -59,7 +59,7 @@ class SafetensorsFolder(StoredTensors):
     def __init__(self, folder: Path, *, in_memory: bool = False) -> None:
         self._folder = folder
         self._where = {}  # name -> (file, its name there)
-        weight_map = _weight_map(folder / INDEX_FILE)
+        weight_map = shards_by_tensor(folder / INDEX_FILE)
         files = {path.name: MappedFile(path) for path in _weight_files(folder, weight_map)}
         self.metadata = [file.metadata for file in files.values()]
         self.paths = tuple(file.path for file in files.values())
@@ -186,7 +186,7 @@ def _weight_files(folder: Path, weight_map: Mapping[str, str]) -> list[Path]:
     raise ModelLoadError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
 
 
-def _weight_map(index: Path) -> Mapping[str, str]:
+def shards_by_tensor(index: Path) -> Mapping[str, str]:
     """In which file each tensor is, by the index; empty without one.
 
     Each must be a file right inside the folder.

@@ -113,7 +113,7 @@ def _distilled(
         **spent(config, model, progress), before=before, after=after, chains=chains
     )
     card = draft_card(config, result, model, len(read.tokens), len(written.tokens))
-    save_model(folder, model, Path(config.target), config.weights_dtype, card)
+    save_model(folder, model, Path(config.target), config.weights_dtype, card, config.init)
     remove_state(folder)
     (folder / GENERATED).unlink(missing_ok=True)
     return result

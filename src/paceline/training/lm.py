@@ -18,6 +18,7 @@ import xxhash
 from paceline.errors import TrainingError
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
+from paceline.training.checkpoint import FILE_NAME as STATE
 from paceline.training.checkpoint import remove_state
 from paceline.training.configs import LMTrainingConfig
 from paceline.training.data import (
@@ -35,6 +36,7 @@ from paceline.training.model_files import (
     load_tokenizer,
     new_model,
     save_model,
+    vocabulary_size,
 )
 from paceline.training.options import TrainingConfig
 from paceline.training.packing import Windows, pack
@@ -97,7 +99,7 @@ def train_lm(config: LMTrainingConfig) -> LMTrainingResult:
         **spent(config, model, progress), held_out_before=losses[0], held_out_after=losses[-1]
     )
     card = lm_card(config, result, model, len(train.tokens), len(held_out.tokens))
-    save_model(folder, model, tokenizer_folder, config.weights_dtype, card)
+    save_model(folder, model, tokenizer_folder, config.weights_dtype, card, config.init)
     remove_state(folder)
     return result
 
@@ -105,7 +107,7 @@ def train_lm(config: LMTrainingConfig) -> LMTrainingResult:
 def _tokenizer_folder(config: LMTrainingConfig, folder: Path) -> Path:
     if config.init or config.tokenizer:
         return Path(config.init or config.tokenizer or "")
-    if not (folder / "tokenizer.json").is_file():
+    if not ((folder / STATE).is_file() and (folder / "tokenizer.json").is_file()):
         texts = (d.text for d in read_documents(config.text, config.exclude, config.stdlib))
         train_tokenizer(texts, folder, config.vocab_size, config.chat_tokens)
     return folder
@@ -119,7 +121,7 @@ def _initial_model(config: LMTrainingConfig, tokenizer: Any) -> TrainableModel:
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None:
         raise TrainingError(f"the tokenizer has no {END_OF_TEXT}, which separates documents")
-    return _grown(new_model(config.shape, tokenizer.get_vocab_size(), end, config.seed), config)
+    return _grown(new_model(config.shape, vocabulary_size(tokenizer), end, config.seed), config)
 
 
 def _grown(model: TrainableModel, config: LMTrainingConfig) -> TrainableModel:

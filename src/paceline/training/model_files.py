@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.errors import TrainingError
+from paceline.errors import ModelLoadError, TrainingError
 from paceline.models.arrays import floats
 from paceline.models.config import ModelConfig
 from paceline.models.hf_config import config_from_hf, layout_from_hf
@@ -24,21 +25,24 @@ from paceline.models.hf_layout import PLAIN
 from paceline.models.json_file import read_json
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.quantised.packing import PACKED_CONFIG, is_packable, packed
-from paceline.models.safetensors_files import SafetensorsFolder
+from paceline.models.safetensors_files import SafetensorsFolder, shards_by_tensor
+from paceline.models.stored_names import INDEX_FILE
+from paceline.models.stored_names import SINGLE_FILE as WEIGHTS
 from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
 from paceline.models.tokenizer_files import read_tokenizer_folder
 from paceline.models.torch_arrays import to_numpy, to_torch
+from paceline.training.checkpoint import FILE_NAME as STATE
 from paceline.training.configs import ModelShape
 from paceline.writing import whole_file, write_text
 
 Tensor = torch.Tensor
-WEIGHTS = "model.safetensors"
 FIXED = (HEAD_TOKENS,)
 EMBEDDING = "model.embed_tokens.weight"
 PACKED = "int8"
 HYBRID = "qwen3_5_text"
 ROUTER = ".mlp.gate.weight"
 ONE_EXPERT = re.compile(r"\.mlp\.experts\.0\.gate_proj\.weight$")
+GENERATION = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -171,15 +175,19 @@ def load_tokenizer(folder: str | Path) -> Any:
     return read_tokenizer_folder(Path(folder)).backend
 
 
+def vocabulary_size(tokenizer: Any) -> int:
+    """One more than the highest id of a ``tokenizers.Tokenizer``, which may leave ids out."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
 def check_output(folder: str | Path, overwrite: bool) -> Path:
     """The output folder, created.
 
     Raises:
-        TrainingError: it already holds a finished model and ``overwrite`` is off, or it cannot
-            be created.
+        TrainingError: it already holds a model and ``overwrite`` is off, or it cannot be created.
     """
     path = Path(folder)
-    if (path / WEIGHTS).exists() and not overwrite:
+    if _holds_model(path) and not overwrite:
         raise TrainingError(f"{path} already holds a model; choose another output or overwrite it")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -188,17 +196,28 @@ def check_output(folder: str | Path, overwrite: bool) -> Path:
     return path
 
 
+def _holds_model(folder: Path) -> bool:
+    """Whether a model is there besides what a training that was interrupted has left."""
+    is_begun = (folder / STATE).is_file()
+    names = (INDEX_FILE,) if is_begun else (INDEX_FILE, "config.json")
+    if any((folder / name).exists() for name in names):
+        return True
+    return any(path.name != STATE for path in folder.glob("*.safetensors"))
+
+
 def save_model(
     folder: Path,
     model: TrainableModel,
     tokenizer_from: Path | None,
     weights_dtype: str,
     card: str,
+    begun_from: str | None = None,
 ) -> None:
     """Write config, weights, generation config and model card; the weights last.
 
     Args:
         tokenizer_from: the folder of a tokenizer that is written too.
+        begun_from: the folder of the model that was continued, whose generation config is kept.
 
     Raises:
         TrainingError: a file cannot be written.
@@ -207,10 +226,13 @@ def save_model(
     raw.pop("torch_dtype", None)
     if weights_dtype == PACKED:
         raw |= {"dtype": "bfloat16", "quantization_config": PACKED_CONFIG}
-    ids = {k: raw[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in raw}
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    generation: dict[str, Any] = {name: raw[name] for name in ids if name in raw}
+    with suppress(ModelLoadError):  # there is none, or a damaged one
+        generation |= read_json(Path(begun_from) / GENERATION) if begun_from else {}
     _write(folder / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    if ids:
-        _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
+    if generation:
+        _write(folder / GENERATION, json.dumps(generation, indent=2, sort_keys=True) + "\n")
     _write(folder / "README.md", card)
     if tokenizer_from is not None:
         _copy_tokenizer(tokenizer_from, folder)
@@ -218,6 +240,16 @@ def save_model(
     tensors = {**_stored(model.params, weights_dtype), **model.fixed}
     with whole_file(folder / WEIGHTS, TrainingError) as partial:
         save_file(tensors, partial, {"format": "pt"})
+    _remove_shards(folder)
+
+
+def _remove_shards(folder: Path) -> None:
+    """Of the model that was overwritten: with its index they would be read in place of this one."""
+    index, shards = folder / INDEX_FILE, set[str]()
+    with suppress(ModelLoadError):  # of a damaged one
+        shards = set(shards_by_tensor(index).values()) - {WEIGHTS}
+    for name in (INDEX_FILE, *shards):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _stored(params: Mapping[str, Tensor], weights_dtype: str) -> dict[str, Tensor]:

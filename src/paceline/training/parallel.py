@@ -21,7 +21,7 @@ from paceline.errors import TrainingError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.rows import Rows
 from paceline.training.losses import divergence, in_slices
-from paceline.training.model_files import TrainableModel
+from paceline.training.model_files import TrainableModel, vocabulary_size
 from paceline.training.ops import by_head, dense_hidden, masked_attention
 
 Tensor = torch.Tensor
@@ -221,7 +221,7 @@ def make_parallel(model: TrainableModel, tokenizer: Any, wanted: int | None) -> 
 
 
 def _mask_token(model: TrainableModel, tokenizer: Any) -> int | None:
-    config, beyond = model.config, int(tokenizer.get_vocab_size())
+    config, beyond = model.config, vocabulary_size(tokenizer)
     if isinstance(known := model.raw.get(MASK_TOKEN), int):
         return known
     if beyond < config.vocab_size:
