@@ -85,6 +85,12 @@ def test_the_command_line_then_the_environment_then_the_file(
     assert call("run", file, "--enable-prefix-caching")["enable_prefix_caching"] is True
 
 
+def test_editors_of_windows_begin_a_file_with_a_mark(tmp_path: Path) -> None:
+    for name in ("a.json", "a.yaml"):
+        (tmp_path / name).write_text('{"threads": 1}', encoding="utf-8-sig")
+        assert read_config_file(tmp_path / name) == {"threads": 1}
+
+
 def test_the_environment_may_name_the_file(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

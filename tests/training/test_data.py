@@ -51,6 +51,27 @@ def test_a_file_without_texts_is_refused(tmp_path: Path, name: str, content: str
         list(read_documents([tmp_path]))
 
 
+def test_a_row_is_a_line_whatever_its_text_has(tmp_path: Path) -> None:
+    """U+2028, U+2029 and U+0085 stand unescaped in JSON, and Windows' editors begin with a mark."""
+    text = "one\u2028two\u2029three\u0085four"
+    row = json.dumps({"text": text}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(f"{row}\n{row}\n", encoding="utf-8-sig")
+    (tmp_path / "b.json").write_text(f"[{row}]", encoding="utf-8-sig")
+    (tmp_path / "c.md").write_text("five", encoding="utf-8-sig")
+    assert [d.text for d in read_documents([tmp_path])] == [text] * 3 + ["five"]
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('"fine"\n{"text": "x\\ud800"}\n')
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: .* character 1 is U\+D800"):
+        list(read_documents([tmp_path]))
+
+
+def test_what_the_system_does_not_let_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"cannot read .*too long"):
+        list(read_documents([tmp_path / ("x" * 300)]))
+
+
 def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no file or folder"):
         list(read_documents([tmp_path / "nothing"]))

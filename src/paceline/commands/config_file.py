@@ -50,7 +50,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     """
     kind, parse = _PARSERS.get(Path(path).suffix.lower(), ("JSON", json.loads))
     try:
-        document = parse(Path(path).read_text(encoding="utf-8"))
+        document = parse(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except ImportError as error:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError, TrainingError
+from paceline.models.lone_surrogates import not_encodable
 from paceline.traces import read_traces
 
 CODE_SUFFIXES = (".py", ".pyi", ".c", ".h", ".cpp", ".rs", ".go", ".js", ".ts")
@@ -92,15 +93,19 @@ def read_documents(
         stdlib: also Python's own standard library, without tests and character tables.
 
     Raises:
-        TrainingError: a path does not exist, a file is too large, or a row has no text.
+        TrainingError: a path does not exist, a file is too large or cannot be read, or a row has no
+            text, or one that no encoding can write.
     """
-    for path in map(Path, paths):
-        for file in _files(path, (*TEXT_SUFFIXES, *ROW_SUFFIXES), exclude):
-            yield from _read_file(file)
-    if stdlib:
-        folder = Path(sysconfig.get_path("stdlib"))
-        for file in _files(folder, (".py",), (*exclude, *STDLIB_EXCLUDE)):
-            yield from _read_file(file)
+    try:
+        for path in map(Path, paths):
+            for file in _files(path, (*TEXT_SUFFIXES, *ROW_SUFFIXES), exclude):
+                yield from _read_file(file)
+        if stdlib:
+            folder = Path(sysconfig.get_path("stdlib"))
+            for file in _files(folder, (".py",), (*exclude, *STDLIB_EXCLUDE)):
+                yield from _read_file(file)
+    except OSError as error:
+        raise TrainingError(f"cannot read {error.filename}: {error.strerror or error}") from error
 
 
 def _files(path: Path, suffixes: tuple[str, ...], exclude: Sequence[str]) -> Iterator[Path]:
@@ -119,9 +124,10 @@ def _files(path: Path, suffixes: tuple[str, ...], exclude: Sequence[str]) -> Ite
 def _read_file(path: Path) -> Iterator[Document]:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise TrainingError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; split it")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     if path.suffix == ".jsonl":
-        for number, line in enumerate(text.splitlines(), start=1):
+        # Not splitlines: it also splits at separators that JSON strings may hold unescaped.
+        for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
                 yield _row(_parse(line, f"{path}:{number}"), f"{path}:{number}")
     elif path.suffix == ".json":
@@ -145,12 +151,15 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _row(row: Any, where: str) -> Document:
-    if isinstance(row, str):
-        return Document(where, row)
-    for field in ROW_FIELDS if isinstance(row, dict) else ():
-        if isinstance(row.get(field), str):
-            return Document(where, row[field])
-    raise TrainingError(f"{where} has no text; a row needs one of {', '.join(ROW_FIELDS)}")
+    found = [row.get(field) for field in ROW_FIELDS] if isinstance(row, dict) else [row]
+    text = next((each for each in found if isinstance(each, str)), None)
+    if text is None:
+        raise TrainingError(f"{where} has no text; a row needs one of {', '.join(ROW_FIELDS)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TrainingError(f"{where}: {not_encodable([text], error)}") from error
+    return Document(where, text)
 
 
 def split_passages(text: str, limit: int = PASSAGE_CHARS) -> list[str]:
