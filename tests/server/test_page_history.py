@@ -72,6 +72,32 @@ def test_conversations_are_searched_renamed_and_deleted(visit: OpenPage) -> None
     assert titles(page) == ["Fruit"]
 
 
+def test_what_is_deleted_while_it_is_answered_stays_deleted(visit: OpenPage) -> None:
+    page = (seen := visit()).page
+    page.ask("What is a paceline?")
+    page.send("endless")
+    page.until(lambda: page.answer_text())
+    press = "document.querySelector('#history-list .delete').click()"
+    page.script(f"{press}; {press}")
+    page.until_idle()
+    assert titles(page) == []
+    page.open(seen.url)
+    assert titles(page) == []
+
+
+def test_an_answer_that_ends_while_a_name_is_typed_is_kept(visit: OpenPage) -> None:
+    page, script = (seen := visit()).page, seen.script
+    page.ask("What is a paceline?")
+    script.step_seconds = 0.05
+    page.send("Go on")
+    page.script("document.querySelector('#history-list .rename').click()")
+    page.type("Wind")
+    page.until(lambda: titles(page) == ["Wind"])
+    page.open(seen.url)
+    page.one("#history-list .pick").click()
+    page.until(lambda: len(page.all(".turn")) == 2)
+
+
 def test_nothing_is_kept_where_that_is_not_wanted(visit: OpenPage) -> None:
     page = (seen := visit()).page
     page.one("[name=keep]").click()

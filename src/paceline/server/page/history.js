@@ -99,7 +99,7 @@ function startRenaming(row, conversation) {
   const finish = (isKept) => {
     field.onblur = null;
     const title = field.value.trim();
-    if (isKept && title && title !== conversation.title) rename(conversation, title);
+    if (isKept && title && title !== conversation.title) rename(conversation.id, title);
     draw();
   };
   field.onkeydown = (event) => {
@@ -115,17 +115,18 @@ function startRenaming(row, conversation) {
 }
 
 /** Renames what is stored; what is shown takes the name with its next change. */
-function rename(conversation, title) {
-  store.save({ ...conversation, title });
-  if (conversation.id === current()) dispatchEvent(new CustomEvent("renamed", { detail: title }));
+function rename(id, title) {
+  const kept = store.get(id); // It may have grown, or gone, since its row was drawn.
+  if (kept) store.save({ ...kept, title });
+  if (id === current()) dispatchEvent(new CustomEvent("renamed", { detail: title }));
 }
 
 /** The first press asks, the second one deletes. */
 function confirmDeletion(button, { id, title }) {
   if (button.textContent === "Delete?") {
+    if (id === current()) open(fresh()); // Before, since this keeps what has arrived of an answer.
     store.remove(id);
     announce(`Deleted: ${title}`);
-    if (id === current()) open(fresh());
     return draw();
   }
   button.textContent = "Delete?";
