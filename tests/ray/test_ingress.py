@@ -179,6 +179,14 @@ def test_a_kept_response_is_found_wherever_it_is() -> None:
     assert engines.asked == ["a", "b"]
     lost = ask(engines, "/v1/responses", {**more, "previous_response_id": "resp_none"})
     assert lost.status_code == 400
+    for path in ("/v1/responses/input_tokens", "/responses/input_tokens"):
+        engines.asked = []
+        assert ask(engines, path, more).status_code == 200
+        assert engines.asked == ["a", "b"]
+    engines.asked = []
+    said = ask(engines, f"/v1/responses/{made['id']}/cancel", {}).text
+    assert "not kept here" not in said
+    assert engines.asked == ["a", "b"]
 
 
 def test_metrics_are_those_of_all() -> None:

@@ -189,7 +189,7 @@ def _is_refused(call: Call, part: Part) -> bool:
     if len(call.avoid) + 1 >= part.num_replicas:
         return False
     status = status_of(part.messages)
-    if call.scope["path"].rstrip("/") in ("/v1/responses", "/responses") and status in (400, 404):
+    if f"{call.scope['path']}/".startswith(_KEPT) and status in (400, 404):
         return b" is not kept here" in body_of(part.messages)
     return status in _BUSY
 
