@@ -87,7 +87,7 @@ def make_features(
     model: str,
     report: Callable[[int], None] = lambda done: None,
 ) -> FeatureFiles:
-    """Write what is missing, and open all.
+    """Write what is missing or damaged, and open all.
 
     Args:
         folders: the traces of each, with answers of two tokens or more. One that grows keeps the
@@ -105,7 +105,7 @@ def make_features(
     done = 0
     for shard, path in zip(shards, paths, strict=True):
         done += len(shard)
-        if not all(file.is_file() for file in _files(path)):
+        if not _is_whole(path, shard):
             loaded = loaded or runner()
             loaded.taps = taps
             parts = zip(*_forwards(shard, loaded), strict=True)
@@ -113,6 +113,16 @@ def make_features(
                 _save(file, np.concatenate(arrays))
             report(done)
     return FeatureFiles(shards, paths)
+
+
+def _is_whole(path: Path, shard: Sequence[Trace]) -> bool:
+    """Whether both files are there and have the rows of all traces."""
+    try:
+        rows, tops = (np.load(file, mmap_mode="r") for file in _files(path))
+    except (OSError, ValueError, EOFError):
+        return False
+    counts = (sum(map(num_rows, shard)),), (sum(map(num_wanted, shard)),)
+    return (rows.shape[:1], tops.shape[:1]) == counts
 
 
 def _save(path: Path, array: Array) -> None:
