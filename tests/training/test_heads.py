@@ -456,6 +456,10 @@ def test_features_are_made_once(
     gone.unlink()
     train_head(head_config(trained.folder, traces, tmp_path / "third", **options))
     assert gone.read_bytes() == files[gone]
+    for path, length in zip(files, (0, 200), strict=True):  # as a crash may leave them
+        path.write_bytes(files[path][:length])
+    train_head(head_config(trained.folder, traces, tmp_path / "fourth", **options))
+    assert {p: p.read_bytes() for p in files} == files
 
 
 def test_traces_of_another_model_are_refused(trained: LMTrainingResult, tmp_path: Path) -> None:
@@ -473,6 +477,12 @@ def test_traces_of_another_model_are_refused(trained: LMTrainingResult, tmp_path
         ({"traces": ()}, ConfigError),
         ({"kind": "medusa"}, ConfigError),
         ({"num_steps": 0}, ConfigError),
+        ({"text": ("corpus.txt",)}, ConfigError),
+        ({"stdlib": True}, ConfigError),
+        ({"block_size": 4}, ConfigError),
+        ({"kind": "mtp", "block_size": 4}, ConfigError),
+        ({"kind": "dflash", "num_steps": 2}, ConfigError),
+        ({"kind": "dflash", "deep_share": 0.1}, ConfigError),
         ({"taps": (1, 99)}, TrainingError),
         ({"taps": (1, 1)}, TrainingError),
     ],

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from paceline.errors import ConfigError, TrainingError
 from paceline.models.embedded import embedded_model
+from paceline.models.tokenizer import Tokenizer
 from paceline.proposers.ngram_model.file import read_tables, write_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup
 from paceline.proposers.ngram_model.tables import NgramTables, context_key
@@ -25,6 +27,8 @@ from paceline.training.ngram.pruning import prune
 from paceline.training.ngram.smoothing import smooth
 from paceline.training.ngram.streaming import count_examples
 from paceline.training.ngram.train import train_ngram
+from tests.toy import VOCAB as VOCAB_OF_TOY
+from tests.toy import toy_folder
 
 Gram = tuple[int, ...]
 VOCAB = 6
@@ -258,6 +262,26 @@ def test_texts_are_read_by_the_targets_tokenizer(tmp_path: Path) -> None:
         train_ngram(dataclasses.replace(config, traces=(str(traces),)))
 
 
+def test_a_model_fits_a_target_whose_tokenizer_has_ids_beyond_its_logits(tmp_path: Path) -> None:
+    vocabulary = {"[UNK]": 0, "ab": 1, "beyond": 2 * VOCAB_OF_TOY}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(toy_folder(tmp_path) / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("ab cd " * 50)
+    train_ngram(
+        NgramTrainingConfig(
+            output=str(tmp_path / "m"),
+            text=(str(tmp_path / "a.txt"),),
+            target=str(tmp_path),
+            held_out_tokens=0,
+        )
+    )
+    fingerprint = Tokenizer.from_folder(tmp_path).fingerprint
+    tables = read_tables(str(tmp_path / "m"))
+    tables.check_fits("m", VOCAB_OF_TOY, fingerprint)
+    assert tables.vocab_size == VOCAB_OF_TOY
+
+
 def test_soft_labels_need_log_probabilities(tmp_path: Path) -> None:
     folder = write_traces(tmp_path / "traces", logprob=0.0)
     config = NgramTrainingConfig(
@@ -277,6 +301,7 @@ def test_soft_labels_need_log_probabilities(tmp_path: Path) -> None:
         ({"traces": ("t",), "import_uzu": "m"}, "one is needed"),
         ({"import_llama": "m"}, "name the target"),
         ({"import_uzu": "m", "target": "t", "export_llama": "l"}, "no counts"),
+        ({"import_uzu": "m", "target": "t", "order": 3, "max_bytes": 9}, "leave order, max_bytes"),
         ({"text": ("t",), "soft_labels": True}, "soft_labels"),
         ({"text": ("t",), "order": 6}, "order is 6"),
         ({"text": ("t",), "top_k": 65}, "top_k is 65"),

@@ -137,7 +137,18 @@ def test_a_draft_with_a_pruned_head_is_trained_and_read_again(
         train_lm(lm_config(corpus, tmp_path / "d", init=pruned))
 
 
-@pytest.mark.parametrize("options", [{"drop_layers": 1}, {"mlp_width": 8}, {"mlp_width": -1}])
-def test_cuts_need_a_model(tmp_path: Path, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drop_layers": 1},
+        {"mlp_width": 8},
+        {"mlp_width": -1},
+        {"num_speculative_tokens": 4},
+        {"mask_token_id": 0},
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    tmp_path: Path, options: dict[str, int]
+) -> None:
     with pytest.raises(ConfigError):
         DraftTrainingConfig(target="t", output=str(tmp_path), steps=1, **options)

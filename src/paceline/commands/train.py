@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, make_dataclass
 from inspect import cleandoc
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -22,7 +22,7 @@ from paceline.training.configs import (
     LMTrainingConfig,
     ModelShape,
 )
-from paceline.training.options import TrainingConfig
+from paceline.training.options import TEXTS, TrainingConfig
 
 NOT_OPTIONS = ("command",)
 """The command line knows these better than its user."""
@@ -38,10 +38,10 @@ class Column(NamedTuple):
     help: str
 
 
-def _options(config: type[TrainingConfig]) -> type[Any]:
+def _options(config: type[TrainingConfig], without: Container[str] = ()) -> type[Any]:
     """The dataclass of the options: required ones first, then the training's own, then shared."""
     shared = {field.name for field in fields(TrainingConfig)}
-    columns = list(_columns(config))
+    columns = [each for each in _columns(config) if each.name not in without]
     columns.sort(key=lambda each: (each.default is not MISSING, each.name in shared))
     made = [(each.name, _hint(each.type), _option(each)) for each in columns]
     return make_dataclass("Options", made, frozen=True, kw_only=True, eq=False, repr=False)
@@ -88,7 +88,7 @@ def _option(column: Column) -> Any:
 
 LMOptions = _options(LMTrainingConfig)
 DraftOptions = _options(DraftTrainingConfig)
-HeadOptions = _options(HeadTrainingConfig)
+HeadOptions = _options(HeadTrainingConfig, without=TEXTS)
 
 
 def train_lm_command(options: Any) -> int:

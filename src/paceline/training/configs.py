@@ -11,7 +11,7 @@ from typing import Any
 from paceline.checks import check_choice
 from paceline.errors import ConfigError, TrainingError
 from paceline.models.head_kinds import DFLASH, EAGLE3, MTP
-from paceline.training.options import TrainingConfig, check_range
+from paceline.training.options import TEXTS, TrainingConfig, check_range, check_unused
 
 CUTS = ("drop_layers", "mlp_width")
 
@@ -204,6 +204,9 @@ class DraftTrainingConfig(TrainingConfig):
         for name in ("eval_prompt_tokens", "eval_new_tokens"):
             check_range(name, getattr(self, name), 1, 1 << 20)
         check_range("num_speculative_tokens", self.num_speculative_tokens, 1, 64)
+        if not self.parallel:
+            names = ("num_speculative_tokens", "mask_token_id")
+            check_unused(self, names, "a draft has mask tokens only with parallel")
         if not self.generate_temperatures:
             raise ConfigError("generate_temperatures is empty; 0 alone means greedy")
         for temperature in self.generate_temperatures:
@@ -285,12 +288,14 @@ class HeadTrainingConfig(TrainingConfig):
         check_choice("format", self.format, HEAD_FORMATS)
         if self.draft_vocab_size is not None:
             check_range("draft_vocab_size", self.draft_vocab_size, 1, 1 << 20)
-        given = [name for name in TARGETS_OWN if getattr(self, name)]
-        if self.kind == MTP and given:
-            raise ConfigError(
-                "an mtp head reads the target's output and shares its embedding and its output "
-                f"matrix; leave {', '.join(given)} away, or choose another kind"
-            )
+        check_unused(self, TEXTS, "a head learns from traces alone")
+        if self.kind == MTP:
+            shared = "reads the target's output and shares its embedding and its output matrix"
+            check_unused(self, TARGETS_OWN, f"an mtp head {shared}")
+        if self.kind == DFLASH:
+            check_unused(self, ("num_steps", "deep_share"), "a dflash head has no chains to unroll")
+        else:
+            check_unused(self, ("block_size",), f"an {self.kind} head does not draft blocks")
         for name in ("num_steps", "eval_steps"):
             check_range(name, getattr(self, name), 1, 16)
         check_range("block_size", self.block_size, 2, 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -106,8 +107,9 @@ class TrainingConfig:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
 
 
+TEXTS = ("text", "exclude", "stdlib")
+"""Where texts come from, which the training of heads does not read."""
 _REPORTING = ("overwrite", "show_progress", "command", "data_note", "licence")
-_COMPARED_BY_CONTENT = ("text", "exclude", "stdlib")
 _FREE = frozenset(
     (
         "output",
@@ -118,7 +120,7 @@ _FREE = frozenset(
         "device",
         "save_minutes",
         *_REPORTING,
-        *_COMPARED_BY_CONTENT,
+        *TEXTS,
     )
 )
 
@@ -148,6 +150,18 @@ _RANGES = (
 def check_range(name: str, value: Any, low: float, high: float) -> None:
     """Raises ConfigError unless ``value`` is a number in ``[low, high]``, whole where they are."""
     check_number(name, value, low, high, int if isinstance(low, int) else float)
+
+
+def check_unused(config: Any, names: Iterable[str], reason: str) -> None:
+    """Raises ConfigError, which begins with ``reason``, if options that it makes void are given.
+
+    Args:
+        config: a dataclass; of a value that is the default nobody can tell whether it was given.
+    """
+    defaults = {field.name: field.default for field in fields(config)}
+    given = [name for name in names if getattr(config, name) != defaults[name]]
+    if given:
+        raise ConfigError(f"{reason}; leave {', '.join(given)} away")
 
 
 def learning_rate(config: TrainingConfig, step: int, seconds: float) -> float:

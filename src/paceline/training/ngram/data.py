@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import TrainingError
+from paceline.errors import TrainingError, UnsupportedModelError
+from paceline.models.hf_config import config_from_hf
+from paceline.models.json_file import read_json
+from paceline.models.quantised.methods import split_quantisation
 from paceline.models.tokenizer import Tokenizer
 from paceline.proposers.ngram_model.tables import context_key
 from paceline.traces import read_meta, read_traces
@@ -46,13 +51,20 @@ def read_examples(config: NgramTrainingConfig) -> tuple[list[Example], int, str 
 def target_vocabulary(config: NgramTrainingConfig) -> tuple[int, str | None]:
     """Size and fingerprint of the target's vocabulary; nothing where no target is named.
 
+    Some tokenizers have ids that their model has no logits for.
+
     Raises:
-        ModelLoadError: the target has no readable tokenizer.
+        ModelLoadError: the target has no readable tokenizer, or a damaged configuration.
     """
     if config.target is None:
         return 0, None
-    tokenizer = Tokenizer.from_folder(config.target)
-    return tokenizer.vocab_size, tokenizer.fingerprint
+    folder, tokenizer = Path(config.target), Tokenizer.from_folder(config.target)
+    size = tokenizer.vocab_size
+    if (folder / "config.json").is_file():
+        raw, _ = split_quantisation(read_json(folder / "config.json"), folder)
+        with suppress(UnsupportedModelError):  # tables can be made for it, and exported
+            size = min(size, config_from_hf(raw).vocab_size)
+    return size, tokenizer.fingerprint
 
 
 def _of_traces(config: NgramTrainingConfig) -> list[Example]:

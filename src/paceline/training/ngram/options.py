@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.errors import ConfigError
 from paceline.proposers.ngram_model.tables import MAX_CONTINUATIONS, MAX_ORDER, MIN_ORDER
-from paceline.training.options import check_range
+from paceline.training.options import check_range, check_unused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,5 +67,8 @@ class NgramTrainingConfig:
             raise ConfigError("an imported file does not name its vocabulary; name the target")
         if self.soft_labels and not self.traces:
             raise ConfigError("soft_labels are the probabilities in traces; name some")
+        if self.import_uzu is not None:
+            names = ("order", "top_k", "max_bytes", "held_out_tokens")
+            check_unused(self, names, "import_uzu takes over a whole model")
         if self.export_llama is not None and self.import_uzu is not None:
             raise ConfigError("a model.bin has no counts that export_llama could write")
