@@ -249,7 +249,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-tokens", type=int, default=32768, help="that each replica keeps")
     parser.sized("--traces", ["conv", "code"], ["conv"], type=names)
     parser.sized("--replicas", [8, 64, 512], [8], type=numbers)
-    parser.sized("--loads", [70, 110], [70], "in %% of what they serve without caches", type=numbers)
+    parser.sized(
+        "--loads", [70, 110], [70], "in %% of what they serve without caches", type=numbers
+    )
     parser.sized("--requests", 36, 10, "of each replica")
     options = parser.parse_args(argv)
     cost = CostModel(saved(options.pair, options.costs).target, learns=False)

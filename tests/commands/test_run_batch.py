@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from paceline.llm import LLM
+from paceline.sampling_params import SamplingParams
+from tests.adapters import adapter_folder, adapter_tensors
 from tests.commands.conftest import Result
 from tests.server.fakes import FakeEngine
+from tests.toy import toy_folder, toy_tensors
 
 Cli = Callable[..., Result]
 
@@ -31,7 +35,8 @@ def batch(tmp_path: Path) -> Path:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "paceline.server.engine.client.EngineClient", lambda factory: FakeEngine(state="ready")
+        "paceline.server.engine.client.EngineClient",
+        lambda factory, adapters: FakeEngine(state="ready", adapters=adapters),
     )
 
 
@@ -84,6 +89,37 @@ def test_files_that_do_not_go_together(
     assert batch.read_bytes() == before
 
 
+def test_rows_choose_an_adapter_by_their_model(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    model = str(toy_folder(tmp_path / "toy"))
+    lora = {
+        f"a{seed}": str(adapter_folder(tmp_path / str(seed), adapter_tensors(toy_tensors(), seed)))
+        for seed in (1, 2)
+    }
+    wish: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    names, prompt = ("base", "a1", "a2", "a3"), [7, 8, 9]
+    body = {"prompt": prompt, "return_token_ids": True, **wish}
+    source = tmp_path / "in.jsonl"
+    with source.open("w") as file:
+        for name in names:
+            row = {"custom_id": name, "method": "POST", "url": "/v1/completions"}
+            file.write(json.dumps({**row, "body": {"model": name, **body}}) + "\n")
+    how = [each for name, folder in lora.items() for each in ("--lora", f"{name}={folder}")]
+    call = ("run-batch", str(source), "--model", model, "--served-model-name", "base")
+    result = cli(*call, *how, "--max-num-seqs", "4", "--json")
+    assert (result.code, result.document["answered"]) == (1, 3), result.err
+    answers = read(source.with_name("in.out.jsonl"))
+    got = [answers[name]["response"]["body"]["choices"][0]["token_ids"] for name in names[:3]]
+    with LLM(model, lora=lora, speculative_config=[]) as llm:
+        outputs = llm.generate([prompt] * 3, SamplingParams(**wish), lora=[None, "a1", "a2"])
+    assert got == [list(each.token_ids) for each in outputs]
+    assert len({str(each) for each in got}) == 3
+    assert answers["a3"]["response"]["status_code"] == 404
+    clash = cli(*call, "--lora", f"base={lora['a1']}")
+    assert clash.code == 2
+    assert "names an adapter 'base', as a model is named" in clash.err
+
+
 @pytest.mark.slow
 def test_a_real_engine_answers(cli: Cli, batch: Path) -> None:
     result = cli("run-batch", str(batch), "--max-num-seqs", "2", "--json")
@@ -99,7 +135,7 @@ def test_a_chat_template_can_be_chosen(
 ) -> None:
     factories: list[Callable[..., Any]] = []
 
-    def client(factory: Callable[..., Any]) -> FakeEngine:
+    def client(factory: Callable[..., Any], adapters: dict[str, str]) -> FakeEngine:
         factories.append(factory)
         return FakeEngine(state="ready")
 

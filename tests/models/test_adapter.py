@@ -168,6 +168,13 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
         read(tmp_path, tensors)
 
 
+def test_weights_are_numbers(tmp_path: Path) -> None:
+    tensors = low_rank(32, HIDDEN)
+    tensors[NAME.format("B")][3, 1] = float("nan")
+    with pytest.raises(ModelLoadError, match=r"lora_B\.weight in .* has NaN or infinite"):
+        read(tmp_path, tensors)
+
+
 def test_a_folder_without_an_adapter_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(NoAdapterError, match=r"adapter_config\.json and adapter_model"):
         load_adapter(tmp_path, TOY, {})

@@ -225,6 +225,15 @@ def chat_template() -> Any:
     )
 
 
+def named_adapters() -> Any:
+    """The option ``--lora`` of commands whose requests choose."""
+    return option(
+        None,
+        "An adapter that requests can ask for, NAME=FOLDER as PEFT wrote it; may be given several "
+        "times.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PromptOptions(ModelOptions):
     """What is asked."""

@@ -6,7 +6,7 @@ Imports nothing slow: a server resolves its options in a process that never need
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -128,8 +128,11 @@ def method_of(draft: str | None) -> str:
     return "draft_model"
 
 
-def named_folders(given: Iterable[str]) -> dict[str, str]:
+def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
     """Folders of adapters by their names, out of ``NAME=FOLDER``.
+
+    Args:
+        taken: names of models.
 
     Raises:
         ConfigError: one is written otherwise, or a name is given twice.
@@ -141,6 +144,8 @@ def named_folders(given: Iterable[str]) -> dict[str, str]:
             raise ConfigError(f"--lora is {each!r}; write NAME=FOLDER")
         if name in found:
             raise ConfigError(f"--lora names two adapters {name!r}")
+        if name in taken:
+            raise ConfigError(f"--lora names an adapter {name!r}, as a model is named")
         found[name] = str(Path(folder).expanduser().resolve())
     return found
 

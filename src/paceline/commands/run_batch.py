@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,16 @@ from paceline.commands.options import (
     SpeculationOptions,
     argument,
     chat_template,
+    named_adapters,
     option,
 )
-from paceline.commands.resolve import speculative_config
+from paceline.commands.resolve import named_folders, speculative_config
 from paceline.commands.serve import engine_factory
 from paceline.commands.serve_models import default_names
 from paceline.commands.serve_replicas import as_replica, num_replicas, threads_of
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.llm import LLM
     from paceline.server.batch import BatchSummary
     from paceline.server.batch_file import AnswerFile
     from paceline.server.engine.client import EngineClient
@@ -52,6 +53,7 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
         None, "What requests call the model (default: its own name)."
     )
     chat_template: str | None = chat_template()
+    lora: list[str] | None = named_adapters()
     ray: bool = option(False, "Let Ray run the engines, one or as many as --replicas says.")
     json: bool = option(False, "End stdout with a line of JSON.")
 
@@ -73,15 +75,16 @@ def run_batch_command(options: RunBatchOptions) -> int:
     factory = engine_factory(options, options.model, speculative, options.chat_template)
     screen, total = Screen(), count_lines(source)
     names = tuple(options.served_model_name or default_names(options.model))
+    client = partial(EngineClient, factory, adapters=named_folders(options.lora or (), names))
     answers = AnswerFile(target)
     try:
         if answers.done:
             screen.note(f"{len(answers.done)} answers are in {printable(str(target))} already")
         with screen.progress("answering", total) as advance:
             if uses_ray(options):
-                summary = answer_on_ray(options, factory, names, source, answers, advance)
+                summary = answer_on_ray(options, client, names, source, answers, advance)
             else:
-                work = answer_batch(EngineClient(factory), names, source, answers, advance)
+                work = answer_batch(client(), names, source, answers, advance)
                 summary = asyncio.run(work)
     finally:
         answers.close()
@@ -131,7 +134,7 @@ async def answer_batch(
 
 def answer_on_ray(
     options: RunBatchOptions,
-    factory: Callable[[], LLM],
+    client: Callable[[], EngineClient],
     names: tuple[str, ...],
     source: Path,
     answers: AnswerFile,
@@ -149,7 +152,7 @@ def answer_on_ray(
     except ImportError as error:
         raise ConfigError(f"--ray needs Ray Data: pip install 'paceline[ray]' ({error})") from error
     return answer_batch(
-        factory,
+        client,
         names,
         read_batch(source),
         answers,

@@ -24,6 +24,7 @@ from paceline.commands.options import (
     SpeculationOptions,
     argument,
     chat_template,
+    named_adapters,
     option,
 )
 from paceline.commands.resolve import (
@@ -118,11 +119,7 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
         'Publish which prefixes are cached, as vLLM does: {"enable_kv_cache_events": true, '
         '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
     )
-    lora: list[str] | None = option(
-        None,
-        "An adapter that requests can ask for, NAME=FOLDER as PEFT wrote it; may be given several "
-        "times.",
-    )
+    lora: list[str] | None = named_adapters()
     allow_runtime_lora_updating: bool = option(
         False, "Let requests load and unload adapters, from folders of this machine."
     )
@@ -164,9 +161,8 @@ def clients(
     if events is not None and len(models) > 1:
         raise ConfigError("--kv-events-config tells of one model's cache; serve one model")
     first, *others = models
-    adapters = named_folders(options.lora or ())
-    if clash := adapters.keys() & {name for names in models.values() for name in names}:
-        raise ConfigError(f"--lora names an adapter {min(clash)!r}, as a model is named")
+    taken = {name for names in models.values() for name in names}
+    adapters = named_folders(options.lora or (), taken)
 
     def client(model: str | None) -> EngineClient:
         speculative = speculative_config(options, model)

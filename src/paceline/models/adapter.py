@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
-from paceline.models.arrays import STORED_FLOATS, Array
+from paceline.models.arrays import STORED_FLOATS, Array, floats
 from paceline.models.config import ModelConfig
 from paceline.models.hf_config import layout_from_hf
 from paceline.models.hf_layout import PLAIN, Layout, row_order
@@ -266,6 +266,8 @@ class _Reader:
                 f"tensor {name} in {self._file.path} is of {array.dtype}; allowed are float32, "
                 "bfloat16 and float16"
             )
+        if not np.isfinite(floats(array)).all():
+            raise ModelLoadError(f"tensor {name} in {self._file.path} has NaN or infinite weights")
         return np.array(array)  # the file may change
 
 

@@ -22,7 +22,6 @@ from paceline.ray.cluster import cluster, forget_program
 from paceline.server.batch import BatchSummary, batch_handle, run_batch
 from paceline.server.batch_file import AnswerFile, BatchLine, refusal
 from paceline.server.engine.client import EngineClient
-from paceline.server.engine.wire import EngineFactory
 
 LINES_PER_SHARD = 64
 """What is computed again when a worker dies, at most twice that: one runs and one is ready."""
@@ -34,14 +33,14 @@ class Worker:
     """An engine, in one of Ray's processes.
 
     Args:
-        factory: makes the engine.
+        make_client: makes the engine's client, not started.
         names: what requests call the model.
     """
 
-    def __init__(self, factory: EngineFactory, names: tuple[str, ...]) -> None:
+    def __init__(self, make_client: Callable[[], EngineClient], names: tuple[str, ...]) -> None:
         forget_program()
         self._runner = asyncio.Runner()
-        client = EngineClient(factory)
+        client = make_client()
         self._runner.run(client.start())
         self._handle, self._places = batch_handle(client, names)
 
@@ -64,7 +63,7 @@ class _Records:
 
 
 def answer_batch(
-    factory: EngineFactory,
+    make_client: Callable[[], EngineClient],
     names: tuple[str, ...],
     lines: Iterable[BatchLine],
     answers: AnswerFile,
@@ -77,6 +76,7 @@ def answer_batch(
     """Answer all lines that have no answer yet.
 
     Args:
+        make_client: makes an engine's client, not started, where the engine is to be.
         names: what requests call the model.
         advance: called with the number of lines that are done.
         threads: of each engine, for which it asks as many of the cluster's CPUs.
@@ -101,7 +101,7 @@ def answer_batch(
         return summary
     with cluster(ray_address, replicas * threads):
         try:
-            for row in _records(list(left.values()), (factory, names), replicas, threads):
+            for row in _records(list(left.values()), (make_client, names), replicas, threads):
                 record = json.loads(row[RECORD])
                 if left.pop(record["custom_id"], None) is not None:
                     answers.write(record)
