@@ -34,7 +34,7 @@ class Completion:
     stop_reason: str | int | None = None
     counters: SpeculationCounters = field(default_factory=SpeculationCounters)
     error: Exception | None = None
-    time_to_first_token: float | None = None
+    time_to_first_token: float | None = field(default=None, compare=False)
 
     def add(self, output: StepOutput) -> None:
         """Append what a step added."""

@@ -196,7 +196,7 @@ def never(*_: object) -> Any:
         (("--import", "x", "MODEL"), "leave out MODEL"),
         (("--draft", "x", "--import", "x"), "leave out MODEL and --draft"),
         (("--draft", "x", "--draft-layers", "2"), "leave out --draft"),
-        (("--draft-dtype", "int3"), "dtype is 'int3'"),
+        (("--draft-dtype", "int7"), "dtype is 'int7'"),
         (("--threads", "0"), "num_threads is 0"),
         (("--budget", "0"), "--budget"),
     ],

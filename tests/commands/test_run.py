@@ -170,7 +170,7 @@ def test_options_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch)
         (["-p", "x", "--prompts", "y"], "exclude each other"),
         (["-p", "x", "--speculative-config", '{"gamma": 1}'], "allowed are method, model"),
         (["-p", "x", "--temperature", "-1"], "temperature is -1.0; allowed are"),
-        (["-p", "x", "--dtype", "int3"], "dtype is 'int3'; allowed are"),
+        (["-p", "x", "--dtype", "int7"], "dtype is 'int7'; allowed are"),
         (["-p", "x", "--kv-cache-memory", "lots"], "512M"),
         (["/nowhere/model", "-p", "x"], "no model at /nowhere/model"),
         (["--prompts", "/nowhere/prompts"], "cannot read prompts from /nowhere/prompts"),

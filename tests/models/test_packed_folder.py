@@ -237,7 +237,7 @@ def test_sizes_that_the_configuration_does_not_have(folder: Path) -> None:
         Decoder(checkpoint.config, checkpoint.tensors, CpuOps("int8"), 32)
 
 
-@pytest.mark.parametrize("change", [{"version": "1"}, {"dtype": "int3"}, {"dtype": "x" * 999}])
+@pytest.mark.parametrize("change", [{"version": "1"}, {"dtype": "int7"}, {"dtype": "x" * 999}])
 def test_other_versions(folder: Path, change: dict[str, str]) -> None:
     out = pack(folder, "int8")
     metadata = load_checkpoint(out).packed.metadata  # type: ignore[union-attr]
