@@ -112,13 +112,6 @@ def test_the_oldest_text_is_forgotten_where_the_context_ends() -> None:
     assert all(drafted)
 
 
-def test_what_takes_longer_to_read_than_it_saves_is_not_read() -> None:
-    proposer = foreign_drafter(far_pair())
-    request = make_request(1, PROMPT * 20, max_len=7 * 20 + 3)
-    assert proposer.lag(request) is None
-    assert len(propose(proposer, request)[0]) == proposer.num_forwards == 0
-
-
 # --- in an engine -------------------------------------------------------------------------------
 
 

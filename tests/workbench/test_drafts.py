@@ -210,20 +210,11 @@ def test_a_draft_ends_where_the_context_of_its_model_does() -> None:
     config = draft_config(**CHAIN)
     recorded = toy_recording(config, [trace], meta)
     cached = replaying(config, recorded, [trace])
-    # The prompt is longer than 8 tokens per token to come, so that the model would not read it.
-    meta["params"]["max_tokens"] = 200
     real = toy_drafter(config)
     trees = [list(steps(proposer, [trace], meta, BUDGETS[0])) for proposer in (real, cached)]
     assert trees[0] == trees[1]
     assert cached.num_forwards == real.num_forwards
     assert {len(tree) for (tree,) in trees[0]} > {0, 6}
-
-
-def test_an_untimely_lag_is_not_read_in_a_replay_either() -> None:
-    traces, meta = [make_trace(0, [3] * 90, list(range(1, 9)))], make_meta(0.0, max_tokens=8)
-    config = draft_config(**CHAIN)
-    cached = replaying(config, toy_recording(config, traces, meta), traces)
-    assert {len(tree) for (tree,) in steps(cached, traces, meta, BUDGETS[0])} == {0}
 
 
 # --- recording -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from paceline.policy.cost import CostModel
 from paceline.policy.credit import ENOUGH
 from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
 from paceline.policy.drafts import Drafts
@@ -31,6 +32,9 @@ from paceline.request import Request
 LEAST_MATCHES = 0, *MATCHES
 """Tokens from which on a match is in each situation of a source that knows its matches."""
 MATCHED = range(len(LEAST_MATCHES))
+READ_ROWS, READ_SHARE = 64, 1 / 24
+"""A token that a source was not yet seen to catch up with takes as long as a row of so wide a step
+of the target, and as so much of its plain step, at most."""
 MAX_ASLEEP = 64
 """Steps for which no match is looked at, at most."""
 
@@ -41,10 +45,11 @@ class Asking:
     Args:
         pace: knows what a step takes longer where any proposer is asked.
         drafts: of the step that is planned.
+        cost: predicts forwards.
     """
 
-    def __init__(self, pace: Pace, drafts: Drafts) -> None:
-        self._pace, self._drafts = pace, drafts
+    def __init__(self, pace: Pace, drafts: Drafts, cost: CostModel) -> None:
+        self._pace, self._drafts, self._cost = pace, drafts, cost
         self._sources: list[Source] = []
         self._values = ProposerValues()
         self.times, self.exploration = DraftingCost(), Exploration()
@@ -177,11 +182,15 @@ class Asking:
         """Those of some requests for which a source could draft."""
         found = []
         for i in places:
-            lag, situation, what = source.lag(step.requests[i]), 0, (source.name, 0)
+            request, situation, what = step.requests[i], 0, (source.name, 0)
+            lag = source.lag(request)
             if lag is None:
                 continue
+            most_ms = request.remaining / step.rate if step.rate else inf
+            if not asks_for_drafts(request) and self._read_ms(step, source.name, lag) > most_ms:
+                continue  # it would take longer than to do without
             if source.matched is not None:
-                situation = matched_situation(source.matched(step.requests[i]))
+                situation = matched_situation(source.matched(request))
                 what = source.name, situation
             elif step.asks:
                 situation = drafted_situation(self._drafts.expected(i))
@@ -200,7 +209,18 @@ class Asking:
         # situation, in which no other proposer drafts.
         gain = min(gain, self._values.of(name).gain(step.rate))
         steps = request.remaining / (1 + gain)
-        return gain * steps > step.rate * self.times.catch_up(name, candidate.lag)
+        return gain * steps > step.rate * self._read_ms(step, name, candidate.lag)
+
+    def _read_ms(self, step: PlannedStep, name: str, lag: int) -> float:
+        """Time in which a source reads what it lacks.
+
+        Where none was timed, a token takes no longer than a row of the target, which a draft is
+        smaller than: next to nothing of a step whose weights come from disk.
+        """
+        if lag <= USUAL_LAG or self.times.of(name).token:
+            return self.times.catch_up(name, lag)
+        plain_ms, *_, wide_ms = self._cost.growth(step.shape, READ_ROWS)
+        return lag * min((wide_ms - plain_ms) / READ_ROWS, READ_SHARE * plain_ms)
 
     def _explored(
         self, step: PlannedStep, source: Source, doubtful: Sequence[Candidate]

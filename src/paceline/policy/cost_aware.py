@@ -67,7 +67,7 @@ class CostAwarePlanner:
         self.objective = objective or Objective()
         self.drafts = drafts or Drafts()
         self._pace = Pace(cost.table.host)
-        self._asking, self._promise = Asking(self._pace, self.drafts), Promise()
+        self._asking, self._promise = Asking(self._pace, self.drafts, cost), Promise()
         is_strict = self.objective.kind == "latency"
         self._credits = None if is_strict else Credits()
         self._wide = WideSteps(cost, self._asking.exploration, is_strict)

@@ -27,10 +27,6 @@ from paceline.runtime.logit_edits import SamplingRow
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree, Span
 
-LAG_PER_TOKEN = 8
-"""Tokens worth reading per token that may still be emitted. Beyond that, as with a long prompt that
-the target finds in its prefix cache, reading takes longer than drafting can save."""
-
 
 class Drafter(Proposer, ABC):
     """See the module's docstring. Subclasses say where candidates come from.
@@ -110,9 +106,7 @@ class Drafter(Proposer, ABC):
             self._kv.truncate(request.request_id, length)
 
     def lag(self, request: Request) -> int | None:
-        """Tokens to be read before drafting; None where that takes longer than it can save."""
-        lag = self._length(request) - self.num_held(request)
-        return None if lag > LAG_PER_TOKEN * request.remaining else lag
+        return self._length(request) - self.num_held(request)
 
     def context_length(self, request: Request) -> int:
         """The request's length, unless the draft holds KV of a token that the request does not."""
@@ -146,8 +140,6 @@ class Drafter(Proposer, ABC):
             self._drafts[request.request_id] = draft
             self._kv.open(request.request_id)
         self._settle(request, draft)
-        if self._length(request) - len(draft.tokens) > LAG_PER_TOKEN * request.remaining:
-            return None
         return Growth(index, request, draft, nodes, depth)
 
     def _settle(self, request: Request, draft: DraftState) -> None:

@@ -23,7 +23,6 @@ from dataclasses import replace
 from paceline.config import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, SpeculativeConfig
 from paceline.policy.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.base.drafter import LAG_PER_TOKEN
 from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.proposer import NAME
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
@@ -78,7 +77,7 @@ class HeterogeneousProposer(Proposer):
         for place, request in enumerate(requests):
             nodes = min(budget.max_nodes[place], self.config.tree_nodes)
             depth = min(budget.max_depth[place], self.config.num_speculative_tokens)
-            if nodes > 0 and depth > 0 and self.lag(request) is not None:
+            if nodes > 0 and depth > 0:
                 limits[place] = self._follow(request), nodes, depth
         drafts = self._draft(limits, budget.prices)
         for (place, (shadow, nodes, depth)), draft in zip(limits.items(), drafts, strict=True):
@@ -110,15 +109,13 @@ class HeterogeneousProposer(Proposer):
         if shadow is not None:
             self._drafter.finish(shadow.request)
 
-    def lag(self, request: Request) -> int | None:
-        """Tokens to be read before drafting; None where that takes longer than it can save."""
+    def lag(self, request: Request) -> int:
         shadow = self._shadows.get(request.request_id)
         taken, lag = 0, 0
         if shadow is not None:
             taken = len(shadow.translation.tokens)
             lag = len(shadow.request.token_ids) - self._drafter.num_held(shadow.request)
-        lag += min(len(request.token_ids) - taken, self._limit)
-        return None if lag > LAG_PER_TOKEN * request.remaining else lag
+        return lag + min(len(request.token_ids) - taken, self._limit)
 
     def context_length(self, request: Request) -> int:
         """The request's length, unless what was translated or read is not the request's."""
