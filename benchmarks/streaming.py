@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         for kind in options.kinds
         for texts in [spread(prompts[kind], options.num_prompts)]
     }
-    limits = {"weight_memory": options.weight_memory << 20, "kv_cache_memory": 96 << 20}
+    limits = {"weight_memory": options.weight_memory << 20, "kv_cache_memory": 64 << 20}
     draft = {"method": "draft_model", "model": options.draft, **DRAFTS}
     speculative = {PLAIN: [], SUFFIX: [SUFFIXES], DRAFT: [draft, SUFFIXES], RESIDENT: []}
     files = Engine(
