@@ -110,11 +110,7 @@ class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, 
 
 
 def dataset_config(options: DatasetOptions) -> DatasetConfig:
-    """The dataset that the options describe.
-
-    Raises:
-        ConfigError: there is none of this name, or its options do not fit it.
-    """
+    """The dataset that the options describe; ``ConfigError`` where there is none such."""
     from paceline.workbench.serving.datasets import DatasetConfig
 
     return DatasetConfig(**values_of(options, DatasetConfig))

@@ -61,11 +61,7 @@ _SETTINGS = (
 
 
 def percentiles(options: BenchServeOptions) -> list[float]:
-    """The percentiles to report.
-
-    Raises:
-        ConfigError: they are none.
-    """
+    """The percentiles to report; ``ConfigError`` where they are none."""
     text = options.metric_percentiles
     try:
         found = [float(each) for each in text.split(",")]
@@ -83,11 +79,7 @@ def goodput(options: BenchServeOptions) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Everything that was measured.
-
-    Attributes:
-        counter: what measured the prompts' lengths when they were made.
-    """
+    """Everything that was measured; ``counter`` says how prompts were, when they were made."""
 
     options: BenchServeOptions
     arm: Arm

@@ -54,11 +54,7 @@ def completion_command(options: CompletionOptions) -> int:
 
 
 def script(shell: str, commands: list[tuple[tuple[str, ...], Any]]) -> str:
-    """The script for a shell.
-
-    Args:
-        commands: each command with the words that lead to it, the root first.
-    """
+    """The script for a shell; each command has the words that lead to it, the root first."""
     if shell == "fish":
         return "".join(f"{line}\n" for line in _fish(commands))
     cases = "\n".join(

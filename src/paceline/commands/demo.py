@@ -79,11 +79,7 @@ def own_model(reason: str) -> Subject:
 
 
 def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:
-    """The real model if it is here or can be fetched soon; else, or if asked for, the embedded one.
-
-    Raises:
-        ConfigError: the user's file of names is malformed.
-    """
+    """The real model if it is here or can be fetched soon, unless the embedded one is asked for."""
     if embedded:
         return own_model("--embedded was given")
     try:

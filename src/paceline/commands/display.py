@@ -84,11 +84,7 @@ class OriginSplitter:
 
 
 class Screen:
-    """Where generated text and remarks about it go.
-
-    Args:
-        origins: the proposers, in the order of their colours.
-    """
+    """Where generated text and remarks about it go."""
 
     def __init__(
         self,

@@ -26,11 +26,7 @@ def write_manual(folder: Path) -> list[Path]:
 
 
 def page(words: tuple[str, ...], command: Any) -> str:
-    """The page of a command as roff.
-
-    Args:
-        words: that lead to it, ``paceline`` first.
-    """
+    """The page of a command as roff, with the words that lead to it, ``paceline`` first."""
     name = "-".join(words)
     context = command.make_context(" ".join(words), [], resilient_parsing=True)
     usage = " ".join(command.collect_usage_pieces(context))

@@ -119,11 +119,7 @@ def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], l
 
 
 def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
-    """The draft model or head as a proposer runs it: what was named, or the command line's own.
-
-    Raises:
-        ConfigError: options that exclude each other, or an unacceptable value.
-    """
+    """The draft model or head as a proposer runs it: what was named, or the command line's own."""
     layers, dtype = options.draft_layers, options.draft_dtype
     if layers is not None or dtype is not None:
         if options.draft is not None:
@@ -138,11 +134,7 @@ def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
 
 
 def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
-    """Whole numbers out of ``1-4,8``, ascending; none where nothing was said.
-
-    Raises:
-        ConfigError: it is no such list, or a number is out of range.
-    """
+    """Whole numbers out of ``1-4,8``, ascending; none where nothing was said."""
     found: set[int] = set()
     for part in text.split(",") if text else ():
         match = _NUMBERS.fullmatch(part.strip())

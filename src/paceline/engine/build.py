@@ -98,12 +98,7 @@ def kv_budget(config: EngineConfig) -> int:
 def target_info(
     checkpoint: Checkpoint, config: EngineConfig, kv_bytes: int, runner: ModelRunner | None = None
 ) -> TargetInfo:
-    """Describe a target model to its proposers, by a resolved configuration.
-
-    Args:
-        kv_bytes: for the KV caches of draft models.
-        runner: None where the target's weights are not loaded.
-    """
+    """Describe a target model to its proposers, by a resolved configuration."""
     assert config.max_model_len is not None
     tokenizer = checkpoint.tokenizer
     return TargetInfo(
@@ -205,12 +200,7 @@ def _decoder(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Decoder:
 def open_states(
     shape: ModelConfig, config: EngineConfig, ops: Ops, budget: int, drafts: int
 ) -> tuple[States | None, int]:
-    """The states of recurrent layers, None where there are none, and their bytes.
-
-    Args:
-        budget: bytes for keys, values and states.
-        drafts: how many of them are for drafts.
-    """
+    """The states of recurrent layers, None where there are none, and their bytes."""
     if shape.recurrent is None:
         return None, 0
     nodes, wanted = sum(each.tree_nodes for each in config.speculative), config.max_num_seqs
@@ -266,11 +256,7 @@ def _staged(checkpoint: Checkpoint, config: EngineConfig, ops: Ops, source: str)
 def open_runner(
     checkpoint: Checkpoint, config: EngineConfig, ops: Ops, source: str = ""
 ) -> tuple[ModelRunner, int]:
-    """The model with its KV cache, and the bytes that are left for the KV caches of drafts.
-
-    Args:
-        source: by which other processes find the model.
-    """
+    """The model with its KV cache, and the bytes that are left for the KV caches of drafts."""
     assert config.max_model_len is not None
     shape = checkpoint.config
     if config.pipeline_parallel_size > 1:

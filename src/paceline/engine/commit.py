@@ -34,11 +34,7 @@ def commit_step(
     kv: KVCache,
     stats: EngineStats,
 ) -> list[Committed]:
-    """Append the emitted tokens up to their end; make their KV contiguous and publish it.
-
-    Args:
-        aborted: ids of requests that end when the next step starts.
-    """
+    """Append the emitted tokens up to their end; make their KV contiguous and publish it."""
     committed: list[Committed] = []
     for item, verdict in zip(items, verdicts, strict=True):
         request = item.request

@@ -238,11 +238,7 @@ class ContainedProposers:
                 call.drafts.add(index, source.name, self._checked(entry, request, tree))
 
     def _checked(self, entry: Entry, request: Request, tree: DraftTree) -> DraftTree:
-        """The part of a draft that the request's grammar allows, checked to be a tree.
-
-        Raises:
-            ProposerError: the draft is not a tree.
-        """
+        """The part of a draft that the request's grammar allows, checked to be a tree."""
         if not is_sound(tree, self._vocab_size):
             tree.validate(self._vocab_size)
             self._clamp(entry, tree)
@@ -281,12 +277,7 @@ class ContainedProposers:
         return tuple(sorted(taps))
 
     def read(self, request: Request, start: int, features: Floats, taps: Sequence[int]) -> None:
-        """Hand hidden states of committed positions to the proposers that read such.
-
-        Args:
-            start: the first of the positions.
-            features: ``[positions, taps, ..]``; nobody here looks inside.
-        """
+        """Hand hidden states of committed positions to the proposers that read such."""
         for entry in self._readers:
             if request.request_id not in entry.followed:
                 continue

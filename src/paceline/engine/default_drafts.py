@@ -19,11 +19,7 @@ def is_embedded(model: str | None) -> bool:
 
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
-    """:data:`EVERY_MODEL`, and the drafts that a model brings.
-
-    Args:
-        model: folder, GGUF file, name or hub id; None is the embedded model.
-    """
+    """:data:`EVERY_MODEL`, and the drafts that a model brings."""
     drafts = drafts_of(model)
     if is_embedded(model):
         # Its draft model's forward takes a quarter of its own: n-grams alone bring more per second.

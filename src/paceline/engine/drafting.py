@@ -78,11 +78,7 @@ class Skipped:
 
 
 class Drafting:
-    """The proposers that are on, and the planner that decides who of them drafts.
-
-    Args:
-        clock: seconds; proposers are timed by it. None is the machine's.
-    """
+    """The proposers that are on, and the planner that decides who of them drafts."""
 
     def __init__(
         self,
@@ -136,11 +132,7 @@ class Drafting:
         return self._proposers.taps_of([item.request for item in items])
 
     def read(self, items: Sequence[Scheduled], taps: Sequence[int]) -> None:
-        """Hand the hidden states of what a step committed to the proposers that read them.
-
-        Args:
-            taps: of which the forward returned them.
-        """
+        """Hand the hidden states of what a step committed to the proposers that read them."""
         for item in items:
             features, path, count = item.features, item.path, len(item.path)
             if count and features is not None:

@@ -311,21 +311,13 @@ class Engine:
     # --- adapters ------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, layers: AdaptedLayers, replaces: bool = False) -> None:
-        """Let requests ask for an adapter.
-
-        Raises:
-            ConfigError: there is one of that name, which it does not replace.
-        """
+        """Let requests ask for an adapter; ``ConfigError`` where one has its name and stays."""
         if name in self.adapters and not replaces:
             raise ConfigError(f"an adapter named {name!r} is loaded already; unload it first")
         self.adapters[name] = Adapter(name, self.runner.adapter(layers))
 
     def unload_adapter(self, name: str) -> None:
-        """Let no further request ask for an adapter; those that have it keep it.
-
-        Raises:
-            UnknownAdapterError: there is no such adapter.
-        """
+        """Let no further request ask for an adapter; ``UnknownAdapterError`` without it."""
         self.adapter(name)
         del self.adapters[name]
 

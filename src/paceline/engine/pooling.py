@@ -31,23 +31,14 @@ class Pooled:
 
 
 def with_pooling(items: Sequence[Scheduled], taps: tuple[int, ...], last: int) -> tuple[int, ...]:
-    """The hidden states that a step needs.
-
-    Args:
-        taps: those that proposers read.
-        last: the tap after the last norm, which is pooled.
-    """
+    """The hidden states that a step needs."""
     if any(item.request.params.pooling is not None for item in items):
         return tuple(sorted({*taps, last}))
     return taps
 
 
 def take_pooled(items: Sequence[Scheduled], taps: Sequence[int], last: int) -> None:
-    """Add the chunks of a step to what their prompts have come to; complete ones become vectors.
-
-    Args:
-        taps: of which the items have hidden states.
-    """
+    """Add the chunks of a step to what their prompts have come to; complete ones become vectors."""
     if last not in taps:  # nobody in this step pools
         return
     for item in items:

@@ -41,11 +41,7 @@ def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
 def snapshot(
     stats: EngineStats, since: Totals, runner: ModelRunner, drafting: Drafting, queue: Scheduler
 ) -> EngineStats:
-    """A copy of the counters; those of the parts count from the last reset, ``since``.
-
-    Args:
-        stats: with what is to be added to the speculation of the requests that did not end yet.
-    """
+    """A copy of the counters; those of the parts count from the last reset, ``since``."""
     copied = copy.deepcopy(stats)
     for request in (*queue.running, *queue.waiting):
         copied.speculation.add(request.counters)

@@ -109,11 +109,7 @@ class Scheduler:
         """Requests that the last :meth:`schedule` sent back to the queue."""
 
     def add(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            RequestError: the whole KV cache is too small for it.
-        """
+        """Queue a request; ``RequestError`` where the whole KV cache is too small for it."""
         capacity = self._kv.pool.num_blocks - 1
         if blocks_for(request.max_len) > capacity:
             raise RequestError(
@@ -238,11 +234,7 @@ class Scheduler:
         return True
 
     def _has_room(self, request: Request, reuse: int) -> bool:
-        """Whether there are blocks for all tokens of a request that others do not hold already.
-
-        Args:
-            reuse: most tokens that may be shared with others.
-        """
+        """Whether there are blocks for all tokens of a request that others do not hold already."""
         needed, available = blocks_for(len(request.token_ids)), self._kv.pool.num_available
         if needed <= available:
             return True

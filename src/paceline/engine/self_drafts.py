@@ -33,11 +33,7 @@ read in each."""
 
 
 def self_draft(decoder: Decoder, kv_bytes: int) -> SpeculativeConfig | None:
-    """How a target drafts for itself; None where it is in memory, or there is no room for a copy.
-
-    Args:
-        kv_bytes: that keys and values may take beside it.
-    """
+    """How a target drafts for itself; None where it is in memory, or a copy has no room."""
     placement, shape = decoder.placement, decoder.config
     if placement is None or not placement.streamed or shape.recurrent:
         return None

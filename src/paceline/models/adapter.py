@@ -109,11 +109,7 @@ def load_adapter(
 
 
 class _Settings:
-    """What ``adapter_config.json`` says.
-
-    Raises:
-        ModelLoadError, UnsupportedModelError: as :func:`load_adapter`.
-    """
+    """What ``adapter_config.json`` says; raises as :func:`load_adapter`."""
 
     def __init__(self, raw: Mapping[str, Any], folder: Path) -> None:
         self._raw, self._folder = raw, folder

@@ -10,12 +10,7 @@ from typing import Any, NamedTuple
 
 
 class AltUpEnds(NamedTuple):
-    """Linears between the one stream outside the layers and the others, without the first.
-
-    Attributes:
-        spread: from the token's embedding to each further stream.
-        gather: from each further stream to what is averaged.
-    """
+    """Linears between the one stream outside the layers and the others, without the first."""
 
     spread: Sequence[Any]
     gather: Sequence[Any]

@@ -79,22 +79,14 @@ def users_catalogue() -> Path:
 
 
 def catalogue() -> dict[str, CatalogueEntry]:
-    """All names, ours first.
-
-    Raises:
-        ConfigError: the user's file cannot be read, or an entry is malformed.
-    """
+    """All names, ours first; ``ConfigError`` where the user's file cannot be read."""
     ours = Path(str(files("paceline"))) / "models" / "catalogue.toml"
     own = users_catalogue()
     return read_catalogue(ours) | (read_catalogue(own) if own.exists() else {})
 
 
 def find_entry(name: str) -> CatalogueEntry | None:
-    """What a name stands for; None for one that the catalogue has not, or cannot have.
-
-    Raises:
-        ConfigError: as :func:`catalogue`.
-    """
+    """What a name stands for; None for one that the catalogue has not, or cannot have."""
     return catalogue().get(name) if _NAME.fullmatch(name) else None
 
 
@@ -105,11 +97,7 @@ def similar_names(name: str) -> list[str]:
 
 
 def read_catalogue(path: Path) -> dict[str, CatalogueEntry]:
-    """The entries of a file, by name.
-
-    Raises:
-        ConfigError: it cannot be read, is no TOML, or an entry is malformed.
-    """
+    """The entries of a file, by name; ``ConfigError`` where it is no such TOML file."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

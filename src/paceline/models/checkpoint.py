@@ -151,11 +151,7 @@ def load_checkpoint(
 
 
 def checked_path(path: Path) -> tuple[Path, bool]:
-    """A path without ``~``, and whether a file or a folder is there.
-
-    Raises:
-        ModelLoadError: no file can have such a name.
-    """
+    """A path without ``~``, and whether it is there; ``ModelLoadError`` for a malformed name."""
     try:
         path = path.expanduser()
         return path, path.is_dir() or path.is_file()
@@ -208,11 +204,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """The folder's; without any file of one the model still runs on token ids.
-
-    Raises:
-        ModelLoadError: the files are incomplete, or of a kind that is not read.
-    """
+    """The folder's; without any file of one the model still runs on token ids."""
     if has_tokenizer_files(folder):
         return Tokenizer.from_folder(folder)
     log.warning(

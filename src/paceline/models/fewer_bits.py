@@ -21,11 +21,7 @@ from paceline.models.weights import Layer, WeightReader
 
 
 def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[Layer]:
-    """The layers of ``config``, which may be fewer than the checkpoint has, packed by ``ops``.
-
-    Raises:
-        ModelLoadError: a tensor is missing, has another shape, or cannot be packed.
-    """
+    """The layers of ``config``, which may be fewer than the checkpoint has, packed by ``ops``."""
     tensors = checkpoint.tensors
     if checkpoint.packed is not None:
         tensors = _Unpacked(tensors, config)

@@ -49,11 +49,7 @@ class FimTokens:
 def find_fim_tokens(
     named: Mapping[str, str], token_to_id: Callable[[str], int | None]
 ) -> FimTokens | None:
-    """The marks of a vocabulary.
-
-    Args:
-        named: role -> token, as the model's files say it; other marks are found by their spelling.
-    """
+    """The marks of a vocabulary."""
     for spelled in _SPELLED:
         tokens = [named.get(role, usual) for role, usual in zip(GGUF_ROLES, spelled, strict=False)]
         before, behind, middle = map(token_to_id, tokens)

@@ -40,12 +40,7 @@ class Gap:
 
 
 def fim_prompt(tokenizer: Tokenizer, gap: Gap) -> list[int]:
-    """The token ids that ask a model to fill a gap. No text of the gap becomes a mark.
-
-    Raises:
-        NoFimTokensError: the vocabulary has no marks.
-        RequestError: a text cannot be encoded.
-    """
+    """The token ids that ask to fill a gap, no text of which becomes a mark; ``RequestError``."""
     marks = fim_tokens_of(tokenizer)
     encode = tokenizer.encode_literal
     ids = tokenizer.encode("")[:1]  # the BOS token, where texts begin with it

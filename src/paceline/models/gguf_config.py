@@ -42,11 +42,7 @@ _FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 
 def architecture_of(container: GgufContainer) -> str:
-    """The value of ``general.architecture``.
-
-    Raises:
-        UnsupportedModelError: it is not one that Paceline runs.
-    """
+    """The value of ``general.architecture``; ``UnsupportedModelError`` if it does not run here."""
     name = container.metadata.get("general.architecture")
     if name not in ARCHITECTURES and name not in HEADS:
         raise UnsupportedModelError(
@@ -145,11 +141,7 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
 
 
 def config_from_gguf(container: GgufContainer, told: Mapping[str, Any]) -> ModelConfig:
-    """The configuration, from what :func:`hf_config_from_gguf` told.
-
-    Raises:
-        ModelLoadError, UnsupportedModelError: as there.
-    """
+    """The configuration, from what :func:`hf_config_from_gguf` told, which raises the same."""
     config = config_from_hf(told)
     biases = _biases(container)
     return dataclasses.replace(

@@ -85,11 +85,7 @@ def read_container(path: Path, *, in_memory: bool = False) -> GgufContainer:
 
 
 def read_architecture(path: Path) -> object:
-    """The value of ``general.architecture``, which files begin with; None where there is none.
-
-    Raises:
-        ModelLoadError: as :func:`read_container`.
-    """
+    """The value of ``general.architecture``, which files begin with; None where there is none."""
     cursor, _, num_keys = _opened(path)
     for _ in range(num_keys):
         key, value = cursor.string(), cursor.value()

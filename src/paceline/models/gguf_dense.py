@@ -20,14 +20,7 @@ def dense_keys(
     tensors: Collection[str],
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What the family's configuration says beyond what all have.
-
-    Args:
-        get: a value of the architecture's metadata, by its key, and what stands for a missing one.
-        layer_types: which layers have a sliding window, where the file lists them.
-        tensors: names of those in the file.
-        metadata: all of them.
-    """
+    """What the family's configuration says beyond what all have."""
     listed = {} if layer_types is None else {"layer_types": layer_types}
     if architecture == "olmo2" and get(_WINDOW):
         base = get("rope.freq_base_swa", get("rope.freq_base"))

@@ -45,12 +45,7 @@ def mixture_type(model_type: str, tensors: Collection[str]) -> str:
 def expert_keys(
     get: Callable[..., Any], architecture: str, tensors: Mapping[str, TensorInfo], num_layers: int
 ) -> dict[str, Any]:
-    """What ``config.json`` says of the mixtures.
-
-    Args:
-        get: a value of the architecture's metadata, by its key, and what stands for a missing one.
-        tensors: those in the file.
-    """
+    """What ``config.json`` says of the mixtures."""
     width = get("expert_feed_forward_length", get("feed_forward_length"))
     shared = get("expert_shared_feed_forward_length", 0)
     used, shared_count = get("expert_used_count"), get("expert_shared_count", 0)

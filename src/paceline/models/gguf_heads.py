@@ -20,11 +20,7 @@ _OTHERS = ("markov_w1.weight", "selector_hidden.weight", "hc_head_fn.weight")
 
 
 def head_keys(container: GgufContainer, architecture: str) -> dict[str, Any]:
-    """What a ``config.json`` of the head would say, apart from its layers.
-
-    Raises:
-        UnsupportedModelError: it is a relative of the architecture that does not run here.
-    """
+    """What a ``config.json`` of the head would say, apart from its layers."""
     metadata, tensors = container.metadata, container.tensors
     foreign = next((name for name in _OTHERS if name in tensors), None)
     if foreign is not None:

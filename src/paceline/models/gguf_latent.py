@@ -25,12 +25,7 @@ LATENT_BLOCK = {
 
 
 def latent_keys(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-    """What ``config.json`` says of the attention, and of the scores of experts.
-
-    Args:
-        get: a value of the architecture's metadata, by its key, and what stands for a missing one.
-        tensors: names of those in the file.
-    """
+    """What ``config.json`` says of the attention, and of the scores of experts."""
     rope_dim = get("rope.dimension_count", 0)
     key_dim = get("attention.key_length_mla", get("attention.key_length", 0))
     biased = any(".exp_probs_b." in name for name in tensors)

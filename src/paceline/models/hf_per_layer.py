@@ -32,11 +32,7 @@ def with_one_width(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def heads_from_hf(
     fields: Fields, sizes: Mapping[str, Any], sliding: Sequence[bool]
 ) -> tuple[Heads, ...]:
-    """Per layer, its heads; the last layer is a full one.
-
-    Raises:
-        ModelLoadError: a number is missing or out of bounds.
-    """
+    """Per layer, its heads; the last layer is a full one. ``ModelLoadError`` for a bad number."""
     one_linear = fields.flag("attention_k_eq_v")
     usual = {"head_dim": sizes["head_dim"], "num_key_value_heads": sizes["num_kv_heads"]}
     wide = {**usual, "head_dim": fields.integer("global_head_dim", 2, 4096, sizes["head_dim"])}

@@ -25,12 +25,7 @@ _MOST = 1 << 17
 def recurrent_from_hf(
     fields: Fields, kind: str, num_layers: int, hidden_size: int, beside: bool = False
 ) -> Recurrent | None:
-    """The recurrent layers of a family that has some; None where all are attention by choice.
-
-    Raises:
-        ModelLoadError: a number is missing or out of bounds.
-        UnsupportedModelError: a layer is of another type.
-    """
+    """The recurrent layers of a family that has some; None where all are attention by choice."""
     layers = (True,) * num_layers if beside else _layers(fields, num_layers)
     if not any(layers):
         return None

@@ -20,11 +20,7 @@ from paceline.models.stored import RenamedTensors, StoredTensors
 
 
 def mtp_head(model: Checkpoint) -> Checkpoint | None:
-    """A decoder with the entry ``mtp``; None where the model has no such layer.
-
-    Raises:
-        UnsupportedModelError: the layer is of a kind that does not run here.
-    """
+    """A decoder with the entry ``mtp``; None without such a layer. Not all kinds can be run."""
     part = mtp_part(model.tensors)
     if part is None:
         return None

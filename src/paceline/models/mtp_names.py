@@ -107,11 +107,7 @@ _LAYOUTS = (
 
 
 def mtp_part(stored: Iterable[str]) -> MtpPart | None:
-    """The first MTP layer among a checkpoint's tensors; None where it has none.
-
-    Args:
-        stored: their names; those of GGUF files as :mod:`paceline.models.gguf_names` places them.
-    """
+    """The first MTP layer among a checkpoint's tensors; None where it has none."""
     stored = list(stored)
     packed = {name.removeprefix(PACKED): name for name in stored if name.startswith(PACKED)}
     if any(plain.startswith(_JOIN) for plain in packed):

@@ -17,9 +17,5 @@ def find_model(name: str) -> CatalogueEntry | None:
 
 
 def all_models() -> list[CatalogueEntry]:
-    """All that have a name.
-
-    Raises:
-        ConfigError: the user's file of names is malformed.
-    """
+    """All that have a name; ``ConfigError`` where the user's file of names is malformed."""
     return [*catalogue().values(), *downloaded_models()]

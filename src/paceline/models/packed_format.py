@@ -75,11 +75,7 @@ def packed_formats(tensors: Mapping[str, Array], linear: str) -> list[str]:
 
 
 def packed_parts(tensors: Mapping[str, Array], linear: str, outs: list[int]) -> list[PackedPart]:
-    """The parts of a packed linear: one, or one for each of the stacked linears.
-
-    Raises:
-        ModelLoadError: there is another number of them.
-    """
+    """The parts of a packed linear: one, or one for each of the stacked linears."""
     formats = packed_formats(tensors, linear)
     if len(formats) not in (1, len(outs)):
         raise ModelLoadError(

@@ -23,12 +23,7 @@ _DELTA_PARTS: tuple[str, ...] = ("qkv", "z", "b", "a")
 def read_recurrent(
     reader: TensorReader, shape: Recurrent, hidden_size: int, layer: int
 ) -> RecurrentWeights:
-    """The weights of a layer that is recurrent.
-
-    Raises:
-        ModelLoadError: a tensor is missing, has another shape than the configuration says, or a
-            head would grow instead of decay.
-    """
+    """The weights of a recurrent layer; ``ModelLoadError`` also for a head that would grow."""
     p = f"model.layers.{layer}.linear_attn."
     names, widths = [p + "in_proj"], [sum(shape.in_widths)]
     if shape.kind == DELTA:

@@ -38,10 +38,7 @@ def shard_name(name: str) -> ShardName | None:
 
 
 def sibling_shards(path: AnyPath) -> list[AnyPath]:
-    """All shards of the model of which a file is one, in their order; the file alone if it is none.
-
-    They need not exist.
-    """
+    """All shards of a file's model, in order, there or not; the file alone if it is none."""
     said = shard_name(path.name)
     if said is None:
         return [path]

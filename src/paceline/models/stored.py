@@ -42,10 +42,7 @@ class FilePart(NamedTuple):
 
 
 class StoredTensors(Mapping[str, Array]):
-    """Lazy mapping; a lookup of what is not there raises ``ModelLoadError``.
-
-    Subclasses fill ``_where`` with what finds each tensor.
-    """
+    """Lazy mapping, whose lookups raise ``ModelLoadError``. Subclasses fill ``_where``."""
 
     _where: dict[str, Any]
 

@@ -133,11 +133,7 @@ def _size_of(experts: Iterable[_Experts]) -> int:
 
 
 def placement_of(tensors: StoredTensors, num_layers: int, limit: int) -> Placement:
-    """As :class:`StreamedTensors` would place a model's weights, without opening anything.
-
-    Raises:
-        ConfigError: the limit is too small.
-    """
+    """As :class:`StreamedTensors` would place a model's weights; else ``ConfigError``."""
     return _placed(tensors, *_parts_of(tensors, num_layers), limit)
 
 

@@ -31,11 +31,7 @@ class Taps(NamedTuple):
 
     @staticmethod
     def of(layers: Sequence[int], rows: int, num_layers: int, hidden: int) -> Taps:
-        """Make room for a forward's features.
-
-        Raises:
-            ValueError: the model has no such layer.
-        """
+        """Make room for a forward's features; ``ValueError`` where the model has no such layer."""
         for layer in layers:
             if not 0 <= layer <= num_layers + 1:
                 raise ValueError(f"a tap is {layer}; allowed are 0 to {num_layers + 1}")

@@ -66,11 +66,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def render(template: str, variables: dict[str, Any], max_chars: int) -> str:
-    """The rendered text.
-
-    Raises:
-        ValueError: it is longer than ``max_chars``; nothing beyond that is produced.
-    """
+    """The rendered text; ``ValueError`` beyond ``max_chars``, where rendering stops."""
     pieces, size = [], 0
     for piece in _compiled(template).generate(**variables):
         size += len(piece)

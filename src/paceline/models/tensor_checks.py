@@ -73,14 +73,7 @@ def _adds_something(tensors: Mapping[str, Any], name: str) -> bool:
 
 
 def check_floats(name: str, tensor: Any, kind: str) -> None:
-    """Refuse weights of a type that needs scales to be read.
-
-    Args:
-        kind: the type as the file calls it.
-
-    Raises:
-        UnsupportedModelError: they are not floats of at least 16 bits.
-    """
+    """Refuse weights that are not floats of 16 bits or more, and so need scales to be read."""
     if str(tensor.dtype).removeprefix("torch.") not in FLOAT_NAMES:
         raise UnsupportedModelError(
             f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "

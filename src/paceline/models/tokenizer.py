@@ -79,11 +79,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
-        """Read ``tokenizer.json`` and what lies beside it.
-
-        Raises:
-            ModelLoadError: a file is missing or not valid.
-        """
+        """Read ``tokenizer.json`` and what lies beside it; ``ModelLoadError`` where it cannot."""
         parts = read_tokenizer_folder(Path(path))
         return cls(
             parts.backend,
@@ -205,11 +201,7 @@ class Tokenizer:
         return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids without any added around them, and the characters that each stands for.
-
-        Raises:
-            RequestError: as :meth:`encode`.
-        """
+        """Token ids without any added around them, and the characters that each stands for."""
         try:
             found = self._backend.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:

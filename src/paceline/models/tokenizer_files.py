@@ -35,11 +35,7 @@ def has_tokenizer_files(folder: Path) -> bool:
 
 
 def read_tokenizer_folder(folder: Path) -> TokenizerParts:
-    """Read ``tokenizer.json``, ``tokenizer_config.json`` and the template files of a folder.
-
-    Raises:
-        ModelLoadError: ``tokenizer.json`` is missing, or a file is not valid.
-    """
+    """Read ``tokenizer.json``, ``tokenizer_config.json`` and the template files of a folder."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelLoadError(

@@ -151,11 +151,7 @@ class Asking:
         return [each.place for each in worth]
 
     def drafted(self, step: PlannedStep, source: Source, levels: int, milliseconds: float) -> None:
-        """Learn how long it took.
-
-        Args:
-            levels: of its trees.
-        """
+        """Learn how long it took to draft trees of so many levels."""
         asked = step.asks[-1]
         self.times.observe(source.name, levels, asked.lag, milliseconds, source.has_levels)
         asked.cost_ms = self.times.milliseconds(source.name, levels) / asked.able

@@ -251,11 +251,7 @@ class CostTable:
 
     @classmethod
     def from_dict(cls, data: object) -> CostTable:
-        """The table that a document describes.
-
-        Raises:
-            ProfileError: a key is missing or unknown, or a value is not what it must be.
-        """
+        """The table that a document describes."""
         optional = _HOST, _EXPERTS
         if not isinstance(data, Mapping) or {*data, *optional} != {*_KEYS, *optional}:
             raise ProfileError(f"a cost table must be an object with {', '.join(_KEYS)}")

@@ -100,11 +100,7 @@ class PluginProposer(Proposer):
 
 
 def contained(entry: EntryPoint, call: Callable[[], Any]) -> Any:
-    """What a call into a plugin's code returns.
-
-    Raises:
-        PacelineError: what the plugin raises; a ConfigError where that was another error.
-    """
+    """What a call into a plugin's code returns."""
     try:
         return call()
     except PacelineError:

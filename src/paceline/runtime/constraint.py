@@ -23,13 +23,7 @@ MAX_SPELLINGS = 24
 
 
 class MatcherConstraint:
-    """See the module's docstring, and :class:`~paceline.request.Constraint` for the methods.
-
-    Args:
-        matcher: at its beginning, this request's own.
-        tokenizer: of the matcher.
-        eos_token_ids: tokens that end a text; the matcher is never fed one.
-    """
+    """See the module's docstring, and :class:`~paceline.request.Constraint` for the methods."""
 
     def __init__(
         self, matcher: LLMatcher, tokenizer: LLTokenizer, eos_token_ids: Sequence[int]

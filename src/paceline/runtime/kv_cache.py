@@ -320,11 +320,7 @@ class KVCache:
             self.publish(request_id, token_ids)
 
     def _evict(self, among: Container[int] | None = None) -> bool:
-        """Forget the checkpoint that was used least recently; False: there is none.
-
-        Args:
-            among: slots of those that may be forgotten; None: all.
-        """
+        """Forget the checkpoint that was used least recently; False: there is none."""
         found = self.checkpoints.pop(among)
         if found is None or self.states is None:
             return False

@@ -42,11 +42,7 @@ class SequenceState:
 
 
 class States:
-    """Slots and lanes for any number of sequences.
-
-    Args:
-        memory: the backend's; slot 0 is that of an empty text.
-    """
+    """Slots and lanes for any number of sequences; slot 0 is the state of an empty text."""
 
     def __init__(self, memory: StateMemory) -> None:
         assert memory.num_slots > 1

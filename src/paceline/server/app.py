@@ -37,9 +37,6 @@ def create_app(
 ) -> FastAPI:
     """The application over an engine, and over others that it starts when they are asked for.
 
-    Args:
-        client: started.
-
     Raises: as :class:`~paceline.server.models.Models`.
     """
     config = config or ServerConfig()

@@ -54,11 +54,7 @@ def read_batch(path: Path) -> Iterator[BatchLine]:
 
 
 def count_lines(path: Path) -> int:
-    """Lines that are not blank, for a progress bar.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Lines that are not blank, for a progress bar; ``ConfigError`` where it cannot be read."""
     try:
         with path.open("rb") as file:
             return sum(bool(data.strip()) for data in file)
@@ -192,11 +188,7 @@ class AnswerFile:
         return not line.problem and line.custom_id in self.done
 
     def write(self, record: dict[str, Any]) -> None:
-        """Add a line; whoever reads the file sees it at once.
-
-        Raises:
-            ConfigError: it cannot be written.
-        """
+        """Add a line, which readers see at once; ``ConfigError`` where it cannot be written."""
         try:
             self._file.write(json.dumps(record).encode() + b"\n")
             self._file.flush()

@@ -55,11 +55,7 @@ async def read_body(request: Request, model: type[Model]) -> Model:
 
 
 def _parsed(raw: bytes) -> Any:
-    """The JSON value of a body.
-
-    Raises:
-        ApiError: 400, it is no JSON, or a number or a character in it is none.
-    """
+    """The JSON value of a body; ``ApiError`` 400 where it, a number or a character is none."""
     try:
         value: Any = from_json(raw, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:

@@ -10,11 +10,7 @@ from paceline.server.sse import Deadline
 
 
 class Clock:
-    """Times of the answers to a request's prompts, told to the metrics, and how they ended.
-
-    Args:
-        num_samples: of each prompt.
-    """
+    """Times of the answers to a request's prompts, told to the metrics, and how they ended."""
 
     def __init__(
         self, metrics: ModelMetrics, num_prompts: int, num_samples: int, deadline: Deadline

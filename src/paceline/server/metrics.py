@@ -113,9 +113,6 @@ class _EarlierNames(Collector):
 class ModelMetrics:
     """What is observed of one model. Observing takes microseconds and needs no ``await``.
 
-    Args:
-        model_name: value of the label ``model_name``.
-
     Attributes:
         first_token: histogram of the time from a request's arrival to its first token.
         token_gap: histogram of the time between two pieces of a sample, each of which its client
@@ -145,8 +142,6 @@ class ModelMetrics:
         Args:
             stats: the engine's latest snapshot; None where it could not be had, which keeps what
                 was known.
-            client: its state and restarts.
-            num_loads: how often the model was loaded.
         """
         self._up.set(stats is not None and client.state in ("ready", "draining"))
         self._counts.update(stats, client.num_restarts, num_loads)

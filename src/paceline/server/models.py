@@ -88,11 +88,7 @@ class Models:
         return tuple(self._by_name)
 
     def find(self, asked: str | None) -> Serving:
-        """The model of a name.
-
-        Raises:
-            ApiError: 404, there is no such model.
-        """
+        """The model of a name; ``ApiError`` 404 where there is none."""
         if asked is None:
             return self.first
         names = asked, asked.removesuffix(LATEST)

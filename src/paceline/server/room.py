@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 class Room:
     """The place that loaded models share.
 
-    Args:
-        clock: seconds.
-
     Attributes:
         is_closed: nothing is loaded any more.
     """

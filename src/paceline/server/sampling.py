@@ -25,11 +25,6 @@ def sampling_params(
 ) -> SamplingParams:
     """What the engine is asked for.
 
-    Args:
-        max_tokens: as :func:`answer_limit` gives it.
-        structured: what the output must match, in whichever field the endpoint found that.
-        logprobs: likeliest tokens to report at each place; None reports nothing.
-
     Raises:
         RequestError: fields exclude each other or are out of range.
     """
@@ -62,9 +57,6 @@ def truncated(
     token_ids: list[int], most: int | None, info: EngineInfo, max_tokens: int | None = None
 ) -> list[int]:
     """The last tokens of a prompt: so many, or with -1 as many as leave room for an answer.
-
-    Args:
-        max_tokens: of the answer; None leaves room for one.
 
     Raises:
         RequestError: nothing would be left.

@@ -213,10 +213,6 @@ class Serving:
     ) -> AsyncIterator[Answers]:
         """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
 
-        Args:
-            deadline: it began when the request arrived.
-            adapter: as :meth:`adapter_of` found it.
-
         Raises (when the block is entered):
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
         """
@@ -248,11 +244,7 @@ def _longest_token(tokenizer: Tokenizer | None) -> int:
 
 
 class Answers:
-    """The answers to the prompts of one HTTP request, as they come: iterate over their pieces.
-
-    Attributes:
-        prompt_logprobs: as :class:`~paceline.server.engine.generation.EngineGeneration` has them.
-    """
+    """The answers to the prompts of one HTTP request, as they come: iterate over their pieces."""
 
     def __init__(self, generation: EngineGeneration, clock: Clock) -> None:
         self.prompt_logprobs = generation.prompt_logprobs

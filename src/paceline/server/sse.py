@@ -119,9 +119,6 @@ async def while_connected(
 ) -> Result:
     """Do the work, unless the client leaves or time is up first; then it has been cancelled.
 
-    Args:
-        receive: of ASGI, with the body read already.
-
     Raises:
         ClientGoneError: the client closed its connection.
         TimeoutError: the work was not done at the deadline.

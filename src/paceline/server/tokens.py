@@ -20,11 +20,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class TokenTexts:
-    """The spelling of every token of a vocabulary, remembered.
-
-    Args:
-        tokenizer: None spells tokens by their ids.
-    """
+    """The spelling of every token of a vocabulary, remembered."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -86,11 +82,7 @@ def finite(logprob: float) -> float:
 def prompt_logprobs(
     entries: Sequence[TokenLogprobs | None], texts: TokenTexts, count: int
 ) -> list[dict[str, Any] | None]:
-    """Log-probabilities of a prompt's tokens, as vLLM reports them.
-
-    Args:
-        count: likeliest tokens to name besides the prompt's own.
-    """
+    """Log-probabilities of a prompt's tokens, as vLLM reports them."""
     return [None if entry is None else _ranked(entry, texts, count) for entry in entries]
 
 

@@ -81,11 +81,7 @@ def draft_card(
     text_tokens: int,
     generated_tokens: int,
 ) -> str:
-    """A finished distillation's card.
-
-    Args:
-        text_tokens, generated_tokens: trained on, of texts and traces and of the target's own.
-    """
+    """A finished distillation's card; both counts are of tokens that were trained on."""
     cut = f", {config.drop_layers} layers dropped" if config.drop_layers else ""
     cut += f", feed-forward cut to {config.mlp_width}" if config.mlp_width else ""
     cut += f", head cut to {config.draft_vocab_size} tokens" if config.draft_vocab_size else ""
@@ -132,13 +128,7 @@ def head_card(
     recipe: str,
     answer_tokens: int,
 ) -> str:
-    """A finished head's card.
-
-    Args:
-        layers: the shape of the head's layers.
-        recipe: how its kind is trained.
-        answer_tokens: of the target's answers, trained on.
-    """
+    """A finished head's card."""
     most = f"{config.num_columns:,} tokens at most, the most frequent of the answers"
     rows = [
         ("drafts for", Path(config.target).name),

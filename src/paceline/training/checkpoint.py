@@ -50,11 +50,7 @@ def save_state(
     progress: Progress,
     fingerprint: str,
 ) -> None:
-    """Write the state so that a crash at any moment leaves the old or the new file, whole.
-
-    Raises:
-        TrainingError: it cannot be written.
-    """
+    """Write the state; ``TrainingError`` if it cannot. A crash leaves the old or the new file."""
     tensors = {f"param.{name}": p.detach() for name, p in params.items()}
     for name, p in params.items():
         for moment in _MOMENTS:

@@ -91,11 +91,7 @@ def generate_documents(
 def random_prompts(
     texts: TokenDocuments, count: int, length: int, rng: np.random.Generator
 ) -> TokenArray:
-    """``count`` pieces of ``length`` tokens, ``[count, length]``, from random places.
-
-    Raises:
-        TrainingError: no text is that long.
-    """
+    """``count`` pieces ``[count, length]`` from random places; ``TrainingError`` without any."""
     room = np.maximum(0, texts.lengths - length + 1)
     if not room.sum():
         raise TrainingError(f"no text has {length} tokens, which a prompt needs")

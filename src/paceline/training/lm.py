@@ -135,11 +135,7 @@ def _grown(model: TrainableModel, config: LMTrainingConfig) -> TrainableModel:
 
 
 def separator_id(model: TrainableModel) -> int:
-    """The token between documents: the model's (first) end of sequence.
-
-    Raises:
-        TrainingError: the model has none.
-    """
+    """The token between documents, the first end of sequence; ``TrainingError`` without one."""
     ids = model.config.eos_token_ids
     if not ids:
         raise TrainingError("the model has no eos_token_id, which separates documents")

@@ -16,11 +16,7 @@ SLICE_ELEMENTS = 1 << 26  # logits that exist at once before rows are processed 
 
 
 def cross_entropy(decoder: Rows, windows: Tensor) -> Tensor:
-    """Mean negative log-likelihood in nats of ``windows[:, 1:]`` given what precedes it.
-
-    Args:
-        windows: ``[batch, seq_len + 1]`` int64.
-    """
+    """Mean negative log-likelihood in nats of ``windows[:, 1:]`` given what precedes it."""
     hidden = dense_hidden(decoder, windows[:, :-1])
     targets = windows[:, 1:].reshape(-1)
 

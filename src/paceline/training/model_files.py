@@ -167,11 +167,7 @@ def load_model(folder: str | Path, hybrid: bool = False) -> TrainableModel:
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The folder's ``tokenizers.Tokenizer``.
-
-    Raises:
-        ModelLoadError: there is none, or it cannot be read.
-    """
+    """The folder's ``tokenizers.Tokenizer``; ``ModelLoadError`` where it has none to read."""
     return read_tokenizer_folder(Path(folder)).backend
 
 
@@ -181,11 +177,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def check_output(folder: str | Path, overwrite: bool) -> Path:
-    """The output folder, created.
-
-    Raises:
-        TrainingError: it already holds a model and ``overwrite`` is off, or it cannot be created.
-    """
+    """The output folder, created; ``TrainingError`` unless that may be done."""
     path = Path(folder)
     if _holds_model(path) and not overwrite:
         raise TrainingError(f"{path} already holds a model; choose another output or overwrite it")

@@ -74,11 +74,7 @@ class CachedBatch:
         self.time = 0
 
     def grow(self, time: int) -> Tensor:
-        """Announce a forward of ``time`` rows per sequence.
-
-        Returns:
-            Its positions, ``[size * time]``.
-        """
+        """Announce ``time`` rows per sequence; returns their positions ``[size * time]``."""
         self.length += self.time
         self.time = time
         assert self.length + time <= self._cache.shape[4]

@@ -174,11 +174,7 @@ def _layer_types(model: TrainableModel, kept: list[int]) -> dict[str, Any]:
 def keep_frequent(
     model: TrainableModel, tokens: TokenArray, count: int, always: Iterable[int]
 ) -> TrainableModel:
-    """The model with a head of the ``count`` tokens most frequent in a text.
-
-    Raises:
-        TrainingError: as :func:`frequent_tokens` and :func:`prune_head`.
-    """
+    """The model with a head of the ``count`` tokens most frequent in a text."""
     return prune_head(model, frequent_tokens(tokens, model.config.vocab_size, count, always))
 
 

@@ -39,11 +39,7 @@ SMOOTHING = 0.98  # of the training loss that is shown
 
 
 class Task(Protocol):
-    """What is trained.
-
-    Attributes:
-        params: float32; training changes them in place.
-    """
+    """What is trained: ``params``, float32, which training changes in place."""
 
     @property
     def params(self) -> Mapping[str, Tensor]: ...
@@ -109,11 +105,7 @@ class DecoderTask:
 
 @contextmanager
 def computing_on(device: str) -> Iterator[None]:
-    """Make new tensors there, which is all that a loss on tensors of that device needs.
-
-    Raises:
-        ConfigError: the device cannot be used.
-    """
+    """Make new tensors there, all that a loss on them needs; ``ConfigError`` if that cannot be."""
     check_device(device)
     before = torch.get_float32_matmul_precision()
     if not is_cpu(device):

@@ -105,11 +105,7 @@ class StepClock:
 
 
 def write_trace(path: str | Path, runs: Mapping[str, Sequence[StepTimes]]) -> None:
-    """Write the steps of one or more runs by their names, each as a thread of its own.
-
-    Raises:
-        ProfileError: the file cannot be written.
-    """
+    """Write the steps of runs by their names, a thread each; ``ProfileError`` if it cannot."""
     events = [_name("process_name", 0, "paceline")]
     began = min((step.began for steps in runs.values() for step in steps), default=0.0)
     for thread, (name, steps) in enumerate(runs.items(), start=1):

@@ -109,13 +109,7 @@ class Diagnosis:
 
 
 def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
-    """Look at everything; takes a few seconds, most of it to measure the roofs.
-
-    Args:
-        path: of a model: folder, GGUF file or hub id.
-        name: what to call it; None for the embedded one.
-        config: how it is to run.
-    """
+    """Look at everything; takes a few seconds, most of it to measure the roofs."""
 
     def looked_at() -> Diagnosis:
         if config.num_threads is not None:
@@ -216,11 +210,7 @@ def _versions(names: tuple[str, ...]) -> dict[str, str]:
 def advise(
     machine: Machine, kernels: Kernels, model: ModelFacts, threads: int | None
 ) -> Iterator[str]:
-    """What would make it faster, in the order of how much.
-
-    Args:
-        threads: that were asked for.
-    """
+    """What would make it faster, in the order of how much."""
     yield from _kernel_advice(machine, kernels)
     yield from _memory_advice(machine, model)
     yield from _thread_advice(machine, threads)

@@ -165,11 +165,7 @@ def compare_models(
 
 
 def _figures(wanted: Logits, offered: Logits) -> Floats:
-    """Of each row: KL, acceptance with shared noise, and agreement by :data:`TOP`.
-
-    Args:
-        wanted, offered: ``[n, vocab]``.
-    """
+    """Of each row ``[n, vocab]``: KL, acceptance with shared noise, agreement by :data:`TOP`."""
     log_q = log_softmax(offered)
     log_p = log_softmax(np.where(np.isfinite(log_q), wanted, -np.inf))
     p = np.exp(log_p)

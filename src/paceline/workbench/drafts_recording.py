@@ -129,9 +129,6 @@ def record_all(
     """Recorded drafts of every configuration of a draft model, found by it.
 
     Configurations whose trees are parts of the same largest ones share a recording.
-
-    Args:
-        record: makes or reads one.
     """
     found = {
         _kind(config): record(config)
@@ -346,11 +343,7 @@ def _stacked(levels: Sequence[Candidates]) -> DraftTree:
 
 
 class ForeignRecorder(Recorder):
-    """Runs a draft model of another vocabulary, and counts how much it writes.
-
-    Args:
-        pair: the target's vocabulary and the draft's.
-    """
+    """Runs a draft model of another vocabulary, and counts how much it writes."""
 
     def __init__(
         self, config: SpeculativeConfig, runner: ModelRunner, pair: VocabularyPair

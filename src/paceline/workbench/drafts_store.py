@@ -103,11 +103,7 @@ class DraftSource:
 
 
 def draft_source(config: SpeculativeConfig, target: TargetInfo) -> DraftSource:
-    """The draft model that a configuration names.
-
-    Raises:
-        ConfigError, ModelLoadError: there is no such model, or its vocabulary cannot be translated.
-    """
+    """The draft model that a configuration names, if there is one that can be translated."""
     checkpoint = open_draft(config, target)
     if not config.use_heterogeneous_vocab:
         return DraftSource(checkpoint, None)
@@ -241,11 +237,7 @@ class RecordedDrafts:
 
 
 def write_drafts(path: Path, drafts: RecordedDrafts) -> None:
-    """Write a file as a whole or not at all.
-
-    Raises:
-        TraceError: it cannot be written.
-    """
+    """Write a file as a whole or not at all; ``TraceError`` where it cannot be."""
     arrays, forwards = (
         {name: getattr(drafts, name) for name in _ARRAYS},
         json.dumps(drafts.forwards),

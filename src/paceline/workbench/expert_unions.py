@@ -78,12 +78,7 @@ def union_sizes(chosen: NDArray[Any], number: int) -> NDArray[Any]:
 
 
 class ExpertUnions:
-    """What steps of replayed traces read.
-
-    Args:
-        traces: with what their steps read.
-        cost: the model's mixtures.
-    """
+    """What steps of replayed traces read."""
 
     def __init__(self, traces: Sequence[Trace], cost: ExpertCost) -> None:
         self._sizes: list[list[list[int]]] = []

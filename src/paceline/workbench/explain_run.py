@@ -57,11 +57,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What :func:`explain` found.
-
-    Attributes:
-        records: the latest steps of the speculative run, in order.
-    """
+    """What :func:`explain` found; ``records`` are the latest steps of the speculative run."""
 
     prompt_token_ids: list[int]
     speculative: Run

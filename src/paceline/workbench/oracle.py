@@ -49,9 +49,6 @@ def best_steps(
 ) -> ReplayResult:
     """A replay with the best drafts of every step; see the module's docstring.
 
-    Args:
-        proposers: makes fresh ones: there are several replays.
-
     The other arguments, and what is raised, are as in :func:`~paceline.workbench.replay.replay`.
     """
     logs: list[list[int]] = [trace.token_ids.tolist() for trace in traces]

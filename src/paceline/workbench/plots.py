@@ -85,11 +85,7 @@ def _draw(table: CostTable, ratios: Any, times: Any) -> None:
 
 
 def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | Path) -> None:
-    """Draw the steps in which somebody decoded.
-
-    Args:
-        texts: what each of ``records`` added.
-    """
+    """Draw the steps in which somebody decoded; ``texts`` are what each of them added."""
     pairs = [each for each in zip(records, texts, strict=True) if each[0].num_decoding]
     decoding = [record for record, _ in pairs]
     figure = _figure(path, 14, 9)

@@ -28,11 +28,7 @@ _COUNTS = {"pp": 0, "tg": 1, "pl": 1}
 
 
 def import_tables(path: str | Path) -> list[CostTable]:
-    """The cost tables in a file; a curve with a draft model makes a second one, ``NAME: draft``.
-
-    Raises:
-        ProfileError: the file cannot be read, or is of neither format.
-    """
+    """The cost tables in a file; a curve with a draft model makes a second one, ``NAME: draft``."""
     file = Path(path)
     text = read_small(file)
     try:

@@ -71,13 +71,7 @@ def profile_key(
     threads: int,
     placement: Placement | None = None,
 ) -> ProfileKey:
-    """The key of a model that runs like this here.
-
-    Args:
-        name: the checkpoint's.
-        dtype, kv_dtype: resolved ones.
-        placement: of its weights; None where all stay in memory.
-    """
+    """The key of a model that runs like this here."""
     shape = xxhash.xxh3_128(_canonical(asdict(config))).hexdigest()
     instructions = str(getattr(ops, "isa", ""))
     return ProfileKey(

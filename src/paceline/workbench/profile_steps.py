@@ -241,11 +241,7 @@ class StepBench:
         self._next_id = 0
 
     def tasks(self, steps: Sequence[Step]) -> dict[Step, Task]:
-        """What to measure, its requests filled with context.
-
-        Raises:
-            ConfigError: the KV cache is too small.
-        """
+        """What to measure, its requests filled with context; ``ConfigError`` without room."""
         return {
             step: Task(partial(self._seconds, step, self._spans(step)), _every(step))
             for step in steps

@@ -101,11 +101,7 @@ def store_profile(profile: Profile) -> Path:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in a file.
-
-    Raises:
-        ProfileError: it cannot be read, is damaged, or has another version of the format.
-    """
+    """The profile in a file; ``ProfileError`` where that is damaged, or of another version."""
     try:
         document = json.loads(read_small(path))
     except (ValueError, RecursionError) as error:
@@ -117,11 +113,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def read_small(path: Path) -> str:
-    """The text of a file that is not larger than any that is meant for us.
-
-    Raises:
-        ProfileError: it cannot be read, or is larger.
-    """
+    """The text of a file; ``ProfileError`` where it is larger than any that is meant for us."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

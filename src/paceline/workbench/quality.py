@@ -72,10 +72,7 @@ def windows(
 
 
 def engine_arm(engine: Engine, piece: Window, out: Logits) -> None:
-    """Logits of a window as the engine serves them.
-
-    Call it where the engine is stepped, between two steps.
-    """
+    """Logits of a window as the engine serves them; call it between two steps of the engine."""
     for begin, logits in forced_logits(engine, piece.token_ids, piece.first):
         at = begin - piece.first
         out[at : at + len(logits)] = logits

@@ -25,11 +25,7 @@ class Clock:
 
 
 class Charged:
-    """A proposer whose calls are charged the time that they are said to take.
-
-    Args:
-        clock: is moved on by that.
-    """
+    """A proposer whose calls are charged, by moving the clock on, what they are said to take."""
 
     def __init__(self, proposer: Proposer, cost: DraftingCost, clock: Clock) -> None:
         self.inner = proposer

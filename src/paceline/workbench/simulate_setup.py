@@ -53,11 +53,7 @@ FOOTNOTE = "* with n-grams learnt from answers to these very prompts: other prom
 
 
 def table_named(source: str) -> CostTable:
-    """The cost table in the file of a profile, or the imported curve of a name.
-
-    Raises:
-        ProfileError: there is no such file and no such name, or the file is damaged.
-    """
+    """The cost table in the file of a profile, or the imported curve of a name."""
     path = Path(source)
     if path.is_file():
         try:

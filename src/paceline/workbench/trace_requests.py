@@ -79,12 +79,7 @@ def check_model(meta: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def answer_notes(meta: Mapping[str, Any], name: str, dtype: str) -> list[str]:
-    """Remarks on how surely a model would have given the answers of traces.
-
-    Args:
-        name: the model's.
-        dtype: that it would run in, resolved.
-    """
+    """Remarks on how surely a model would have given the answers of traces."""
     notes, (model, ran_in) = [], (meta.get(key) for key in ("model", "dtype"))
     if "model_fingerprint" not in meta and model not in (None, name):
         notes.append(

@@ -124,11 +124,7 @@ class PackedBatch(Protocol):
 
 
 class Forward(Protocol):
-    """A decoder over its KV memory.
-
-    Attributes:
-        grows_trees: whether :meth:`grow` can be called.
-    """
+    """A decoder over its KV memory; ``grows_trees`` says whether :meth:`grow` can be called."""
 
     grows_trees: bool
 
@@ -190,11 +186,7 @@ class Forward(Protocol):
     def grow(
         self, batch: Any, inputs: Floats | None, tap: int, growths: Sequence[Any], **options: Any
     ) -> tuple[int, int, Sequence[Any]]:
-        """Read a batch and grow draft trees below its sampled rows: ``csrc/bind_grow.cpp``.
-
-        Returns:
-            Forwards, their rows, and the trees.
-        """
+        """Grow trees below sampled rows (``csrc/bind_grow.cpp``); forwards, rows, trees."""
         ...
 
 

@@ -145,11 +145,7 @@ def _head_sizes(config: ModelConfig, dim: int, dtype: str) -> tuple[int, int]:
 
 
 class NativeForward:
-    """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers.
-
-    Args:
-        states: of the recurrent layers, where the decoder has some.
-    """
+    """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers."""
 
     def __init__(
         self, decoder: Decoder, memory: NativeKV, states: NativeStates | None = None

@@ -45,11 +45,7 @@ def _load() -> ModuleType | Missing:
 
 
 def explain(package: Path, error: ImportError) -> Missing:
-    """Why the extension of a package's folder cannot be imported.
-
-    Args:
-        error: what importing it raised.
-    """
+    """Why the extension of a package's folder cannot be imported."""
     if (package.parents[1] / "CMakeLists.txt").is_file():
         remedy = "run make native in the checkout"
     else:

@@ -25,14 +25,7 @@ REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
 
 
 def reference_module(purpose: str) -> ModuleType:
-    """The reference ops, which need torch.
-
-    Args:
-        purpose: what they are needed for.
-
-    Raises:
-        ConfigError: torch is not installed.
-    """
+    """The reference ops; ``ConfigError`` says the ``purpose`` where torch is not installed."""
     require_torch(purpose)
     return importlib.import_module("paceline.models.ops.reference")
 
@@ -65,11 +58,7 @@ def has_fast_int8(device: str, backend: str = "auto") -> bool:
 
 
 def backend_of(config: ModelConfig, backend: str) -> str:
-    """The backend that can run a model, of those that were asked for.
-
-    Raises:
-        ConfigError: none can.
-    """
+    """The backend that can run a model, of those that were asked for; ``ConfigError`` if none."""
     recurrent = config.recurrent
     if backend == "reference" or recurrent is None or recurrent.kernel <= MAX_KERNEL:
         return backend

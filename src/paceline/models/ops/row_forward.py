@@ -23,12 +23,7 @@ from paceline.span import Span
 
 
 class RowForward:
-    """See :class:`~paceline.models.ops.base.Forward`.
-
-    Args:
-        states: of the recurrent layers, where the decoder has some.
-        row_multiple: the padding of batches.
-    """
+    """See :class:`~paceline.models.ops.base.Forward`."""
 
     grows_trees = False
 

@@ -92,11 +92,7 @@ def _ordered(values: Tensor) -> Tensor:
 def mixed(
     mixture: Mixture, x: Tensor, stream: Tensor, config: ModelConfig, ops: RowOps
 ) -> tuple[Tensor, Routing]:
-    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing.
-
-    Args:
-        stream: the rows before that norm.
-    """
+    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
     experts = config.experts
     assert experts is not None
 

@@ -30,10 +30,7 @@ def recurrent(
 ) -> Tensor:
     """A recurrent layer of rows ``[rows, hidden]`` behind their norm.
 
-    Folds what is due, and writes states and log.
-
-    Args:
-        layer: how many recurrent layers come before this one.
+    Folds what is due, and writes states and log. ``layer`` counts recurrent layers.
     """
     first = ops.row_linear(read, weights.first)[: batch.num_rows]
     if weights.in_scale is not None:

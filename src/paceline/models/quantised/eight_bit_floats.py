@@ -16,12 +16,7 @@ _E4M3 = np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32)
 
 
 class Fp8Weight(QuantisedWeight):
-    """``weight`` float8_e4m3fn ``[n, k]`` and what its values are multiplied by.
-
-    Args:
-        scale: the part that holds the scales; bytes there are exponents (e8m0).
-        block: rows and inputs of a block, where the checkpoint says that it has blocks.
-    """
+    """``weight`` float8_e4m3fn ``[n, k]`` and what its values are multiplied by."""
 
     def __init__(self, parts: Parts, scale: str, block: Block | None) -> None:
         self.parts = parts

@@ -65,13 +65,7 @@ class Mxfp4Weight(Fp4Weight):
 
 
 class Nvfp4Weight(Fp4Weight):
-    """Groups of 16 with 8-bit floats as scales, ``[n, k / 16]``, and one scale for all of those.
-
-    Args:
-        codes: the part that holds the codes.
-        whole: the part that holds the one scale.
-        divides: whether the others are divided by it, and not multiplied.
-    """
+    """Groups of 16 with 8-bit floats as scales, ``[n, k / 16]``, and one scale for all of those."""
 
     def __init__(self, parts: Parts, codes: str, whole: str, *, divides: bool) -> None:
         self.parts, self.codes_part, self._whole, self._divides = parts, codes, whole, divides

@@ -44,12 +44,7 @@ def is_packable(weight: Array) -> bool:
 
 
 def packed(name: str, weight: Floats) -> dict[str, Array]:
-    """The arrays of a linear in 8 bits with a 16-bit scale for :data:`GROUP` inputs each.
-
-    Args:
-        name: of the linear's weight.
-        weight: ``[n, k]``.
-    """
+    """A linear ``[n, k]`` in 8 bits, a 16-bit scale for :data:`GROUP` inputs: arrays by name."""
     groups = weight.reshape(len(weight), -1, GROUP)
     scale = (np.abs(groups).max(axis=2) / np.float32(_LARGEST)).astype(np.float16)
     divisor = np.where(scale > 0, floats(scale), np.float32(1.0))[..., None]

@@ -38,19 +38,11 @@ class Parts:
         return self.name(part) in self.tensors
 
     def __getitem__(self, part: str) -> Array:
-        """A tensor whose type and shape were checked before.
-
-        Raises:
-            ModelLoadError: it is missing.
-        """
+        """A tensor whose type and shape were checked before; ``ModelLoadError`` without it."""
         return self.tensors[self.name(part)]
 
     def take(self, part: str, types: Collection[npt.DTypeLike], *shapes: Shape) -> Array:
-        """A tensor of one of the types and of one of the shapes.
-
-        Raises:
-            ModelLoadError: it is missing, or is of another type or shape.
-        """
+        """A tensor of one of the types and shapes; ``ModelLoadError`` where there is none."""
         tensor = self[part]
         if tensor.dtype not in types:
             wanted = " or ".join(str(np.dtype(kind)) for kind in types)
@@ -61,11 +53,7 @@ class Parts:
         return tensor
 
     def finite(self, part: str, values: Array) -> Floats:
-        """Scales read from a part, as float32.
-
-        Raises:
-            ModelLoadError: one of them is infinite or no number.
-        """
+        """Scales read from a part, as float32; ``ModelLoadError`` where one is not finite."""
         values = floats(values)
         if not np.isfinite(values).all():
             raise self.error(part, "holds a scale that is infinite or no number", "finite")

@@ -29,13 +29,7 @@ from paceline.span import ROOT, DraftTree, Span
 
 
 class Drafter(Proposer, ABC):
-    """See the module's docstring. Subclasses say where candidates come from.
-
-    Args:
-        config: how to draft.
-        kv: of the draft model alone, without prefix caching.
-        max_len: the draft model's context, in tokens.
-    """
+    """See the module's docstring. Subclasses say where candidates come from."""
 
     costs_forwards = True
 
@@ -53,11 +47,7 @@ class Drafter(Proposer, ABC):
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
-        """Forward spans; what may follow each of their sampled rows.
-
-        Args:
-            rows: those that the spans sample, in order.
-        """
+        """Forward spans; what may follow each of their sampled rows."""
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         growths = self.grow(requests, budget)
@@ -165,11 +155,7 @@ class Drafter(Proposer, ABC):
             self._kv.truncate(request.request_id, length - 1)
 
     def _kept(self, draft: DraftState, committed: Sequence[int]) -> Sequence[int]:
-        """Slots of drafted nodes, after the committed ones, that hold what reading would write.
-
-        Args:
-            committed: what the request got after the tokens whose KV is held, its last token aside.
-        """
+        """Slots of drafted nodes, after the committed ones, that hold what reading would write."""
         return draft.walk(committed)
 
     def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], list[Span]]:

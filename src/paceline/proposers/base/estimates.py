@@ -51,12 +51,7 @@ def ranked(
     config: SpeculativeConfig,
     head: PrunedHead | None,
 ) -> Iterable[Candidates]:
-    """What may follow each row by its logits, as the target would rank them.
-
-    Args:
-        logits: ``[rows, columns]``.
-        head: which token each column is; None where column i is token i.
-    """
+    """What may follow each row by its logits, as the target would rank them."""
     count = branching(config)
     tokens, scores = rank_candidates(logits, rows, num_ranked(config, logits.shape[1]), head)
     estimates = acceptance_estimates(rows, scores, likeness(config))[:, :count]

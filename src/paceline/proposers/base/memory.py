@@ -22,11 +22,7 @@ log = logging.getLogger(__name__)
 def draft_kv(
     shape: ModelConfig, ops: Ops, config: SpeculativeConfig, target: TargetInfo, max_len: int
 ) -> KVCache:
-    """As many blocks as all requests at their longest could use, or as the bytes allow.
-
-    Raises:
-        ConfigError: there is no memory for it.
-    """
+    """As many blocks as all requests at their longest could use, or as the bytes allow."""
     states, budget = None, target.kv_bytes
     if shape.recurrent is not None:
         room = state_room(shape, budget, target.max_num_seqs, config.tree_nodes, checkpoints=False)

@@ -39,12 +39,7 @@ def grow(
     prices: Prices,
     reserve: Callable[[Growth, int], bool],
 ) -> None:
-    """Read spans, whose samples are the growths' last tokens, in order, and fill the trees.
-
-    Args:
-        inputs: what a head's rows read beside their tokens, ``[rows, hidden_size]``.
-        reserve: makes room for a number of drafted nodes, or is False.
-    """
+    """Read spans, whose samples are the growths' last tokens, in order, and fill the trees."""
     like, head = likeness(config), runner.decoder.pruned_head
     columns = runner.decoder.config.num_logits
     tables = runner.kv.block_tables([growth.request.request_id for growth in growths])

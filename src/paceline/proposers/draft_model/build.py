@@ -56,11 +56,7 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
 def vocabulary_pair(
     checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
 ) -> VocabularyPair | None:
-    """The vocabularies of a target and a draft, both with tokenizers; None where they are one.
-
-    Raises:
-        ConfigError: they cannot be translated.
-    """
+    """The vocabularies of a target and a draft; None where they are one. They can be translated."""
     tokenizer = checkpoint.tokenizer
     assert tokenizer is not None
     assert target.tokenizer is not None
@@ -76,11 +72,7 @@ def vocabulary_pair(
 def foreign_runner(
     checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
 ) -> ModelRunner:
-    """A draft of another vocabulary ready to run; its logits stay as they are.
-
-    Raises:
-        ConfigError: it has recurrent layers, or there is no memory for its KV cache.
-    """
+    """A draft of another vocabulary ready to run; its logits stay as they are."""
     check_goes_back(checkpoint.config, "another vocabulary")
     own = replace(target, vocab_size=checkpoint.config.vocab_size)
     return draft_runner(checkpoint, shadow_config(config), own, EXPANSION)

@@ -45,13 +45,7 @@ ROOM = 64
 
 
 class HeterogeneousProposer(Proposer):
-    """See the module's docstring.
-
-    Args:
-        config: how to draft, in tokens of the target.
-        drafter: drafts for the shadows, as :func:`shadow_config` says.
-        pair: its vocabulary and the target's.
-    """
+    """See the module's docstring."""
 
     name = NAME
     costs_forwards = True

@@ -22,12 +22,7 @@ NAME = "draft_model"
 
 
 class DraftModelProposer(Drafter):
-    """See the module's docstring.
-
-    Args:
-        config: how to draft.
-        runner: the draft model with a KV cache of its own, without prefix caching.
-    """
+    """See the module's docstring; the runner has a KV cache of its own, without prefix caching."""
 
     name = NAME
 

@@ -108,11 +108,7 @@ class Features:
         return len(slots) - (int(missing[-1]) + 1 if len(missing) else 0)
 
     def write(self, slots: Slots, token_ids: Sequence[int], features: Floats) -> None:
-        """Take hidden states ``[slots, taps, hidden_size]`` of the tokens that these slots hold.
-
-        Raises:
-            ProposerError: they are of another shape.
-        """
+        """Take hidden states ``[slots, taps, hidden_size]`` of the tokens that these slots hold."""
         if features.shape != (len(slots), *self._inputs):
             raise ProposerError(
                 f"hidden states {tuple(features.shape)} for {len(slots)} positions; the head reads "

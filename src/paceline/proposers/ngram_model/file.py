@@ -44,11 +44,7 @@ _UNKNOWN = bytes(16)
 
 
 def write_tables(tables: NgramTables, path: str | Path) -> int:
-    """Write the file, whole or not at all; returns its size in bytes.
-
-    Raises:
-        ModelLoadError: it cannot be written.
-    """
+    """Write the file, whole or not at all (``ModelLoadError``); returns its size in bytes."""
     parts = _parts(tables)
     with whole_file(path, ModelLoadError) as partial, partial.open("wb") as file:
         file.writelines(parts)
@@ -93,11 +89,7 @@ def read_tables(path: str | Path) -> NgramTables:
 
 
 def parse_tables(data: bytes | mmap.mmap, name: str) -> NgramTables:
-    """The tables in the bytes of a file, as views of them.
-
-    Raises:
-        ModelLoadError: as :func:`read_tables`.
-    """
+    """The tables in the bytes of a file, as views of them; raises as :func:`read_tables`."""
     order, fingerprint, vocab_size, flags, num_tokens, num_prompts = _header(data, name)
     views = _Views(data, name)
     unigrams = views.take(vocab_size, "<f4")

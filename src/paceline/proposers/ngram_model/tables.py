@@ -107,11 +107,7 @@ class NgramTables:
         return len(self.unigrams)
 
     def check_fits(self, name: str, vocab_size: int, fingerprint: str | None) -> None:
-        """Refuse tables of another vocabulary than the target's.
-
-        Raises:
-            ConfigError: they are.
-        """
+        """Refuse tables of another vocabulary than the target's, by a ``ConfigError``."""
         if self.vocab_size > vocab_size:
             raise ConfigError(
                 f"{name} was trained for {self.vocab_size} tokens and the target has {vocab_size}; "

@@ -22,11 +22,7 @@ Place = tuple[int, int]
 
 
 class SuffixAutomaton:
-    """See the module's docstring.
-
-    Args:
-        max_depth: longest context that is counted and matched, in tokens.
-    """
+    """See the module's docstring."""
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth

@@ -144,11 +144,7 @@ class SuffixRules:
 
 
 class SuffixText:
-    """Drafts from a text itself and from others that are shared with it.
-
-    Args:
-        max_depth: longest context that is matched, in tokens.
-    """
+    """Drafts from a text itself and from others that are shared with it."""
 
     def __init__(self, drafter: SuffixRules, max_depth: int) -> None:
         self._drafter = drafter

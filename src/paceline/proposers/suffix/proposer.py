@@ -20,11 +20,7 @@ NAME = "suffix"
 
 
 class SuffixProposer(TextProposer):
-    """See the module's docstring.
-
-    Args:
-        is_native: take the native automaton; None is where it was built.
-    """
+    """See the module's docstring."""
 
     name = NAME
     sees_matches = True

@@ -139,11 +139,7 @@ class StagedOps:
             stage.close()
 
     def forward(self, decoder: Decoder, memory: StagedKV, states: Any = None) -> StagedForward:
-        """Connect to the stages.
-
-        Raises:
-            ConfigError: one is not there, or cannot serve this model.
-        """
+        """Connect to the stages; ``ConfigError`` where one cannot serve this model."""
         greeting = {
             **self._greeting,
             "num_blocks": memory.num_blocks,

@@ -26,8 +26,6 @@ class RemoteStage:
 
     Args:
         address: ``HOST:PORT``; empty starts a process on this machine.
-        layers: that it has.
-        greeting: what it is told first, but for its layers.
     """
 
     def __init__(self, address: str, layers: range, greeting: Message) -> None:

@@ -58,12 +58,7 @@ def blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class MessageEvents:
-    """The events of one message.
-
-    Args:
-        head: what the message has before any content.
-        stop_sequences: of the request.
-    """
+    """The events of one message."""
 
     def __init__(self, head: dict[str, Any], stop_sequences: Sequence[str]) -> None:
         self._head, self._stops = head, stop_sequences

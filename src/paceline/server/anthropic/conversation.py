@@ -22,11 +22,7 @@ _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stream
 
 
 def chat_of(body: Conversation) -> ChatCompletionRequest:
-    """The chat with the same words, tools and options.
-
-    Raises:
-        ValidationError: what the body says does not go together.
-    """
+    """The chat with the same words, tools and options."""
     messages = [*_system(body), *(told for each in body.messages for told in _told(each))]
     chat: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
     last = messages[-1]

@@ -48,11 +48,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> int:
-    """How long the prompt of a chat is; the model is loaded for that.
-
-    Raises:
-        RequestError: as :func:`~paceline.server.chat.prompt.prompt_text`.
-    """
+    """How long the prompt of a chat is; the model is loaded for that."""
     async with serving.using():
         text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
         token_ids = await encode(serving, text, add_special_tokens=False)

@@ -111,9 +111,6 @@ def check_length(serving: Serving, num_characters: int) -> None:
 class Answering(ABC, Generic[Body]):
     """One request while it is served, in one body or as events.
 
-    Args:
-        deadline: it began when the request arrived.
-
     Attributes:
         kind: how its id begins and what it is called, in one body and as an event.
         num_prompts: of the request, with as many samples each.
@@ -147,11 +144,7 @@ class Answering(ABC, Generic[Body]):
 
     @abstractmethod
     async def _prepare(self) -> list[Prompt]:
-        """Encode and check.
-
-        Raises:
-            RequestError, ApiError: the request cannot be served.
-        """
+        """Encode and check; ``RequestError`` or ``ApiError`` where it cannot be served."""
 
     @abstractmethod
     async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
@@ -219,11 +212,7 @@ async def respond(
     failure: ErrorEvent = error_event,
     form: StreamForm = EVENTS,
 ) -> Response:
-    """Serve it, unless the client leaves or time is up first.
-
-    Args:
-        failure: the end of a stream that failed.
-    """
+    """Serve it, unless the client leaves or time is up first."""
     if asked.body.stream:
         events = asked.events(request)
         receive, deadline = request.receive, asked.deadline
@@ -237,12 +226,7 @@ async def respond(
 
 
 class Usage:
-    """Sums over all samples of all prompts of a request.
-
-    Args:
-        num_prompt_tokens: of all prompts; each counts once, however many samples it has.
-        body: of the request, which says what is to be reported and when.
-    """
+    """Sums over all samples of all prompts of a request."""
 
     def __init__(self, num_prompt_tokens: int, body: GenerationFields) -> None:
         self._is_told_early = body.wants_usage_so_far

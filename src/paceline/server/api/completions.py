@@ -177,12 +177,7 @@ def _ending_at_marks(params: SamplingParams, tokenizer: Tokenizer) -> SamplingPa
 
 
 class Choice:
-    """One sample of one prompt.
-
-    Args:
-        index: among the choices of the answer.
-        logprobs, origins: how to report them; None where they are not asked for.
-    """
+    """One sample of one prompt."""
 
     def __init__(
         self, index: int, logprobs: LegacyLogprobs | None, origins: OriginTokens | None

@@ -80,9 +80,7 @@ class Pooling:
     """What one HTTP request wants of its inputs, and how they are sent to the engine.
 
     Args:
-        serving: of a model that is loaded.
         kind: one of :data:`paceline.sampling_params.POOLINGS`; None is the server's.
-        dimensions: of the vectors; None is all.
 
     Raises:
         ApiError: the model has not so many dimensions.

@@ -46,11 +46,7 @@ class AnswerParser:
         return self._tools is not None and self._tools.num_calls > 0
 
     def push(self, text: str, final: bool = False) -> dict[str, Any]:
-        """Take the next piece; return what became certain, as the ``delta`` of a choice.
-
-        Args:
-            final: nothing follows.
-        """
+        """Take the next piece; return what became certain, as the ``delta`` of a choice."""
         thoughts, text = self._split(text, final, self._marks) if self._marks else ("", text)
         if self._unwrapper is not None:
             text = self._unwrapper.push(text, final)

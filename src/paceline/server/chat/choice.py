@@ -40,12 +40,7 @@ class ChatLogprobs:
 
 
 class ChatChoice:
-    """One sample.
-
-    Args:
-        logprobs, origins: how to report them; None where they are not asked for.
-        returns_ids: the ids of tokens are reported too.
-    """
+    """One sample."""
 
     def __init__(
         self,

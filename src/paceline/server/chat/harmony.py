@@ -34,11 +34,7 @@ _GAP = "\n\n"  # between messages of one kind
 
 @dataclass(frozen=True, slots=True)
 class Harmony:
-    """That a model answers in this format.
-
-    Attributes:
-        begun: the end of the prompt, from the beginning of its last message on.
-    """
+    """That a model answers in this format."""
 
     begun: str
 
@@ -113,11 +109,7 @@ class HarmonyParser:
         return self._num_calls > 0
 
     def deltas(self, text: str, final: bool = False) -> list[dict[str, Any]]:
-        """Take the next piece; return what became certain, each as the ``delta`` of a choice.
-
-        Args:
-            final: nothing follows.
-        """
+        """Take the next piece; return what became certain, each as the ``delta`` of a choice."""
         self._rest += text
         self._deltas = []
         while self._read_head(final) if self.place is Place.HEAD else self._read_text(final):

@@ -103,11 +103,7 @@ def _continued(
 
 
 def template_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``chat_template_kwargs``, checked.
-
-    Raises:
-        RequestError: one would replace messages, tools or special tokens.
-    """
+    """``chat_template_kwargs``; ``RequestError`` for messages, tools and special tokens."""
     for name in options:
         if name in _PROTECTED or name.endswith("_token"):
             raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")

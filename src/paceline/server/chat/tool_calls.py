@@ -41,9 +41,6 @@ class ToolCallReader:
 
         A part of a call is as OpenAI's streams have it: with ``id`` and name it begins one,
         otherwise it goes on.
-
-        Args:
-            final: nothing follows.
         """
         self._text += text
         words, calls = list[str](), list[dict[str, Any]]()

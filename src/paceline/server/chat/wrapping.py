@@ -13,11 +13,7 @@ from paceline.server.chat.calls.kind import unfinished_tag
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """The marks around an answer.
-
-    Attributes:
-        opened: the prompt ends with the opening one.
-    """
+    """The marks around an answer."""
 
     opening: str
     closing: str

@@ -142,10 +142,6 @@ class EngineClient:
     ) -> AsyncIterator[EngineGeneration]:
         """The answers to the prompts of a request; leaving the block aborts what still runs.
 
-        Args:
-            params: one per prompt, with as many samples each.
-            adapter: of all prompts.
-
         Raises (when the block is entered):
             RequestError: the engine refuses a prompt, and so the request.
             EngineDeadError: the engine is dead, or being started again.
@@ -164,10 +160,7 @@ class EngineClient:
                     life.send(("abort", handle))
 
     async def stats(self) -> EngineStats:
-        """A snapshot of the engine's counters.
-
-        Raises: EngineDeadError, EngineClosedError: there is no engine to ask.
-        """
+        """The engine's counters; ``EngineDeadError`` or ``EngineClosedError`` without one."""
         stats: EngineStats = await self._ask("stats")
         self.last_stats = stats
         return stats

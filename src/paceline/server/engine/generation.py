@@ -17,9 +17,6 @@ class EngineGeneration:
     One reader at a time. A slow one holds up nobody: pieces wait here, which are bounded by the
     prompts' ``max_tokens``.
 
-    Args:
-        params: of each prompt.
-
     Attributes:
         prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
             complete when the first piece of the prompt has been read.
@@ -52,12 +49,7 @@ class EngineGeneration:
         return self._pieces.popleft()
 
     async def accepted(self) -> None:
-        """Wait until the engine has taken the prompts on.
-
-        Raises:
-            RequestError: it refused.
-            EngineClosedError: it is gone.
-        """
+        """Wait until the engine has taken the prompts on; ``RequestError`` where it refused."""
         while not self._is_accepted:
             if self._error is not None:
                 raise self._error

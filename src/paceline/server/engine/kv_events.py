@@ -58,9 +58,6 @@ class KVEventPublisher:
 
     Being told takes a microsecond: threads of its own batch, encode and send. The first event says
     that nothing is cached, for subscribers who knew a predecessor.
-
-    Raises:
-        ConfigError: a package lacks, or an address cannot be listened on.
     """
 
     def __init__(self, config: KVEventsConfig, block_size: int) -> None:

@@ -47,9 +47,6 @@ class EngineLife:
     async def open(self, *arguments: Any) -> tuple[EngineInfo, Tokenizer | None]:
         """Start the process and wait until it serves.
 
-        Args:
-            arguments: of :func:`~paceline.server.engine.process.run_engine`, the socket aside.
-
         Raises:
             Exception: whatever building the engine raised.
             EngineDeadError: the process died meanwhile.
@@ -79,11 +76,7 @@ class EngineLife:
         return info, tokenizer
 
     def send(self, message: Message) -> None:
-        """Never waits.
-
-        Raises:
-            EngineDeadError: the other end is gone.
-        """
+        """Never waits; ``EngineDeadError`` where the other end is gone."""
         if self._writer is None or self._writer.is_closing() or self.reader.at_eof():
             raise EngineDeadError("the process of the engine is gone")
         self._writer.write(packed(message))

@@ -105,11 +105,7 @@ class _Route:
 
 
 class EngineServer:
-    """Serves the commands of one channel with one engine, an :class:`~paceline.llm.LLM`.
-
-    Args:
-        stream_interval: seconds within which the pieces of an answer are sent together.
-    """
+    """Serves the commands of one channel with one engine, an :class:`~paceline.llm.LLM`."""
 
     def __init__(self, channel: Channel, engine: Any, stream_interval: float = 0.0) -> None:
         self._channel = channel

@@ -52,11 +52,7 @@ def packed(message: Message) -> bytes:
 
 
 async def received(reader: asyncio.StreamReader) -> Message:
-    """The next message at the HTTP process's end.
-
-    Raises:
-        EOFError, OSError: the other end is gone.
-    """
+    """The next message at the HTTP process's end; ``EOFError`` or ``OSError`` without the other."""
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     message: Message = pickle.loads(await reader.readexactly(size))
     return message
@@ -116,8 +112,6 @@ class Outbox:
 
     Args:
         send: takes entries, at most one of each sample.
-        interval: in seconds; with 0 every step is sent by itself.
-        clock: seconds.
     """
 
     def __init__(

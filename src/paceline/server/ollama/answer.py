@@ -105,11 +105,7 @@ def joined(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Times:
-    """When an answer began and when its first tokens came, by :func:`time.monotonic`.
-
-    Args:
-        began: when the request arrived.
-    """
+    """When an answer began and when its first tokens came, by :func:`time.monotonic`."""
 
     def __init__(self, began: float) -> None:
         self._began = began

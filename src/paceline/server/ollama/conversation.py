@@ -29,9 +29,6 @@ _NAMES = {
 def chat_of(body: ChatRequest | GenerateRequest, model: str) -> ChatCompletionRequest:
     """The chat with the same words, tools and options.
 
-    Args:
-        model: a name under which it is served.
-
     Raises:
         ValidationError: what the body says does not go together.
     """

@@ -103,11 +103,7 @@ def _error_line(error: BaseException) -> bytes:
 
 
 class _Told(Answering[Body], Generic[Body]):
-    """An answer in Ollama's form, with the parts of whatever this is mixed into.
-
-    Args:
-        asked: Ollama's body.
-    """
+    """An answer in Ollama's form, with the parts of whatever this is mixed into."""
 
     def __init__(self, serving: Serving, body: Body, deadline: Deadline, asked: Asked) -> None:
         super().__init__(serving, body, deadline)

@@ -52,12 +52,7 @@ class Kept:
 
 
 class ResponseStore:
-    """See the module's docstring.
-
-    Args:
-        max_seconds: from when a response was made or last used.
-        clock: seconds.
-    """
+    """See the module's docstring."""
 
     def __init__(
         self,

@@ -53,12 +53,7 @@ def unpack_rows(packed: Array) -> Tensor:
 
 
 class FeatureFiles:
-    """Reads traces' rows by number.
-
-    Args:
-        shards: the traces of each pair of files, numbered one after another.
-        paths: without what tells the two apart.
-    """
+    """Reads traces' rows by number."""
 
     def __init__(self, shards: Sequence[Sequence[Trace]], paths: Sequence[Path]) -> None:
         self._places: list[tuple[Array, Array]] = []

@@ -73,11 +73,7 @@ def _counts(texts: Iterable[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDAr
 
 
 class TargetWeights:
-    """A target's weights as floats, by their names in its checkpoint.
-
-    Raises:
-        TrainingError: on construction, where the layer of a head cannot be made of them.
-    """
+    """A target's weights as floats, by their names; ``TrainingError`` where no head fits them."""
 
     def __init__(self, target: Checkpoint) -> None:
         if target.packed is not None:

@@ -79,11 +79,7 @@ class Kind(Protocol):
 
 
 def kind_of(config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Trace]) -> Kind:
-    """The kind that a configuration names.
-
-    Args:
-        traces: all that there are, from which tokens are known that texts hardly have.
-    """
+    """The kind that a configuration names; ``traces`` tell which tokens texts hardly have."""
     if config.kind == EAGLE3:
         return _Eagle3Kind(config, layers_config(target.config))
     if config.kind == MTP:

@@ -18,10 +18,7 @@ _TRAINED = "original_max_position_embeddings"
 
 
 def dflash_layers(target: ModelConfig, num_layers: int) -> ModelConfig:
-    """The shape of a DFlash head's layers: as many heads for keys and values as for queries.
-
-    They are the only way by which features come in.
-    """
+    """A DFlash head's layers, whose keys and values, as many as queries, bring features in."""
     layers = layers_config(target)
     kv_heads = target.num_heads
     return dataclasses.replace(layers, num_layers=num_layers, num_kv_heads=kv_heads, qk_norm=True)
@@ -101,11 +98,7 @@ def speculators_config(
 
 
 def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
-    """The head's layers as transformers would describe them.
-
-    Raises:
-        TrainingError: their activation or their rotary embedding cannot be described so.
-    """
+    """The head's layers as transformers would describe them."""
     told: dict[str, Any] = {
         "model_type": "qwen3" if c.qk_norm else "llama",
         "vocab_size": c.vocab_size,

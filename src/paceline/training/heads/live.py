@@ -23,12 +23,7 @@ LOGITS = 1 << 28  # that exist at once
 
 
 class LiveFeatures:
-    """Reads traces' rows by number, as :class:`~paceline.training.heads.features.FeatureFiles`.
-
-    Args:
-        weights: of the target.
-        dtype: of matrix products.
-    """
+    """Reads traces' rows by number, as :class:`~paceline.training.heads.features.FeatureFiles`."""
 
     def __init__(
         self,

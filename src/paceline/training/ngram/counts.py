@@ -151,11 +151,7 @@ def sums(places: Ints, values: Floats, size: int) -> Floats:
 
 
 def count_ngrams(corpus: Corpus, order: int, vocab_size: int) -> NgramCounts:
-    """Count the n-grams of all orders up to ``order``.
-
-    Raises:
-        TrainingError: there is nothing to learn, or a token outside the vocabulary.
-    """
+    """Count the n-grams of all orders up to ``order``."""
     if not len(corpus.positions):
         raise TrainingError("there are no tokens to learn from")
     lowest = min(corpus.tokens.min(), corpus.labels.min())

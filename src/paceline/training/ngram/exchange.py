@@ -187,11 +187,7 @@ def _order_counts(
 
 
 def write_llama_lookup(counts: NgramCounts, path: str | Path) -> None:
-    """Write counts as a lookup cache of llama.cpp, contexts of 1 to 4 tokens.
-
-    Raises:
-        ModelLoadError: it cannot be written.
-    """
+    """Write counts as a lookup cache of llama.cpp, contexts of 1 to 4 tokens."""
     parts = []
     for order in counts.orders[1 : LLAMA_CONTEXT + 1]:
         length = order.contexts.shape[1]

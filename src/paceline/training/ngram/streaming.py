@@ -31,11 +31,7 @@ def count_examples(
     is_soft: bool = False,
     piece_tokens: int = PIECE_TOKENS,
 ) -> NgramCounts:
-    """Count the n-grams of whole texts, so many tokens at a time.
-
-    Raises:
-        TrainingError: there is nothing to learn, or a token outside the vocabulary.
-    """
+    """Count the n-grams of whole texts, so many tokens at a time."""
     total = None
     for piece in _pieces(examples, piece_tokens):
         counts = count_ngrams(Corpus.of(piece, is_soft=is_soft), order, vocab_size)

@@ -58,11 +58,7 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
 
 
 def read_trace(path: str | Path, count: int) -> list[TraceRow]:
-    """The first rows of a CSV file: time (a date or seconds), prompt tokens, output tokens.
-
-    Raises:
-        RequestError: the file cannot be read, or a row is not one; the message names the line.
-    """
+    """The first rows of a CSV file: time (a date or seconds), prompt tokens, output tokens."""
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as lines:
             rows = list(islice(_rows(csv.reader(lines), path), count))

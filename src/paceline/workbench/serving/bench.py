@@ -104,11 +104,7 @@ class Arm:
         return f"{self.target.url}{BACKENDS[self.target.backend]}"
 
     async def prepare(self, workload: Workload) -> None:
-        """Try one request, and warm up.
-
-        Raises:
-            BenchmarkError: the server fails the trial.
-        """
+        """Try one request, and warm up; ``BenchmarkError`` where the server fails the trial."""
         if workload.trial is not None:
             (trial,) = make_bodies(self.target, [workload.trial], workload.sampling)
             await server.try_request(self.session, self.url, trial)
@@ -155,11 +151,7 @@ class Arm:
 async def run_benchmark(
     arm: Arm, workload: Workload, on_finished: OnFinished = lambda finished: None
 ) -> None:
-    """Measure one server.
-
-    Raises:
-        BenchmarkError: as in :meth:`Arm.prepare`.
-    """
+    """Measure one server; raises as :meth:`Arm.prepare`."""
     await arm.prepare(workload)
     bodies = make_bodies(arm.target, workload.samples, workload.sampling)
     await arm.measure(bodies, workload, 0, on_finished)

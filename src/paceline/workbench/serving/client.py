@@ -37,11 +37,7 @@ class EventParser:
         self._limit = limit
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of every event that ends in these bytes.
-
-        Raises:
-            ValueError: an event is longer than the limit.
-        """
+        """The data of every event that ends in these bytes; ``ValueError`` for too long a one."""
         if b"\r" in data or self._rest.endswith(b"\r"):
             data, self._rest = self._without_returns(data), b""
         *events, self._rest = (self._rest + data).split(b"\n\n")

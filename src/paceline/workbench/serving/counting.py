@@ -85,11 +85,7 @@ class ServerTokenCounter(TokenCounter):
         self._form = _FORMS[form]
 
     def count(self, text: str) -> int:
-        """Tokens of the text.
-
-        Raises:
-            BenchmarkError: the server does not answer, or not with tokens.
-        """
+        """Tokens of the text; ``BenchmarkError`` where the server does not answer with them."""
         body = {key: value for key, value in self._form.items() if key != "text"}
         body |= {"model": self._model, self._form["text"]: text}
         request = urllib.request.Request(
@@ -117,11 +113,7 @@ def server_counter(url: str, model: str, headers: Mapping[str, str]) -> TokenCou
 
 
 def open_counter(folder: str) -> TokenCounter:
-    """The counter of a tokenizer's folder.
-
-    Raises:
-        ModelLoadError: there is no tokenizer in it.
-    """
+    """The counter of a tokenizer's folder; ``ModelLoadError`` where there is none in it."""
     from paceline.models.tokenizer import Tokenizer
 
     return LocalTokenCounter(Tokenizer.from_folder(folder), folder)

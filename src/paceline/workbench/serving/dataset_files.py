@@ -30,11 +30,7 @@ class Row:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a text that are not empty.
-
-    Raises:
-        RequestError: the file cannot be read, or holds none.
-    """
+    """The lines of a text that are not empty; ``RequestError`` where there are none."""
     lines = [line for line in _read(path).splitlines() if line.strip()]
     if not lines:
         raise RequestError(f"{path} holds no lines")
@@ -104,11 +100,7 @@ def _messages(value: object, place: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def read_sharegpt(path: str) -> list[Row]:
-    """The first two turns of each conversation that has them, as ShareGPT's export has it.
-
-    Raises:
-        RequestError: the file cannot be read, or has no conversation of two turns.
-    """
+    """The first two turns of each conversation that has them, as ShareGPT's export has it."""
     rows = [row for row in (_conversation(row) for _, row in read_rows(path)) if row is not None]
     if not rows:
         keys = ", ".join(_CONVERSATION_KEYS)

@@ -78,11 +78,7 @@ def speculation_figures(counters: Counters) -> dict[str, Any]:
 
 
 async def wait_until_ready(session: aiohttp.ClientSession, url: str, timeout_s: float) -> None:
-    """Wait until the server answers ``/v1/models``, whatever it says, but for a server's error.
-
-    Raises:
-        BenchmarkError: it does not within the time.
-    """
+    """Wait until the server answers ``/v1/models``, whatever it says, but for a server's error."""
     began, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
         try:
@@ -99,11 +95,7 @@ async def wait_until_ready(session: aiohttp.ClientSession, url: str, timeout_s: 
 
 
 async def try_request(session: aiohttp.ClientSession, url: str, body: bytes) -> None:
-    """Send one request that is not measured.
-
-    Raises:
-        BenchmarkError: it fails, so that a run would be a list of failures.
-    """
+    """Send one request that is not measured; ``BenchmarkError`` if it fails, as a run would."""
     outcome = Outcome()
     await send(session, url, body, outcome)
     if outcome.error:
@@ -111,11 +103,7 @@ async def try_request(session: aiohttp.ClientSession, url: str, body: bytes) -> 
 
 
 async def first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """The first of the models that the server lists.
-
-    Raises:
-        BenchmarkError: it lists none.
-    """
+    """The first of the models that the server lists; ``BenchmarkError`` where it lists none."""
     try:
         async with session.get(f"{url}/v1/models", timeout=_SHORT) as response:
             if response.status != 200:
