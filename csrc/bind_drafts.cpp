@@ -133,7 +133,22 @@ class StepDrafts {
           no_draft_(nb::module_::import_("paceline.request").attr("NO_DRAFT")),
           drafts_(calibrates) {}
 
-    void begin(nb::handle ids) { drafts_.begin(read_tokens(ids)); }
+    // `adapters`: names, or None; as many as there are ids, or none at all.
+    void begin(nb::handle ids, nb::handle adapters) {
+        const std::vector<int64_t> requests = read_tokens(ids);
+        const Items names(adapters, "adapters are no sequence");
+        if (names.size() && names.size() != requests.size()) {
+            throw nb::value_error("requests and adapters differ in number");
+        }
+        drafts_.begin(requests);
+        for (size_t i = 0; i < names.size(); ++i) {
+            if (names[i] != Py_None && drafts_.calibrates()) {
+                bool is_new = false;
+                const int32_t found = number(adapters_, names[i], &is_new);
+                drafts_.calibration().adapt(requests[i], size_t(found) + 1);
+            }
+        }
+    }
 
     void add(size_t index, nb::handle source, nb::handle tree) {
         DraftNodes nodes;
@@ -395,8 +410,8 @@ class StepDrafts {
     }
 
     nb::object priors_, reports_, make_tree_, no_draft_;
-    nb::dict origins_, sources_;  // numbers by name
-    nb::list names_;              // of origins, by number
+    nb::dict origins_, sources_, adapters_;  // numbers by name
+    nb::list names_;                         // of origins, by number
     Drafts drafts_;
 };
 
@@ -421,7 +436,8 @@ void bind_drafts(nb::module_& module) {
         .def("matched", &matched, arg("token_ids"));
     nb::class_<StepDrafts>(module, "Drafts")
         .def(nb::init<bool>(), arg("calibrates") = true)
-        .def("begin", &StepDrafts::begin, arg("request_ids"))
+        .def("begin", &StepDrafts::begin, arg("request_ids"),
+             arg("adapters") = nb::make_tuple())
         .def("add", &StepDrafts::add, arg("index"), arg("source"), arg("tree"))
         .def("draft", &StepDrafts::draft, arg("source"), arg("indices"), arg("texts"),
              arg("limits"), arg("members"), arg("enough"), arg("vocab_size"))

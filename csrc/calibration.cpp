@@ -39,36 +39,51 @@ std::vector<Outcome> outcomes(const std::vector<int64_t>& tokens, const Parents&
 
 void Calibration::add_origin(Rows rows) {
     rows_.push_back(std::move(rows));
-    shared_.push_back(0.0);
+    for (std::vector<double>& shared : shared_) {
+        shared.push_back(0.0);
+    }
 }
 
-const std::vector<Calibration::Offset>* Calibration::own_of(int64_t request) const {
+void Calibration::adapt(int64_t request, size_t adapter) {
+    adapters_[request] = adapter;
+    while (shared_.size() <= adapter) {
+        shared_.push_back(std::vector<double>(shared_[0]));
+    }
+}
+
+size_t Calibration::adapter_of(int64_t request) const {
+    const auto found = adapters_.find(request);
+    return found == adapters_.end() ? 0 : found->second;
+}
+
+Calibration::Offsets Calibration::offsets_of(int64_t request) const {
     const auto found = own_.find(request);
-    return found == own_.end() ? nullptr : &found->second;
+    return {found == own_.end() ? nullptr : &found->second, shared_[adapter_of(request)]};
 }
 
-double Calibration::probability(const std::vector<Offset>* own, int32_t origin, int64_t depth,
+double Calibration::probability(const Offsets& offsets, int32_t origin, int64_t depth,
                                 double prob) const {
     const int64_t row = std::min<int64_t>(depth, kRows - 1);
     const double logit = rows_[origin][row][static_cast<int>(prob * kSteps)];
+    const std::vector<Offset>* const own = offsets.own;
     const bool is_known = own && static_cast<size_t>(origin) < own->size();
     const double offset = is_known ? (*own)[origin].value : 0.0;
-    return 1.0 / (1.0 + std::exp(-logit - offset - shared_[origin]));
+    return 1.0 / (1.0 + std::exp(-logit - offset - offsets.shared[origin]));
 }
 
 void Calibration::calibrate(int64_t request, const std::vector<int32_t>& origins,
                             const Parents& parents, std::vector<double>* probs) const {
-    const std::vector<Offset>* const own = own_of(request);
+    const Offsets offsets = offsets_of(request);
     std::vector<int32_t> depths;
     depths.reserve(parents.size());
     for (size_t i = 0; i < parents.size(); ++i) {
         depths.push_back(parents[i] < 0 ? 1 : depths[parents[i]] + 1);
-        (*probs)[i] = probability(own, origins[i], depths[i], (*probs)[i]);
+        (*probs)[i] = probability(offsets, origins[i], depths[i], (*probs)[i]);
     }
 }
 
 double Calibration::estimate(int64_t request, int32_t origin, int64_t depth, double prob) const {
-    return probability(own_of(request), origin, depth, prob);
+    return probability(offsets_of(request), origin, depth, prob);
 }
 
 void Calibration::learn(int64_t request, const std::vector<Error>& errors) {
@@ -76,8 +91,9 @@ void Calibration::learn(int64_t request, const std::vector<Error>& errors) {
         double count, error;
     };
     std::vector<Sums> sums(num_origins(), Sums{});
+    std::vector<double>& all_shared = shared_[adapter_of(request)];
     for (const Error& each : errors) {
-        double& shared = shared_[each.origin];
+        double& shared = all_shared[each.origin];
         shared += kSharedRate * (each.value - kShrinkage * shared);
         sums[each.origin].count += 1.0;
         sums[each.origin].error += each.value;

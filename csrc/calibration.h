@@ -35,24 +35,35 @@ class Calibration {
     // The next origin: kRows rows of kSteps + 1.
     void add_origin(Rows rows);
 
+    // Requests of an adapter, which is above 0, share what those without, of 0, do not; at first it is
+    // the same.
+    void adapt(int64_t request, size_t adapter);
     // Replaces estimates in 0..1 of nodes of these origins.
     void calibrate(int64_t request, const std::vector<int32_t>& origins, const Parents& parents,
                    std::vector<double>* probs) const;
     double estimate(int64_t request, int32_t origin, int64_t depth, double prob) const;
     void learn(int64_t request, const std::vector<Error>& errors);
-    void finish(int64_t request) { own_.erase(request); }
+    void finish(int64_t request) {
+        own_.erase(request);
+        adapters_.erase(request);
+    }
 
   private:
     struct Offset {
         double value = 0.0, drift = 0.0;
         void learn(double count, double error);
     };
-    double probability(const std::vector<Offset>* own, int32_t origin, int64_t depth,
-                       double prob) const;
-    const std::vector<Offset>* own_of(int64_t request) const;
+    struct Offsets {
+        const std::vector<Offset>* own;  // null: nothing was learnt
+        const std::vector<double>& shared;
+    };
+    double probability(const Offsets& offsets, int32_t origin, int64_t depth, double prob) const;
+    Offsets offsets_of(int64_t request) const;
+    size_t adapter_of(int64_t request) const;
 
-    std::vector<Rows> rows_;                                  // by origin
-    std::vector<double> shared_;                              // by origin
+    std::vector<Rows> rows_;                               // by origin
+    std::vector<std::vector<double>> shared_{std::vector<double>()};  // by adapter, then origin
+    std::unordered_map<int64_t, size_t> adapters_;         // of requests that have one
     std::unordered_map<int64_t, std::vector<Offset>> own_;  // by request, then origin
 };
 

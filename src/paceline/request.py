@@ -169,6 +169,10 @@ class Request:
         self.wants_argmax = self.is_plain_greedy and not wants_logprobs
 
     @property
+    def adapter_name(self) -> str | None:
+        return None if self.adapter is None else self.adapter.name
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_len
 

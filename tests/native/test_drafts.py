@@ -27,6 +27,8 @@ from tests.test_span import VOCAB, draft_trees
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 
 ORIGINS = ("suffix", "draft_model", "unknown")
+ADAPTERS = (None, "one", "other")
+"""Of each request."""
 
 
 @st.composite
@@ -50,7 +52,7 @@ def in_turn(
     """What becomes of the drafts of each step, one request per step and one that has none."""
     found = []
     for at, (request, trees, emitted) in enumerate(steps):
-        drafts.begin([request, 99])
+        drafts.begin([request, 99], [ADAPTERS[request], None])
         for tree in copy.deepcopy(trees):
             drafts.add(0, tree.origins[0] if tree.origins else "none", tree)
         whole = drafts.tree(0)
@@ -91,6 +93,11 @@ def test_both_estimate_merge_choose_and_learn_alike(
             for depth, prob in ((1, 0.0), (2, 0.3), (7, 0.9), (40, 1.0)):
                 ask = (request, origin, depth, prob)
                 assert ours.estimate(*ask) == theirs.estimate(*ask)
+
+
+def test_each_request_of_a_step_has_an_adapter_or_none() -> None:
+    with pytest.raises(ValueError, match="differ in number"):
+        native.Drafts().begin([1, 2], ["one"])
 
 
 def test_a_new_step_has_nothing_of_the_one_before() -> None:

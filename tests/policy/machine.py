@@ -14,7 +14,7 @@ from paceline.policy.cost_points import CostPoint, StepShape
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
 from paceline.policy.planner import Source, StepReport
-from paceline.request import TARGET_ORIGIN, Request, VerifyResult
+from paceline.request import TARGET_ORIGIN, Adapter, Request, VerifyResult
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree
 
@@ -30,10 +30,12 @@ def cost_table(milliseconds: Sequence[float]) -> CostTable:
     )
 
 
-def request(request_id: int, k: int | None = None) -> Request:
+def request(request_id: int, k: int | None = None, adapter: str | None = None) -> Request:
     wish = SpeculativeParams(num_speculative_tokens=k)
     params = SamplingParams(temperature=0.0, speculative=wish)
-    return Request(request_id, [1] * 10, 10, params, 0, max_len=1 << 30, num_computed=9)
+    found = Request(request_id, [1] * 10, 10, params, 0, max_len=1 << 30, num_computed=9)
+    found.adapter = None if adapter is None else Adapter(adapter, None)
+    return found
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Machine:
         )
         self.planner = CostAwarePlanner(cost, self.objective)
         self.planner.set_sources(self.sources)
-        self._skipped = 0
+        self._skipped, self._decoding = 0, list[Request]()
         self.random = random.Random(self.seed)
         self.milliseconds = self.plain_milliseconds = 0.0
         self.asked = 0
@@ -79,6 +81,8 @@ class Machine:
     ) -> dict[int, int]:
         """Tokens that each request got."""
         emitted = {each.request_id: 0 for each in requests}
+        if self._decoding != [*requests]:
+            self._skipped, self._decoding = 0, [*requests]
         for _ in range(steps):
             for request_id, count in self._step(requests, right).items():
                 emitted[request_id] += count
@@ -99,7 +103,8 @@ class Machine:
             self._skipped = steps - 1
         else:
             drafts = planner.drafts
-            drafts.begin([each.request_id for each in requests])
+            adapters = [each.adapter_name for each in requests]
+            drafts.begin([each.request_id for each in requests], adapters)
             for source in self.sources:
                 chosen = planner.ask(source, range(count))
                 if not chosen:

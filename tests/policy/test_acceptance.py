@@ -270,3 +270,32 @@ def test_no_nodes_teach_nothing() -> None:
     calibration.observe(0, verified(tree, [0], [MISS]))
     assert tree == DraftTree()
     assert calibration.estimate(0, "lookup", 1, 0.5) == before
+
+
+# Adapters
+
+
+def test_requests_of_an_adapter_share_what_those_of_the_model_do_not() -> None:
+    calibration, rng = Calibration(), random.Random(5)
+
+    def decoded(requests: range, rate: float, adapter: str | None) -> float:
+        """What is expected of the next request after so many."""
+        for request in requests:
+            if adapter is not None:
+                calibration.adapt(request, adapter)
+            for _ in range(20):
+                draft(calibration, rng, rate, 4, request)
+            calibration.finish(request)
+        return calibration.estimate(-1, "lookup", 1, 0.5)
+
+    def of(adapter: str) -> float:
+        calibration.adapt(-2, adapter)
+        return calibration.estimate(-2, "lookup", 1, 0.5)
+
+    model = decoded(range(30), 0.8, None)
+    assert of("one") == model  # which is what an adapter begins with
+    assert decoded(range(30, 60), 0.2, "one") == model
+    one = of("one")
+    assert one < model - 0.2
+    assert decoded(range(60, 90), 0.8, None) == pytest.approx(model, abs=0.1)
+    assert (of("one"), of("other") > model - 0.1) == (one, True)

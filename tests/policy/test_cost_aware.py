@@ -11,12 +11,14 @@ from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.drafting_cost import DraftTime
 from paceline.policy.exploration import SHARE
 from paceline.policy.planner import Source, StepReport
-from tests.policy.machine import DEPTH, LOOKUP, Machine, cost_table, request
+from paceline.request import Request
+from tests.policy.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
 
 FLAT = [10.0 + 0.2 * w for w in range(600)]
 STEEP = [10.0 * w for w in range(1, 600)]
 CLIFFS = [10.0, 18.8, 27.1, 21.1, 24.7, 28.8, 35.3, 36.5] + [54.0 + 0.01 * w for w in range(592)]
 """The first widths of an M1 Ultra, where four rows are cheaper than three."""
+MATCHED = Source("prompt_lookup", matched=lambda request: 20)
 
 
 def best_fixed(times: list[float], right: float, draft: DraftTime) -> float:
@@ -60,6 +62,24 @@ def test_a_switch_from_prose_to_code_is_followed() -> None:
     assert tokens <= 32
     machine.run([one], lambda _: 0.95, 50)
     assert sum(map(sum, machine.nodes[-20:])) > 20 * 5
+
+
+@pytest.mark.parametrize("source", [DRAFT, MATCHED], ids=["draft", "matched"])
+def test_an_adapter_without_good_drafts_takes_none_from_the_model(source: Source) -> None:
+    """Nor the other way round; both begin alike."""
+    machine = Machine(FLAT, sources=(source,), draft_time=DraftTime(0.1))
+
+    def drafted(one: Request, right: float, steps: int) -> int:
+        """Nodes of the last 20 steps."""
+        machine.run([one], lambda _: right, steps)
+        machine.planner.finish(one)
+        return sum(map(sum, machine.nodes[-20:]))
+
+    usual = drafted(request(1), 0.9, 300)
+    assert drafted(request(2, adapter="other"), 0.9, 20) > 0.5 * usual > 40
+    assert drafted(request(3, adapter="other"), 0.0, 600) < 0.1 * usual
+    assert drafted(request(4), 0.9, 20) > 0.9 * usual
+    assert drafted(request(5, adapter="other"), 0.0, 100) < 0.2 * usual
 
 
 def test_a_repetitive_request_takes_nothing_from_its_neighbours() -> None:

@@ -184,7 +184,9 @@ class Drafting:
                 self._skipped = Skipped(steps - 1, len(items), items[-1].request)
             return []
         self._is_active = True
-        self.planner.drafts.begin([request.request_id for request in requests])
+        adapters = [request.adapter_name for request in requests]
+        named = (adapters,) if any(adapters) else ()
+        self.planner.drafts.begin([request.request_id for request in requests], *named)
         limits = [self.limits(request) for request in requests]
         self._ask_all(requests, limits)
         sizes = self.planner.drafts.sizes()

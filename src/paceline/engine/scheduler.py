@@ -224,8 +224,7 @@ class Scheduler:
         reuse = 0 if request.params.reads_prompt else wanted
         if self.running and not self._has_room(request, reuse):
             return False
-        adapter = None if request.adapter is None else request.adapter.name
-        self._kv.open(request.request_id, request.cache_salt, adapter)
+        self._kv.open(request.request_id, request.cache_salt, request.adapter_name)
         request.num_computed = self._kv.attach_prefix(request.request_id, request.token_ids, reuse)
         self.num_queried_tokens += reuse
         self.num_cached_tokens += request.num_computed

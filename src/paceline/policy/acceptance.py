@@ -3,9 +3,9 @@
 A proposer's own estimate was fitted to other text and other models. Here the log-odds of a node are
 those of its estimate by a prior (:mod:`paceline.policy.priors`), plus an offset of the request and
 the proposer, which follows its text within some tokens, plus one of the proposer, which all
-requests share and which moves slowly. Both descend the gradient of the log-loss. Of a merged tree
-the merged estimate is what has to be right: proposers that named a node share its error, by how
-sure they were of it.
+requests of an adapter share, or all of none, and which moves slowly. Both descend the gradient of
+the log-loss. Of a merged tree the merged estimate is what has to be right: proposers that named a
+node share its error, by how sure they were of it.
 
 Labels are censored: which token the target chose is known after nodes of the accepted path alone,
 so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
@@ -65,8 +65,16 @@ class Calibration:
 
     def __init__(self) -> None:
         self.num_invalid = 0
-        self._shared: dict[str, float] = {}  # by origin
+        self._shared: dict[str | None, dict[str, float]] = {None: {}}  # by adapter, then origin
+        self._adapters: dict[int, str] = {}  # of requests that have one
         self._own: dict[int, dict[str, Offset]] = {}  # by request, then origin
+
+    def adapt(self, request_id: int, adapter: str) -> None:
+        """Say which adapter a request has: of an adapter that is new, what requests share is at
+        first what those without any do."""
+        self._adapters[request_id] = adapter
+        if adapter not in self._shared:
+            self._shared[adapter] = dict(self._shared[None])
 
     def calibrate(self, request_id: int, tree: DraftTree) -> None:
         """Replace a tree's estimates in place."""
@@ -89,7 +97,10 @@ class Calibration:
         logit = logits_of(origin)[min(depth, MAX_DEPTH)][int(prob * STEPS)]
         own = self._own.get(request_id, {}).get(origin)
         offset = 0.0 if own is None else own.value
-        return 1.0 / (1.0 + exp(-logit - offset - self._shared.get(origin, 0.0)))
+        return 1.0 / (1.0 + exp(-logit - offset - self._shared_by(request_id).get(origin, 0.0)))
+
+    def _shared_by(self, request_id: int) -> dict[str, float]:
+        return self._shared[self._adapters.get(request_id)]
 
     @property
     def num_requests(self) -> int:
@@ -107,11 +118,12 @@ class Calibration:
             token_ids: what the target emitted in place of it; that does not depend on drafts.
         """
         sums: dict[str, list[float]] = {}
+        all_shared = self._shared_by(request_id)
         for node, outcome in tree.outcomes(token_ids):
             whole = outcome - tree.accept_probs[node]
             for origin, error in _shares(tree, node, whole):
-                shared = self._shared.get(origin, 0.0)
-                self._shared[origin] = shared + SHARED_RATE * (error - SHRINKAGE * shared)
+                shared = all_shared.get(origin, 0.0)
+                all_shared[origin] = shared + SHARED_RATE * (error - SHRINKAGE * shared)
                 found = sums.setdefault(origin, [0.0, 0.0])
                 found[0] += 1.0
                 found[1] += error
@@ -121,6 +133,7 @@ class Calibration:
     def finish(self, request_id: int) -> None:
         """Forget a request."""
         self._own.pop(request_id, None)
+        self._adapters.pop(request_id, None)
 
     def _clamped(self, probs: Sequence[float]) -> list[float]:
         invalid = [prob for prob in probs if not 0.0 <= prob <= 1.0]

@@ -53,8 +53,9 @@ class Asking:
         self._sources: list[Source] = []
         self._values = ProposerValues()
         self.times, self.exploration = DraftingCost(), Exploration()
-        self._watched: list[tuple[Source, list[bool]]] = []
-        """While none is asked: sources that know their matches, and in which situations each is."""
+        self._watched: list[tuple[Source, str | None, list[bool]]] = []
+        """While none is asked: sources that know their matches, and in which situations each is for
+        requests of an adapter."""
         self._asleep = 0
         """Steps for which no match can become long enough: it grows by a token per step."""
 
@@ -75,18 +76,21 @@ class Asking:
         least_ms = inf if self._sources else 0.0  # a planner that was told of none asks all
         for source in self._sources:
             able = [i for i in willing if source.applies(step.requests[i])]
-            if able:
-                pause = self._pause_of if source.matched is None else self._pause_until_matched
-                least_ms = min(least_ms, pause(step, source, able))
+            pause = self._pause_of if source.matched is None else self._pause_until_matched
+            for adapter in dict.fromkeys(step.requests[i].adapter_name for i in able):
+                alike = [i for i in able if step.requests[i].adapter_name == adapter]
+                least_ms = min(least_ms, pause(step, source, alike, adapter))
                 if least_ms <= 0.0:
-                    break
+                    return least_ms
         return least_ms
 
-    def _pause_of(self, step: PlannedStep, source: Source, able: Sequence[int]) -> float:
-        """Milliseconds for which a source is asked for none of these requests."""
+    def _pause_of(
+        self, step: PlannedStep, source: Source, able: Sequence[int], adapter: str | None
+    ) -> float:
+        """Milliseconds for which a source is asked for none of these requests of an adapter."""
         what, cost_ms = (source.name, 0), self._ask_ms(source)
         pause_ms = self.exploration.milliseconds_until(what, cost_ms)
-        is_hopeful = self._values.of(*what).gain(step.rate) > 0.0
+        is_hopeful = self._values.of(*what, adapter).gain(step.rate) > 0.0
         if pause_ms > 0.0 and not is_hopeful:
             return pause_ms
         found = self._candidates(step, source, able)
@@ -98,12 +102,14 @@ class Asking:
             self.exploration.spend(what, self._pace.ask_ms)
         return self.exploration.milliseconds_until(what, cost_ms)
 
-    def _pause_until_matched(self, step: PlannedStep, source: Source, able: Sequence[int]) -> float:
+    def _pause_until_matched(
+        self, step: PlannedStep, source: Source, able: Sequence[int], adapter: str | None
+    ) -> float:
         """The same for a source that knows its matches."""
         pauses_ms, ask_ms = [], self._ask_ms(source)
         for situation in MATCHED:
             what, pause_ms = (source.name, situation), 0.0
-            if self._values.of(*what).gain(step.rate) <= 0.0:
+            if self._values.of(*what, adapter).gain(step.rate) <= 0.0:
                 pause_ms = self.exploration.milliseconds_until(what, ask_ms)
             pauses_ms.append(pause_ms)
         found = self._candidates(step, source, able)
@@ -111,7 +117,7 @@ class Asking:
             return 0.0
         is_asked = [pause_ms <= 0.0 for pause_ms in pauses_ms]
         if any(is_asked):
-            self._watched.append((source, is_asked))
+            self._watched.append((source, adapter, is_asked))
         return min([pause_ms for pause_ms in pauses_ms if pause_ms > 0.0], default=inf)
 
     def wakes(self, requests: Sequence[Request]) -> bool:
@@ -120,10 +126,12 @@ class Asking:
             self._asleep -= 1
             return False
         shortest = MAX_ASLEEP
-        for source, is_asked in self._watched:
+        for source, adapter, is_asked in self._watched:
             assert source.matched is not None
             least = LEAST_MATCHES[is_asked.index(True)]
             for each in requests:
+                if each.adapter_name != adapter:
+                    continue
                 matched = source.matched(each)
                 if not is_asked[matched_situation(matched)]:
                     shortest = min(shortest, least - matched)
@@ -190,7 +198,7 @@ class Asking:
                 what = source.name, situation
             elif step.asks:
                 situation = drafted_situation(self._drafts.expected(i))
-            value = self._values.of(source.name, situation)
+            value = self._values.of(source.name, situation, request.adapter_name)
             found.append(Candidate(i, value, lag if lag > USUAL_LAG else 0, what))
         return found
 
@@ -203,7 +211,8 @@ class Asking:
             return False
         # Catching up is an investment: it has to come back before the request ends, in the usual
         # situation, in which no other proposer drafts.
-        gain = min(gain, self._values.of(name).gain(step.rate))
+        usual = self._values.of(name, adapter=request.adapter_name)
+        gain = min(gain, usual.gain(step.rate))
         steps = request.remaining / (1 + gain)
         return gain * steps > step.rate * self._read_ms(step, name, candidate.lag)
 

@@ -49,9 +49,16 @@ class Drafts:
         self._sources: dict[str, str] = {}  # by origin of a node: who drafted it
         self.begin(())
 
-    def begin(self, request_ids: Sequence[int]) -> None:
-        """A step of these requests begins; nothing is drafted yet."""
+    def begin(self, request_ids: Sequence[int], adapters: Sequence[str | None] = ()) -> None:
+        """A step of these requests begins; nothing is drafted yet.
+
+        Args:
+            adapters: their names, where any request has one.
+        """
         self._ids = list(request_ids)
+        for request_id, adapter in zip(self._ids, adapters, strict=False):
+            if adapter is not None and self.calibrates:
+                self._calibration.adapt(request_id, adapter)
         self._trees: list[list[DraftTree]] = [[] for _ in self._ids]
         self._merged: list[DraftTree | None] = [None] * len(self._ids)
         self._chosen: list[list[int]] = [[] for _ in self._ids]

@@ -2,16 +2,16 @@
 
 A value is the tokens that a proposer's chosen nodes promised beyond the time of verifying them,
 less the time of drafting at the going rate, which depends on how many requests decode. All requests
-share it: what one of them shows, the others need not find out. A proposer has a value for each
-situation. That is how long a match it has in the request's text, where it knows that before it
-drafts, and else how much other proposers have drafted in the step already.
+of an adapter share it, or all of none: what one of them shows, the others need not find out. A
+proposer has a value for each situation. That is how long a match it has in the request's text,
+where it knows that before it drafts, and else how much other proposers have drafted in the step
+already.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SITUATIONS = (0.25, 0.75, 1.5)
 """Expected tokens of the drafts that are there already; between these situations are told apart."""
@@ -54,10 +54,17 @@ class ProposerValues:
     """The values of all proposers."""
 
     def __init__(self) -> None:
-        self._values: defaultdict[tuple[str, int], ProposerValue] = defaultdict(ProposerValue)
+        self._values: dict[tuple[str, int, str | None], ProposerValue] = {}
 
-    def of(self, name: str, situation: int = 0) -> ProposerValue:
-        return self._values[name, situation]
+    def of(self, name: str, situation: int = 0, adapter: str | None = None) -> ProposerValue:
+        """A proposer's value for requests of an adapter, or of none, whose value that of an adapter
+        is at first; a few drafts of its own outweigh it."""
+        key = name, situation, adapter
+        value = self._values.get(key)
+        if value is None:
+            known = ProposerValue() if adapter is None else self.of(name, situation)
+            value = self._values[key] = replace(known, count=0)
+        return value
 
 
 def drafted_situation(expected_tokens: float) -> int:
