@@ -22,7 +22,7 @@ from prompt_sets import data_folder, load_prompts
 from paceline import LLM, SamplingParams
 from paceline.metrics import EngineStats
 from paceline.ray.prompts import traits_of
-from paceline.ray.routing import Affinity
+from paceline.ray.routing import Affinity, Choice
 from paceline.workbench.serving.arrivals import read_trace
 
 AFFINITY, LOADS, TURNS, ONE = "affinity", "by load alone", "round robin", "one engine"
@@ -36,7 +36,7 @@ CHARACTERS_PER_TOKEN = 0.2
 """Of an edit, for each token of the trace's prompt: those have thousands, contexts here two."""
 TOKEN_SECONDS = 0.05
 SEED = 0
-Choose = Callable[[bytes, dict[str, int]], str]
+Choose = Callable[[bytes, dict[str, int]], Choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +113,26 @@ def _row(arm: str, stats: Sequence[EngineStats]) -> dict[str, Any]:
 def _chooser(arm: str, names: Sequence[str]) -> Choose:
     if arm in (TURNS, ONE):
         order = cycle(names)
-        return lambda body, loads: next(order)
-    policy = Affinity(is_on=arm == AFFINITY, rng=random.Random(SEED))
-    return lambda body, loads: policy.choose(traits_of(body, []), loads)
+        return lambda body, work: Choice(next(order), 0)
+    policy = Affinity(is_on=arm == AFFINITY)
+    return lambda body, work: policy.choose(traits_of(body, []), work)
 
 
 def _answers(asked: Sequence[Turn], engines: dict[str, LLM], choose: Choose) -> Iterator[str]:
     said: dict[int, str] = {}
-    ends: dict[str, list[float]] = {name: [] for name in engines}
+    given: dict[str, list[tuple[float, int]]] = {name: [] for name in engines}
     encode = next(iter(engines.values())).encode
     for turn in asked:
         prompt = said.get(turn.agent, RULES) + turn.text
         if len(encode(prompt)) + turn.max_tokens > MAX_MODEL_LEN:
             prompt = RULES + turn.text
         body = json.dumps({"prompt": prompt, "user": str(turn.agent)}).encode()
-        loads = {n: sum(end > turn.seconds for end in theirs) for n, theirs in ends.items()}
-        name = choose(body, loads)
-        ends[name].append(turn.seconds + turn.max_tokens * TOKEN_SECONDS)
+        unfinished = {
+            name: sum(work for end, work in theirs if end > turn.seconds)
+            for name, theirs in given.items()
+        }
+        name, work = choose(body, unfinished)
+        given[name].append((turn.seconds + turn.max_tokens * TOKEN_SECONDS, work))
         params = SamplingParams(max_tokens=turn.max_tokens, temperature=0, ignore_eos=True)
         answer = engines[name].generate(prompt, params).text
         said[turn.agent] = prompt + answer + "\n"

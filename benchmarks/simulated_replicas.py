@@ -6,8 +6,9 @@ each replica gets the same share of what it can serve. The router's own policy c
 measured of a model on a machine. Replicas decode plainly, and keep the latest tokens that fit
 beside those that run.
 
-The trace does not say who asks. Here a few callers per replica take turns at random. A prompt goes
-on with its caller's conversation where it is longer than that, or begins another one.
+The trace does not say who asks. Here a few callers per replica take turns at random, and wait for
+their answer before they ask again. A prompt goes on with its caller's conversation where it is
+longer than that, or begins another one.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from paceline.config import EngineConfig
 from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
 from paceline.policy.cost import CostModel
 from paceline.ray.prompts import PART_BYTES, Traits
-from paceline.ray.routing import Affinity
+from paceline.ray.routing import Affinity, Choice
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
 from paceline.workbench.replay_parts import EndlessKV
-from paceline.workbench.serving.arrivals import read_trace
+from paceline.workbench.serving.arrivals import TraceRow, read_trace
 
 COSTS = RESULTS / "amd-epyc-zen-3-2-cores" / "never_slower_replayed.json"
 PART_TOKENS = PART_BYTES // 4
@@ -48,19 +49,12 @@ CALLERS, TURNS_EACH = 4, 10
 """Callers per replica at any time, and after how many prompts another takes one's place."""
 INSTRUCTIONS = 256 // PART_TOKENS
 """Parts with which all prompts begin."""
+FEWEST = 64
+"""Replicas; fewer of them get as many requests as these, so that no row is an accident."""
+DRAWS = 8
+"""Of callers, until one of them is not waiting; then another one comes."""
 PLAIN = SamplingParams()
-Choose = Callable[[Traits, dict[str, int]], str]
-
-
-class Ask(NamedTuple):
-    """A request, with the tokens of its prompt that are not new, and all parts when it ends."""
-
-    seconds: float
-    prompt_len: int
-    output_len: int
-    known: int
-    traits: Traits
-    kept: Sequence[int]
+Choose = Callable[[Traits, dict[str, int]], Choice]
 
 
 @dataclass(slots=True)
@@ -71,9 +65,10 @@ class Caller:
     num_asked: int = 0
     said: int = 0
     conversation: int = 0
+    is_waiting: bool = False
 
-    def ask(self, seconds: float, prompt_len: int, output_len: int) -> Ask:
-        self.num_asked, known = self.num_asked + 1, self.said
+    def ask(self, prompt_len: int, output_len: int) -> Ask:
+        self.num_asked, self.is_waiting, known = self.num_asked + 1, True, self.said
         if not 0 < self.said < prompt_len:
             self.conversation += 1
             known = min(INSTRUCTIONS * PART_TOKENS, prompt_len)
@@ -82,19 +77,35 @@ class Caller:
         places = range(self.said // PART_TOKENS)
         kept = [hash((place, *(own if place >= INSTRUCTIONS else ()))) for place in places]
         read = tuple(kept[: prompt_len // PART_TOKENS])
-        return Ask(seconds, prompt_len, output_len, known, Traits(read, 1 + self.name), kept)
+        return Ask(self, prompt_len, output_len, known, Traits(read, 1 + self.name), kept)
 
 
-def asks(trace: str, most: int, num_callers: int) -> list[Ask]:
+class Ask(NamedTuple):
+    """A request, with the tokens of its prompt that are not new, and all parts when it ends."""
+
+    caller: Caller
+    prompt_len: int
+    output_len: int
+    known: int
+    traits: Traits
+    kept: Sequence[int]
+
+
+def recorded(trace: str, most: int) -> list[TraceRow]:
     """The first requests of a trace; raises RequestError where it is not here."""
-    rng, made = random.Random(SEED), list[Ask]()
-    callers = [Caller(name) for name in range(num_callers)]
-    for row in read_trace(data_folder() / "traces" / f"azure_llm_inference_{trace}.csv", most):
-        place = rng.randrange(num_callers)
-        if callers[place].num_asked == TURNS_EACH:
-            callers[place] = Caller(num_callers + len(made))
-        made.append(callers[place].ask(row.time, row.prompt_len, row.output_len))
-    return made
+    return read_trace(data_folder() / "traces" / f"azure_llm_inference_{trace}.csv", most)
+
+
+def asks(rows: Sequence[TraceRow], num_callers: int) -> Iterator[Ask]:
+    """Who asks is chosen when the request is taken: one whose last answer has come."""
+    rng, places = random.Random(SEED), range(num_callers)
+    callers = [Caller(name) for name in places]
+    for number, row in enumerate(rows):
+        drawn = rng.choices(places, k=DRAWS)
+        place = next((each for each in drawn if not callers[each].is_waiting), drawn[0])
+        if callers[place].is_waiting or callers[place].num_asked == TURNS_EACH:
+            callers[place] = Caller(num_callers + number)
+        yield callers[place].ask(row.prompt_len, row.output_len)
 
 
 class Kept(EndlessKV):
@@ -112,10 +123,13 @@ class Kept(EndlessKV):
             found += PART_TOKENS
         return min(found, limit)
 
-    def free(self, request_id: int) -> None:
-        for part in reversed(self.asks.pop(request_id).kept):  # so that ends are forgotten first
+    def publish(self, parts: Sequence[int]) -> None:
+        for part in reversed(parts):  # so that ends are forgotten first
             self._parts[part] = None
             self._parts.move_to_end(part)
+
+    def free(self, request_id: int) -> None:
+        self.publish(self.asks.pop(request_id).kept)
         most = self._most - sum(len(each.kept) for each in self.asks.values())
         while self._parts and len(self._parts) > most:
             self._parts.popitem(last=False)
@@ -150,6 +164,8 @@ class Replica(Scheduler):
         for item in self.items:
             item.request.num_computed += item.num_tokens
             if item.samples:
+                if not item.request.num_output_tokens:
+                    self.kept.publish(self.kept.asks[item.request.request_id].traits.parts)
                 item.request.token_ids.append(0)
                 if not item.request.remaining:
                     self.remove(item.request)
@@ -162,18 +178,21 @@ class Fleet:
     def __init__(self, size: int, cost: CostModel, num_parts: int) -> None:
         self.replicas = {str(number): Replica(cost, num_parts) for number in range(size)}
         self.waits: list[float] = []
-        self.ended = 0.0
-        self._loads = dict.fromkeys(self.replicas, 0)
+        self.ended, self.known = 0.0, 0
+        self._work = dict.fromkeys(self.replicas, 0)
         self._steps: list[tuple[float, str]] = []
         self._came: dict[int, float] = {}
+        self._given: dict[int, tuple[int, Caller]] = {}
 
-    def serve(self, asked: Sequence[Ask], choose: Choose, speed: float) -> None:
-        """Answer everything; a speed of 2 lets requests come in half the time."""
-        for number, ask in enumerate(asked):
-            self._came[number] = now = ask.seconds / speed
+    def serve(self, times: Sequence[float], asked: Iterator[Ask], choose: Choose) -> None:
+        """Answer everything; each request is taken when it comes."""
+        for number, now in enumerate(times):
             self._go_on(now)
-            name = choose(ask.traits, self._loads)
-            self._loads[name] += 1
+            ask = next(asked)
+            name, work = choose(ask.traits, self._work)
+            self._came[number], self._given[number] = now, (work, ask.caller)
+            self._work[name] += work
+            self.known += ask.known
             self.replicas[name].take(number, ask)
             if not self.replicas[name].items:
                 self._begin(name, now)
@@ -189,43 +208,50 @@ class Fleet:
             for request in self.replicas[name].end():
                 if request.num_output_tokens == 1:
                     self.waits.append(self.ended - self._came.pop(request.request_id))
-                self._loads[name] -= not request.remaining
+                if not request.remaining:
+                    work, caller = self._given.pop(request.request_id)
+                    self._work[name] -= work
+                    caller.is_waiting = False
             self._begin(name, self.ended)
 
 
 def chooser(arm: str, size: int) -> Choose:
     if arm == TURNS:
         order = cycle(map(str, range(size)))
-        return lambda traits, loads: next(order)
-    return Affinity(is_on=arm == AFFINITY, rng=random.Random(SEED)).choose
+        return lambda traits, work: Choice(next(order), 0)
+    return Affinity(is_on=arm == AFFINITY).choose
 
 
 def simulated(
-    asked: Sequence[Ask], arm: str, size: int, cost: CostModel, num_parts: int, rate: float
+    rows: Sequence[TraceRow], arm: str, size: int, cost: CostModel, num_parts: int, rate: float
 ) -> dict[str, Any]:
     """A row; the rate is of all replicas, per second."""
-    fleet = Fleet(size, cost, num_parts)
-    fleet.serve(asked, chooser(arm, size), rate * asked[-1].seconds / len(asked))
-    queried = sum(ask.prompt_len for ask in asked)
+    fleet, seconds = Fleet(size, cost, num_parts), len(rows) / rate
+    times = [row.time / rows[-1].time * seconds for row in rows]
+    fleet.serve(times, asks(rows, size * CALLERS), chooser(arm, size))
+    queried = sum(row.prompt_len for row in rows)
     replicas, centiles = fleet.replicas.values(), quantiles(fleet.waits, n=100)
     return {
         "routing": arm,
         "ttft_p50": centiles[49],
         "ttft_p95": centiles[94],
-        "tokens_per_second": sum(ask.output_len for ask in asked) / fleet.ended,
+        "tokens_per_second": sum(row.output_len for row in rows) / fleet.ended,
         "hit_rate": sum(each.num_cached_tokens for each in replicas) / queried,
-        "known": sum(ask.known for ask in asked) / queried,
+        "known": fleet.known / queried,
         "busy": fmean(each.busy for each in replicas) / fleet.ended,
-        "busiest": max(each.num_asked for each in replicas) * size / len(asked),
+        "busiest": max(each.num_asked for each in replicas) * size / len(rows),
     }
 
 
 def targets(results: Sequence[Row]) -> list[Target]:
     """Affinity beside the other rules, where it does worst."""
-    p95 = {arm: [row["ttft_p95"] for row in pick(results, routing=arm)] for arm in ARMS[:3]}
-    worst = {arm: max(map(truediv, p95[AFFINITY], p95[arm])) for arm in (TURNS, LOADS)}
-    what = "95 % of first tokens within, affinity over"
-    return [Target(f"{what} {arm}", ratio, 1.0) for arm, ratio in worst.items()]
+    found = []
+    for what, key in (("half", "ttft_p50"), ("95 %", "ttft_p95")):
+        values = {arm: [row[key] for row in pick(results, routing=arm)] for arm in ARMS[:3]}
+        for arm in (TURNS, LOADS):
+            worst = max(map(truediv, values[AFFINITY], values[arm]))
+            found.append(Target(f"{what} of first tokens within, affinity over {arm}", worst, 1.0))
+    return found
 
 
 def tables(results: Sequence[Row]) -> list[str]:
@@ -252,22 +278,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized(
         "--loads", [70, 110], [70], "in %% of what they serve without caches", type=numbers
     )
-    parser.sized("--requests", 36, 10, "of each replica")
+    parser.sized("--requests", 20, 8, "of each replica")
     options = parser.parse_args(argv)
     cost = CostModel(saved(options.pair, options.costs).target, learns=False)
     num_parts = options.kv_tokens // PART_TOKENS
     shown = chosen(options, "quick", "pair", "kv_tokens", "requests")
-    report = Report("simulated_replicas", {**shown, "costs": str(options.costs), "rates": {}})
+    report = Report("simulated_replicas", {**shown, "costs": options.costs.parent.name, "rates": {}})
     for trace in options.traces:
-        alone, all_at_once = Fleet(1, cost, 0), asks(trace, 8 * options.requests, CALLERS)
-        alone.serve(all_at_once, chooser(TURNS, 1), float("inf"))
-        report.config["rates"][trace] = rate = len(all_at_once) / alone.ended
+        alone, first = Fleet(1, cost, 0), recorded(trace, 8 * options.requests)
+        alone.serve([0.0] * len(first), asks(first, CALLERS), chooser(TURNS, 1))
+        report.config["rates"][trace] = rate = len(first) / alone.ended
         for size in options.replicas:
-            asked = asks(trace, size * options.requests, size * CALLERS)
+            rows = recorded(trace, max(size, FEWEST) * options.requests)
             for load in options.loads:
                 for arm in ARMS[:3]:
                     note(f"{trace}, {size} replicas, load {load} %, {arm}")
-                    row = simulated(asked, arm, size, cost, num_parts, rate * size * load / 100)
+                    row = simulated(rows, arm, size, cost, num_parts, rate * size * load / 100)
                     report.results.append({"trace": trace, "replicas": size, "load": load, **row})
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))

@@ -71,20 +71,21 @@ TABLE = CostTable("toy", [CostPoint(1, 0, 1, 1, 2.0), CostPoint(1, 0, 512, 512, 
 fleet = module("simulated_replicas")
 
 
-def ask(seconds: float, prompt_len: int, output_len: int, parts: Any = (), caller: int = 0) -> Any:
+def ask(prompt_len: int, output_len: int, parts: Any = ()) -> Any:
     kept = tuple(parts)
-    traits = Traits(kept[: prompt_len // fleet.PART_TOKENS], caller)
-    return fleet.Ask(seconds, prompt_len, output_len, 0, traits, kept)
+    traits = Traits(kept[: prompt_len // fleet.PART_TOKENS])
+    return fleet.Ask(fleet.Caller(0), prompt_len, output_len, 0, traits, kept)
 
 
 def served(asked: Any, size: int, arm: str, num_parts: int = 1 << 20) -> Any:
+    """A request comes each second."""
     found = fleet.Fleet(size, CostModel(TABLE, learns=False), num_parts)
-    found.serve(asked, fleet.chooser(arm, size), 1.0)
+    found.serve(range(len(asked)), iter(asked), fleet.chooser(arm, size))
     return found
 
 
 def test_a_simulated_replica_takes_what_the_table_says() -> None:
-    found = served([ask(0.0, 100, 3), ask(1.0, 1000, 1)], 1, fleet.TURNS)
+    found = served([ask(100, 3), ask(1000, 1)], 1, fleet.TURNS)
     assert found.waits == pytest.approx([0.101, 0.513 + 0.489])  # the second one in two chunks
     assert found.ended == pytest.approx(2.002)
     (replica,) = found.replicas.values()
@@ -92,7 +93,7 @@ def test_a_simulated_replica_takes_what_the_table_says() -> None:
 
 
 def test_what_was_read_before_is_not_read_again() -> None:
-    asked = [ask(float(i), 640, 1, range(10)) for i in range(3)]
+    asked = [ask(640, 1, range(10)) for _ in range(3)]
     found = served(asked, 1, fleet.TURNS)
     # All but the last token is found; the first prompt is read in two steps.
     assert found.waits == pytest.approx([0.513 + 0.129, 0.002, 0.002])
@@ -100,7 +101,7 @@ def test_what_was_read_before_is_not_read_again() -> None:
 
 
 def test_affinity_sends_a_prompt_where_its_beginning_is() -> None:
-    asked = [ask(float(i), 640, 1, range(100 * (i % 3), 100 * (i % 3) + 10)) for i in range(30)]
+    asked = [ask(640, 1, range(100 * (i % 3), 100 * (i % 3) + 10)) for i in range(30)]
     cached = {
         arm: sum(each.num_cached_tokens for each in served(asked, 4, arm).replicas.values())
         for arm in (fleet.TURNS, fleet.AFFINITY)
@@ -115,9 +116,28 @@ def test_callers_go_on_with_what_they_said(agents: Any, monkeypatch: pytest.Monk
     rows = ["2023-11-16 18:17:00.0,300,20", "2023-11-16 18:17:01.0,400,10"]
     rows += ["2023-11-16 18:17:02.0,350,5"]
     (folder / "azure_llm_inference_conv.csv").write_text("\n".join(["a,b,c", *rows]))
-    first, second, third = fleet.asks("conv", 3, 1)
+    found = fleet.asks(fleet.recorded("conv", 3), 1)
+    first = next(found)
+    first.caller.is_waiting = False
+    second = next(found)
+    second.caller.is_waiting = False
+    third = next(found)
     assert [each.known for each in (first, second, third)] == [256, 320, 256]
     assert second.kept[:5] == first.kept[:5]
     assert third.kept[:4] == first.kept[:4]  # the instructions
     assert third.kept[4] != first.kept[4]
     assert len(first.traits.parts) == 4
+
+
+def test_who_waits_for_an_answer_does_not_ask(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "data_folder", agents.data_folder)
+    first, second = fleet.asks(fleet.recorded("code", 2), 1)
+    assert first.caller is not second.caller
+    assert second.known == 256  # the instructions
+
+
+def test_what_a_running_request_has_read_is_not_read_again() -> None:
+    asked = [ask(640, 4000, range(80)), ask(640, 1, range(10))]
+    first, second = served(asked, 1, fleet.TURNS).waits
+    assert first == pytest.approx(0.513 + 0.129)
+    assert second < 0.01

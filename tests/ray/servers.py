@@ -85,7 +85,7 @@ def until(condition: Any) -> None:
 
 def descendants(ancestor: int, words: str) -> list[int]:
     """Processes below this one with these words in their name or command, the youngest last."""
-    table = subprocess.run(["ps", "-eo", "pid,ppid,comm,args"], capture_output=True, text=True)
+    table = subprocess.run(["ps", "-wweo", "pid,ppid,comm,args"], capture_output=True, text=True)
     rows = [line.split(None, 2) for line in table.stdout.splitlines()[1:]]
     own = {ancestor}
     for _ in rows:

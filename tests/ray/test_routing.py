@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import pytest
 
 from paceline.ray.prompts import PART_BYTES, Traits, traits_of
-from paceline.ray.routing import THRESHOLD, Affinity
+from paceline.ray.routing import ANSWER, DRAFTS, Affinity
 
 IDLE = {"a": 0, "b": 0, "c": 0}
+BUSY = dict.fromkeys(IDLE, 100)
 
 
 def traits(headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> Traits:
@@ -24,72 +24,94 @@ def chat(*texts: str, **more: Any) -> Traits:
 
 @pytest.fixture
 def policy() -> Affinity:
-    return Affinity(rng=random.Random(1))
+    return Affinity()
+
+
+def name_of(policy: Affinity, traits: Traits, work: dict[str, int]) -> str:
+    return policy.choose(traits, work).name
 
 
 def test_requests_without_traits_go_round(policy: Affinity) -> None:
-    chosen = [policy.choose(Traits(), {"a": 0, "b": 0}) for _ in range(6)]
-    assert chosen in (["a", "b"] * 3, ["b", "a"] * 3)
+    assert [name_of(policy, Traits(), {"a": 0, "b": 0}) for _ in range(6)] == ["a", "b"] * 3
 
 
-def test_the_less_busy_of_two_is_chosen(policy: Affinity) -> None:
-    assert {policy.choose(Traits(), {"a": 5, "b": 1}) for _ in range(8)} == {"b"}
+def test_the_one_with_the_least_work_is_chosen(policy: Affinity) -> None:
+    assert {name_of(policy, Traits(), {"a": 3, "b": 1, "c": 2}) for _ in range(8)} == {"b"}
+
+
+def test_work_is_what_is_read_and_the_answer(policy: Affinity) -> None:
+    first, longer = chat("Hello.", "Hi."), chat("Hello.", "Hi.", "And then?")
+    assert policy.choose(first, {"a": 0}) == ("a", ANSWER + 2)
+    assert policy.choose(first, {"a": 0}) == ("a", ANSWER)
+    assert policy.choose(longer, {"a": 0}) == ("a", ANSWER + 1)
+    assert policy.choose(longer, {"b": 0}) == ("b", ANSWER + 3)
 
 
 def test_a_conversation_stays_where_it_began(policy: Affinity) -> None:
-    first = policy.choose(chat("Hello.", "Hi."), IDLE)
+    first = name_of(policy, chat("Hello.", "Hi."), IDLE)
     for _ in range(9):
         policy.choose(chat("Something else."), IDLE)
-    assert policy.choose(chat("Hello.", "Hi.", "And then?"), IDLE) == first
+    assert name_of(policy, chat("Hello.", "Hi.", "And then?"), IDLE) == first
 
 
 def test_the_longest_known_beginning_decides(policy: Affinity) -> None:
     system = "You are a careful assistant. " * 30
-    first = policy.choose(chat(system, "One."), IDLE)
-    busy = {**IDLE, first: THRESHOLD + 1}
-    second = policy.choose(chat(system, "Two."), busy)
+    first = name_of(policy, chat(system, "One."), IDLE)
+    second = name_of(policy, chat(system, "Two."), {**IDLE, first: 100})
     assert second != first
-    assert policy.choose(chat(system, "One.", "More?"), IDLE) == first
-    assert policy.choose(chat(system, "Two.", "More?"), IDLE) == second
+    assert name_of(policy, chat(system, "One.", "More?"), IDLE) == first
+    assert name_of(policy, chat(system, "Two.", "More?"), IDLE) == second
 
 
-def test_a_replica_is_passed_over_only_beyond_the_threshold(policy: Affinity) -> None:
-    first = policy.choose(chat("Hello."), IDLE)
-    assert policy.choose(chat("Hello."), {**IDLE, first: THRESHOLD}) == first
-    assert policy.choose(chat("Hello."), {**IDLE, first: THRESHOLD + 1}) != first
+def test_known_parts_are_worth_waiting_for_as_many(policy: Affinity) -> None:
+    told = chat("a", "b", "c")
+    first = name_of(policy, told, IDLE)
+    assert name_of(policy, told, {**IDLE, first: 2}) == first
+    assert name_of(policy, told, {**IDLE, first: 4}) != first
+
+
+def test_what_all_have_read_attracts_to_none(policy: Affinity) -> None:
+    system = "You are a careful assistant. " * 30
+    for name in IDLE:
+        policy.choose(chat(system), {**BUSY, name: 0})
+    work = dict.fromkeys(IDLE, 0)
+    for i in range(12):
+        chosen, more = policy.choose(chat(system, f"Question {i}."), work)
+        work[chosen] += more
+    assert set(work.values()) == {4 * (ANSWER + 1)}
 
 
 def test_a_caller_goes_to_its_drafts_where_little_of_the_prompt_is_known(policy: Affinity) -> None:
     system = "You answer briefly."
-    elsewhere = policy.choose(chat(system, "x", "y", "z"), {"a": 0})
-    own = policy.choose(chat("Mine.", user="me"), {"b": 0})
-    assert (elsewhere, own) == ("a", "b")
-    assert policy.choose(chat(system, "q", "r", "s", user="me"), IDLE) == "b"
+    own = name_of(policy, chat(system, user="me"), {**BUSY, "b": 0})
+    elsewhere = name_of(policy, chat(system, *"0123456789"), {**BUSY, "a": 0})
+    assert (own, elsewhere) == ("b", "a")
+    assert name_of(policy, chat(system, "q", user="me"), {**IDLE, "b": DRAFTS}) == "b"
     # Most of it was read there, which is worth more than drafts.
-    assert policy.choose(chat(system, "x", "y", "w", user="me"), IDLE) == "a"
+    assert name_of(policy, chat(system, *"0123456789", "x", user="me"), IDLE) == "a"
 
 
 def test_a_replica_that_is_gone_is_not_chosen(policy: Affinity) -> None:
-    assert policy.choose(chat("Hello.", user="me"), {"a": 0}) == "a"
-    assert policy.choose(chat("Hello.", user="me"), {"b": 0}) == "b"
+    assert name_of(policy, chat("Hello.", user="me"), {"a": 0}) == "a"
+    assert name_of(policy, chat("Hello.", user="me"), {"b": 0}) == "b"
     # The new one has read it since; that the old one did counts no more when its name returns.
-    assert policy.choose(chat("Hello."), {"a": 0, "b": 0}) == "b"
+    assert name_of(policy, chat("Hello."), {"a": 0, "b": 0}) == "b"
 
 
-def test_without_affinity_only_loads_count() -> None:
+def test_without_affinity_only_work_counts() -> None:
     policy = Affinity(is_on=False)
-    chosen = {policy.choose(chat("Hello.", user="me"), {"a": 0, "b": 0}) for _ in range(4)}
-    assert chosen == {"a", "b"}
+    told = chat("Hello.", user="me")
+    chosen = [policy.choose(told, {"a": 0, "b": 0}) for _ in range(4)]
+    assert chosen == [("a", ANSWER + 1), ("b", ANSWER + 1)] * 2
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    policy = Affinity(max_keys=4, rng=random.Random(1))
-    assert policy.choose(chat("first"), {"a": 0}) == "a"
+    policy = Affinity(max_keys=4)
+    assert name_of(policy, chat("first"), {"a": 0}) == "a"
     for i in range(4):
         policy.choose(chat(f"other {i}"), {"b": 0})
-    policy.choose(chat("last"), {"a": 0, "b": 0})  # the turn of the one that waited longer
-    assert policy.choose(chat("other 3"), {"a": 1, "b": 1}) == "b"
-    assert policy.choose(chat("first"), {"a": 1, "b": 0}) == "b"  # forgotten: the less busy one
+    assert policy.choose(chat("other 3"), {"b": 0}).work == ANSWER
+    assert policy.choose(chat("first"), {"a": 0}).work == ANSWER + 1
 
 
 def test_parts_tell_a_beginning_and_who_may_share_it() -> None:

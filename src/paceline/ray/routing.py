@@ -1,84 +1,78 @@
-"""Which replica answers a request: a policy over names and loads. Knows no Ray and no HTTP.
+"""Which replica answers a request: a policy over names and unfinished work. Knows no Ray, no HTTP.
 
-A request goes where most of its prompt was read before, so that its KV is in that replica's prefix
-cache; otherwise to the replica that answered its caller last, whose suffix history then drafts for
-it. A replica that is busier than the least busy one by more than a threshold is passed over. What
-remains is the power of two choices: of two replicas drawn at random, the less busy one
-(M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
+A request goes where its answer can begin first: where what is still to be read, for the requests
+before it and for itself, is least. A replica that has read the beginning of a prompt has its KV in
+the prefix cache and reads the rest alone; what all replicas have read makes no difference. The one
+that answered the caller last is preferred a little, as its suffix history drafts for the caller.
 """
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 from paceline.ray.prompts import Traits
 
-THRESHOLD = 2
-"""Unfinished requests by which a replica may be busier before its caches do not count."""
+ANSWER = 8
+"""Work of an answer, beside what its request reads: in parts of a prompt, of 256 bytes each."""
+DRAFTS = 4
+"""What the drafts of the caller's earlier answers are worth, in parts of a prompt."""
 MAX_KEYS = 1 << 17
-_LEAST_SHARE = 0.5
+
+
+class Choice(NamedTuple):
+    """A replica, and what the request adds to its work until it ends."""
+
+    name: str
+    work: int
 
 
 class Affinity:
     """Remembers which replicas have read what, the latest ``max_keys`` hashes.
 
     Args:
-        is_on: False chooses by load alone.
-        rng: draws the two of the power of two choices.
+        is_on: False chooses by the unfinished work alone, as if each prompt were read whole.
     """
 
-    def __init__(
-        self,
-        threshold: int = THRESHOLD,
-        *,
-        is_on: bool = True,
-        max_keys: int = MAX_KEYS,
-        rng: random.Random | None = None,
-    ) -> None:
-        self._threshold, self._is_on, self._max_keys = threshold, is_on, max_keys
-        self._rng = rng or random.Random()
+    def __init__(self, *, is_on: bool = True, max_keys: int = MAX_KEYS) -> None:
+        self._is_on, self._max_keys = is_on, max_keys
         self._readers: OrderedDict[int, set[str]] = OrderedDict()
         self._answered: OrderedDict[int, str] = OrderedDict()
         self._turns: dict[str, int] = {}
         self._turn = 0
 
-    def choose(self, traits: Traits, loads: Mapping[str, int]) -> str:
+    def choose(self, traits: Traits, work: Mapping[str, int]) -> Choice:
         """The replica for a request, which is then taken to have read it.
 
         Args:
-            loads: unfinished requests by replica; at least one.
+            work: of the unfinished requests of each replica, the sum of what their choices said;
+                at least one.
         """
-        least = min(loads.values())
-        open_to = {name: load for name, load in loads.items() if load - least <= self._threshold}
-        wanted = self._wanted(traits, open_to) if self._is_on else []
-        chosen = self._least_busy(wanted or self._two(loads), loads)
-        self._note(traits, chosen, set(loads))
-        return chosen
-
-    def _wanted(self, traits: Traits, open_to: Mapping[str, int]) -> list[str]:
-        """Replicas whose caches suit the request; all of the same worth."""
-        for depth in range(len(traits.parts), 0, -1):
-            readers = open_to.keys() & self._readers.get(traits.parts[depth - 1], set())
-            if readers:
-                break
-        else:
-            depth, readers = 0, set()
-        is_most = depth >= _LEAST_SHARE * len(traits.parts)
+        known = self._known(traits.parts, work.keys()) if self._is_on else {}
         last = self._answered.get(traits.caller)
-        if last is not None and last in open_to and not (readers and is_most):
-            return [last]
-        return sorted(readers)
 
-    def _two(self, loads: Mapping[str, int]) -> list[str]:
-        return self._rng.sample(sorted(loads), min(2, len(loads)))
+        def cost(name: str) -> tuple[int, int]:
+            """Of equal ones the one that was not chosen for longest is the best."""
+            beside = known.get(name, 0) + (DRAFTS if name == last else 0)
+            return work[name] - beside, self._turns.get(name, 0)
 
-    def _least_busy(self, names: Sequence[str], loads: Mapping[str, int]) -> str:
-        """Of equally busy ones the one that was not chosen for longest."""
-        return min(names, key=lambda name: (loads[name], self._turns.get(name, 0)))
+        chosen = min(work, key=cost)
+        self._note(traits, chosen, work.keys())
+        return Choice(chosen, ANSWER + len(traits.parts) - known.get(chosen, 0))
 
-    def _note(self, traits: Traits, chosen: str, alive: set[str]) -> None:
+    def _known(self, parts: Sequence[int], names: Set[str]) -> dict[str, int]:
+        """How many leading parts of a prompt each replica has read; none is left out."""
+        known, rest = dict[str, int](), set(names)
+        for depth in range(len(parts), 0, -1):
+            found = rest & self._readers.get(parts[depth - 1], set())
+            known |= dict.fromkeys(found, depth)
+            rest -= found
+            if not rest:
+                break
+        return known
+
+    def _note(self, traits: Traits, chosen: str, alive: Set[str]) -> None:
         self._turn += 1
         self._turns = {name: self._turns.get(name, 0) for name in alive} | {chosen: self._turn}
         if not self._is_on:
