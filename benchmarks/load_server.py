@@ -97,11 +97,19 @@ class ServerProcess:
         raise RuntimeError(f"the server did not start: {self.log[-1000:]}")
 
     def _engine_pid(self) -> int:
-        for pid in self.family():
-            with suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == ENGINE_NAME:
-                    return pid
+        if found := self.named(ENGINE_NAME):
+            return found[0]
         raise RuntimeError("the server has no engine process")
+
+    def named(self, words: str) -> list[int]:
+        """Those of its processes with these words in their name or command."""
+        found = []
+        for pid in self.family():
+            with suppress(OSError):  # it has ended
+                folder = Path(f"/proc/{pid}")
+                if words in (folder / "comm").read_text() + (folder / "cmdline").read_text():
+                    found.append(pid)
+        return found
 
     def family(self) -> list[int]:
         """The server's own processes, besides the first."""

@@ -37,6 +37,7 @@ from peers_report import tables as peer_tables
 from pipeline import tables as pipeline_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
+from replica_faults import tables as replica_fault_tables
 from report import RESULTS, markdown, number, pick, target_grid, yes
 from research.acceptance import tables as acceptance_tables
 from research.expert_prices import tables as expert_price_tables
@@ -215,6 +216,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "same_answers": ("same_answers*", printed(same_answer_tables)),
     "scale": ("scale", printed(scale_tables)),
     "simulated_replicas": ("simulated_replicas", printed(fleet_tables)),
+    "replica_faults": ("replica_faults", printed(replica_fault_tables)),
     "server_faults": ("server_faults", printed(fault_tables)),
     "served_formats": ("served_formats", printed(format_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},

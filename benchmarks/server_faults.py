@@ -18,8 +18,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -114,11 +112,7 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float 
 
 
 def engine_of(server: ServerProcess) -> int | None:
-    for pid in server.family():
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == ENGINE_NAME:
-                return pid
-    return None
+    return next(iter(server.named(ENGINE_NAME)), None)
 
 
 class Faults:

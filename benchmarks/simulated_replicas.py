@@ -49,7 +49,7 @@ CALLERS, TURNS_EACH = 4, 10
 """Callers per replica at any time, and after how many prompts another takes one's place."""
 INSTRUCTIONS = 256 // PART_TOKENS
 """Parts with which all prompts begin."""
-FEWEST = 64
+FEWEST = 128
 """Replicas; fewer of them get as many requests as these, so that no row is an accident."""
 DRAWS = 8
 """Of callers, until one of them is not waiting; then another one comes."""
@@ -278,12 +278,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized(
         "--loads", [70, 110], [70], "in %% of what they serve without caches", type=numbers
     )
-    parser.sized("--requests", 20, 8, "of each replica")
+    parser.sized("--requests", 10, 5, "of each replica")
     options = parser.parse_args(argv)
     cost = CostModel(saved(options.pair, options.costs).target, learns=False)
     num_parts = options.kv_tokens // PART_TOKENS
     shown = chosen(options, "quick", "pair", "kv_tokens", "requests")
-    report = Report("simulated_replicas", {**shown, "costs": options.costs.parent.name, "rates": {}})
+    report = Report(
+        "simulated_replicas", {**shown, "costs": options.costs.parent.name, "rates": {}}
+    )
     for trace in options.traces:
         alone, first = Fleet(1, cost, 0), recorded(trace, 8 * options.requests)
         alone.serve([0.0] * len(first), asks(first, CALLERS), chooser(TURNS, 1))
