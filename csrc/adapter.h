@@ -14,16 +14,20 @@ class Decoder;
 
 // y += scale * up(down(x)), for some of a linear's outputs.
 struct LowRank {
-    int first;        // of these outputs
-    const Linear* up;  // [outputs, rank]
+    int first;         // of these outputs
+    const Linear* up;  // [outputs, rank], of codes or of floats
     float scale;
+    int first_rank;    // among those of `down`
 };
 
-// What is added to one linear. `down` [ranks, inputs] has the ranks of all parts one after another,
-// each rounded up to TILE by rows of zeros; null: nothing is added.
+// What is added to one linear. `down` [ranks, inputs] reads what the linear's first part does. It has
+// the ranks of all parts one after another, first of those whose `up` is of codes, each rounded up
+// to a STRETCH, then of the others, each to TILE, by rows of zeros; null: nothing is added.
 struct AddedLinear {
     const Linear* down = nullptr;
+    int code_ranks = 0;  // of parts whose `up` is of codes
     std::vector<LowRank> parts;
+    NextRead next{};  // all `up`, and the `down` of the next linear where it follows in memory
 };
 
 struct AddedLayer {
@@ -44,11 +48,18 @@ struct AdaptedRows {
     const Adapter* adapter;
 };
 
-// Some rows through a linear of floats.
-struct Product {
-    const Linear* weights;
-    Inputs x;
-    LinearOut out;
+// What follows one another in `adapted_`: all rows with an adapter.
+struct AdaptedGroup {
+    const Adapter* adapter;
+    int runs, runs_end;
+};
+
+// Tiles of one of an adapter's linears, for all rows that have it: so they are read once.
+struct AddedPiece {
+    const AddedLinear* added;
+    const LowRank* part;  // null: `down`
+    AdaptedGroup group;
+    int tile, tiles_end;
 };
 
 void bind_adapter(nanobind::module_& module);

@@ -341,6 +341,16 @@ void bind_linear(nb::module_& module) {
         .def_prop_ro("n", [](const LinearObject& self) { return self.linear.n(); })
         .def_prop_ro("k", [](const LinearObject& self) { return self.linear.k(); })
         .def_prop_ro("nbytes", [](const LinearObject& self) { return self.nbytes; })
+        .def_prop_ro("reads", [](const LinearObject& self) {
+            const LinearPart& first = self.linear.parts[0];
+            nb::object order = nb::none();
+            if (first.order) {
+                auto copy = make_array<int32_t>({size_t(first.k())});
+                std::copy_n(first.order, first.k(), copy.data());
+                order = nb::cast(copy);
+            }
+            return nb::make_tuple(!first.is_float, order);
+        }, "Whether the first part takes quantised inputs, and their order, or None.")
         .def("rows", py_rows, nb::arg("outputs").noconvert(), nb::arg("multiplier") = 1.0f,
              "The weights of some outputs as float32 [outputs, k].")
         .def("linear", py_linear, nb::arg("x").noconvert(),

@@ -45,7 +45,7 @@ inline Inputs rows_of(const Inputs& all, int first, int count, int orders) {
     const ptrdiff_t before = ptrdiff_t(orders) * first;
     x.codes.data += before * all.codes.stretches();
     x.floats.x += before * all.floats.stride;
-    x.codes.rows = x.floats.rows = count;
+    x.codes.rows = x.codes.stride = x.floats.rows = count;
     return x;
 }
 
@@ -57,7 +57,7 @@ class InputBuffer {
     Inputs view(int rows, int k, int orders = 1) {
         const int padded = round_up(k, TILE);
         const size_t count = size_t(orders) * rows * (round_up(k, STRETCH) / STRETCH);
-        return {{codes_.need(count), rows, k},
+        return {{codes_.need(count), rows, k, rows},
                 {floats_.need(size_t(orders) * rows * padded), rows, k, padded}};
     }
 

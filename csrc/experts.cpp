@@ -341,8 +341,7 @@ void Decoder::grouped(const std::vector<ReadyExpert>& ready, Linear FeedForward:
                       const std::vector<Inputs>& inputs, float* y, int ld) {
     const int tiles = (ready.front().weights->*which).tiles();
     const int all = tiles * int(ready.size());
-    const int share = std::max(1, all / (pool().size() * PIECES_PER_THREAD));
-    const int per_piece = std::min(round_up(share, TILES_TOGETHER), tiles);
+    const int per_piece = std::min(tiles_per_piece(all), tiles);
     const int pieces = (tiles + per_piece - 1) / per_piece;  // of each expert
     pool().each(pieces * int(ready.size()), [&](int piece, int) {
         const auto& [group, weights] = ready[piece / pieces];

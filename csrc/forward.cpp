@@ -103,8 +103,7 @@ Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<Dec
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
       ld_mlp_(round_up(widest_mlp_, TILE)),
-      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)),
-      ld_read_(std::max({ld_hidden_, ld_q_, ld_mlp_})) {
+      most_orders_(most_orders(entry_, layers_, layer_inputs_, altup_, head_)) {
     for (const DecoderLayer& layer : layers_) {
         num_recurrent_ += layer.recurrent ? 1 : 0;
         recurrent_ = !recurrent_ && layer.recurrent ? &*layer.recurrent : recurrent_;
@@ -264,9 +263,7 @@ void Decoder::cut_rows(const Batch& batch, const Slice& slice, int most) {
 }
 
 void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile) {
-    const int tiles = weights.tiles() - first_tile;
-    const int share = std::max(1, tiles / (pool().size() * PIECES_PER_THREAD));
-    const int per_piece = round_up(share, TILES_TOGETHER);
+    const int tiles = weights.tiles() - first_tile, per_piece = tiles_per_piece(tiles);
     pool().each((tiles + per_piece - 1) / per_piece, [&](int piece, int) {
         const int begin = piece * per_piece, end = std::min(begin + per_piece, tiles);
         weights.run(x, out, first_tile + begin, first_tile + end);
@@ -292,7 +289,7 @@ void Decoder::normed(const float* x, const float* weight, float* y) const {
 
 void Decoder::norm_for(const Linear& to, int row, const float* weight, int thread) {
     normed(x_row(row), weight, scratch(thread));
-    take(to, scratch(thread), in_hidden_, row, thread);
+    to.take(scratch(thread), in_hidden_, row, spare(thread));
 }
 
 void Decoder::add_branch(int row, const float* weight) {
@@ -524,7 +521,7 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
             }
             std::fill(y + q_width, y + round_up(q_width, TILE), 0.0f);
             if (!layer.latent) {
-                take(layer.o, y, in_attended, row, thread);
+                layer.o.take(y, in_attended, row, spare(thread));
             }
         });
     }
@@ -666,7 +663,7 @@ void Decoder::feed(const DecoderLayer& layer, const FeedForward& mlp, int rows,
             kernels().activate(up, mlp.width(), shape_.activation, is_dense ? layer.learnt : nullptr,
                                scratch(thread));
         }
-        take(mlp.down, scratch(thread), inner, row, thread);
+        mlp.down.take(scratch(thread), inner, row, spare(thread));
     });
     run(mlp.down, &AddedLayer::down, inner, out);
 }

@@ -191,26 +191,16 @@ class Decoder {
     void plan_recurrences(const Batch& batch, const Slice& slice);
     void read_recurrent(const RecurrentLayer& layer, int rows, const Inputs& in);
     void recurrence(const DecoderLayer& layer, int rows);
-    // csrc/adapter.cpp: which rows of a slice have adapters; what these add to the linear that wrote
-    // to `out`, from the rows that its inputs were made of; and what that takes.
+    // csrc/adapter.cpp: which rows of a slice have adapters, and a linear of a layer with what these
+    // add: beside it all `down`, to `added_ranks_`, and then all `up`.
     void plan_adapters(const Batch& batch, const Slice& slice);
-    void add_adapted(const DecoderLayer& layer, AddedLinear AddedLayer::*which, const LinearOut& out);
-    void run_products(int least_tiles);
-    // A linear of a layer, with what adapters add.
     void adapted_linear(const DecoderLayer& layer, const Linear& weights,
-                        AddedLinear AddedLayer::*which, const Inputs& x, const LinearOut& out) {
-        linear(weights, x, out);
-        if (!adapted_.empty()) {
-            add_adapted(layer, which, out);
-        }
-    }
-    // A row as the inputs of a linear, and as its adapters read it.
-    void take(const Linear& to, const float* x, const Inputs& inputs, int row, int thread) {
-        to.take(x, inputs, row, spare(thread));
-        if (!adapted_.empty()) {
-            std::copy_n(x, round_up(to.k(), TILE), read_.get() + size_t(row) * ld_read_);
-        }
-    }
+                        AddedLinear AddedLayer::*which, const Inputs& x, const LinearOut& out);
+    void cut_added(size_t layer, AddedLinear AddedLayer::*which, bool ups);
+    // What a piece of a linear fetches of adapters.
+    NextRead share_of_next(size_t layer, AddedLinear AddedLayer::*which, int piece, int pieces) const;
+    void run_down(const AddedPiece& piece, const Inputs& x) const;
+    void run_up(const AddedPiece& piece, const LinearOut& out) const;
     // The last linear of a layer's attention or recurrence, times `scale`: into the stream or, of
     // layers that have one, into the branch, to which a recurrence may have been written before.
     void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
@@ -265,6 +255,11 @@ class Decoder {
     void turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
                     const KvLayer& kv);
     void linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile = 0);
+    // Of a piece of work, where there are so many tiles.
+    static int tiles_per_piece(int tiles) {
+        const int share = std::max(1, tiles / (pool().size() * PIECES_PER_THREAD));
+        return round_up(share, TILES_TOGETHER);
+    }
     // The queries and keys of rows of `qkv_` after norms over all heads.
     void norm_heads(const DecoderLayer& layer, int rows);
     // x[row] plus the branch's row, through its own norm where there is one.
@@ -335,12 +330,11 @@ class Decoder {
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;
-    std::vector<AdaptedRows> adapted_;  // of a slice; empty where no row has an adapter
-    Buffer<float> read_, ranks_added_;  // [rows, ld_read_], [rows, ld_ranks_]
-    const int ld_read_;                 // of what any linear with adapters reads
-    int ld_ranks_ = 0;
-    std::vector<Product> products_;
-    std::vector<std::pair<int, int>> product_pieces_;  // of a product: its first tile
+    std::vector<AdaptedRows> adapted_;  // of a slice, by adapters; empty where no row has one
+    std::vector<AdaptedGroup> adapted_groups_;
+    InputBuffer added_ranks_buffer_;
+    Inputs added_ranks_{};  // of the slice's rows
+    std::vector<AddedPiece> added_pieces_;
     const AttentionShape* planned_ = nullptr;  // what blocks and passes are for; null: nothing yet
     std::vector<float> best_values_;    // [threads, samples]
     std::vector<int32_t> best_tokens_;  // [threads, samples]

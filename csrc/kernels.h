@@ -33,10 +33,11 @@ struct alignas(64) QuantStretch {
 
 // Quantised activations, stretch by stretch, so that what several rows have of one lies together.
 struct QuantRows {
-    QuantStretch* data;  // [stretches, rows]
+    QuantStretch* data;  // [stretches, stride]
     int rows, k;
+    int stride;  // rows of the memory, of which these are some
 
-    QuantStretch* at(int stretch, int row) const { return data + ptrdiff_t(stretch) * rows + row; }
+    QuantStretch* at(int stretch, int row) const { return data + ptrdiff_t(stretch) * stride + row; }
 
     int stretches() const { return (k + STRETCH - 1) / STRETCH; }
 };
@@ -87,12 +88,20 @@ struct FloatWeights {
     }
 };
 
+// Memory that will be read next. A quantised linear fetches it meanwhile, since with several rows it
+// computes for longer than it reads.
+struct NextRead {
+    const uint8_t* at = nullptr;
+    ptrdiff_t bytes = 0;
+};
+
 // Where a linear writes: y = alpha * (product + bias), added to `residual` if there is one.
 struct LinearOut {
     float* y;               // [rows, ld]
     const float* residual;  // [rows, ld] or null; may be y itself
     int ld;                 // only the n real outputs of a row are written
     float alpha;            // 1 multiplies nothing
+    NextRead next{};
 };
 
 // The clamped SwiGLU is that of gpt-oss: x / (1 + e^-1.702x) of min(gate, 7), times up + 1, with up

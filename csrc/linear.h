@@ -18,9 +18,17 @@ struct Inputs {
     // Those of the index-th order.
     Inputs in_order(int index) const {
         Inputs x = *this;
-        const ptrdiff_t before = ptrdiff_t(index) * codes.stretches() * codes.rows;
+        const ptrdiff_t before = ptrdiff_t(index) * codes.stretches() * codes.stride;
         x.codes.data += before;
         x.floats.x += ptrdiff_t(index) * floats.rows * floats.stride;
+        return x;
+    }
+    // `count` rows from `first` on, of those in one order.
+    Inputs some(int first, int count) const {
+        Inputs x = *this;
+        x.codes.data += first;
+        x.floats.x += ptrdiff_t(first) * floats.stride;
+        x.codes.rows = x.floats.rows = count;
         return x;
     }
 };
@@ -35,6 +43,11 @@ struct LinearPart {
     int n() const { return is_float ? floats.n : blocks.n; }
     int k() const { return is_float ? floats.k : blocks.k; }
     int tiles() const { return (n() + TILE - 1) / TILE; }
+    NextRead memory() const {
+        const size_t tile = is_float ? size_t(floats.tile_bytes())
+                                     : BlockSizes(shape_of(blocks.type), blocks.k).tile;
+        return {is_float ? floats.data : blocks.data, ptrdiff_t(tile) * tiles()};
+    }
     void move(ptrdiff_t bytes) { (is_float ? floats.data : blocks.data) += bytes; }
 
     void run(const Inputs& x, const LinearOut& out, int tile_begin, int tile_end) const {
@@ -64,6 +77,9 @@ struct Linear {
     const int32_t* orders[MOST_PARTS] = {};  // those of the parts, each once
     int num_orders = 0;
     bool takes_codes = false, takes_floats = false;
+
+    // What the first part, and whatever else has its inputs, reads of those of the linear.
+    Inputs first_inputs(const Inputs& x) const { return x.in_order(parts[0].order_index); }
 
     void add(const LinearPart& part) {
         const auto is_same = [&](const int32_t* order) {

@@ -6,6 +6,7 @@ namespace {
 // Loops over rows live in registers only if what they call is part of them.
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
+constexpr int LINE = 64;             // bytes that are fetched at a time
 constexpr int STREAM_AHEAD = 4096;  // bytes from what is read to what is fetched
 
 // What is fetched into the caches during a pass over a tile: `step` bytes on with each fetch, and

@@ -72,8 +72,6 @@ template <> struct FloatCode<FloatType::f8e4m3> {
 
 // --- products -----------------------------------------------------------------------------------
 
-constexpr int LINE = 64;  // bytes that are fetched at a time
-
 // A block of rows, and of tiles that follow each other.
 template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
     static constexpr int INPUT = TILE * bytes_of(TYPE);  // bytes of an input of a tile

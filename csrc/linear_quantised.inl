@@ -22,6 +22,7 @@ struct Meeting {
     ptrdiff_t tile_bytes;
     int first, count;  // stretches
     int fetches;       // per stretch and tile
+    NextRead next;     // of these tiles; the bytes are of a row's stretch
 };
 
 template <int TILES> ALWAYS_INLINE void fetch_for(const Meeting& m, int stretch, Ahead ahead) {
@@ -82,6 +83,11 @@ ALWAYS_INLINE void meet_groups(const QuantStretch* rows, const Meeting& m, int i
 // Adds what ROWS rows from `row` on make of the stretches to y[row][tile].
 template <int ROWS, int TILES, typename Codes>
 inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
+    const ptrdiff_t bytes = ROWS * m.next.bytes;
+    const uint8_t* next = m.next.at + row * m.next.bytes * x.stretches() + m.first * bytes;
+    for (const uint8_t* end = next + m.count * bytes; next < end; next += LINE) {
+        __builtin_prefetch(next, 0, 1);
+    }
     for (int i = 0; i < m.count; ++i) {
         fetch_for<TILES>(m, m.first + i, ahead);
         meet_groups<ROWS, TILES, Codes>(x.at(m.first + i, row), m, i, y);
@@ -153,6 +159,9 @@ template <typename Codes> void linear_as(const QuantisedCall& call, int tile_beg
     const BlockSizes& sizes = call.sizes;
     const int stretch_bytes = static_cast<int>(sizes.tile / size_t(sizes.stretches));
     const int fetches = (stretch_bytes + 63) / 64;
+    const ptrdiff_t met = ptrdiff_t(sizes.stretches) * x.rows;  // stretches, of a tile
+    const NextRead& all = call.out.next;
+    const ptrdiff_t next_bytes = all.bytes / ((tile_end - tile_begin) * met);  // of each
     TileChunk chunk[MAX_TILES];
     alignas(64) f32x16 y[SLAB_ROWS * MAX_TILES];
     each_tile<MAX_TILES>(tile_begin, tile_end, x.rows > FEW_ROWS, [&](int tile, auto tiles) {
@@ -176,7 +185,8 @@ template <typename Codes> void linear_as(const QuantisedCall& call, int tile_beg
                         bring_near(chunk[t], count);
                     }
                 }
-                const Meeting m = {chunk, call.tile_bytes(), first, count, fetches};
+                const NextRead next{all.at + (tile - tile_begin) * met * next_bytes, next_bytes};
+                const Meeting m = {chunk, call.tile_bytes(), first, count, fetches, next};
                 int row = begin;
 #if defined(__AMX_INT8__)
                 if (Codes::BITS == 8 && end - begin >= LEAST_AMX_ROWS) {

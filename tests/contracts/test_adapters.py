@@ -23,10 +23,10 @@ from tests.toy import TOY, VOCAB, toy_ops, toy_tensors
 
 __all__ = ["backend", "threads"]
 TREE = [-1, 0, 0, 1, 1, 2, 3, 6, 2]
-TOKENS = [(7 * i * i + 3) % VOCAB for i in range(44)]
+TOKENS = [(7 * i * i + 3) % VOCAB for i in range(47)]
 ADAPTERS: Sequence[dict[str, Any]] = (
     {"rank": 4},
-    {"rank": 21, "dtype": torch.bfloat16},
+    {"rank": 37, "dtype": torch.bfloat16},
     {"rank": 3, "targets": ("v_proj", "down_proj"), "dtype": torch.float16},
 )
 
@@ -79,6 +79,22 @@ def test_an_adapter_is_what_it_adds_to_the_weights(dtype: str, index: int, tmp_p
     assert (plain - want).abs().max() > 0.05 * want.abs().max()
 
 
+@pytest.mark.skipif(why_not_native() is not None, reason="needs the native kernels")
+@pytest.mark.parametrize("index", range(len(ADAPTERS)))
+def test_8_bits_are_no_farther_from_the_truth_than_merged_weights_in_8_bits(
+    index: int, tmp_path: Path
+) -> None:
+    options = ADAPTERS[index]
+    added = adapter_tensors(toy_tensors(), index, **options)
+    weights = merged(toy_tensors(), added, 8 / options["rank"])
+    model = runner(toy_ops("native-int8"))
+    got = alone(model, TOKENS, loaded(model, tmp_path)[1 + index], 30)
+    dtypes = "native-float32", "native-int8"
+    truth, whole = (alone(runner(toy_ops(each), weights), TOKENS, None, 30) for each in dtypes)
+    assert (got - truth).square().mean() < 1.5 * (whole - truth).square().mean()
+    assert (got - truth).square().mean() < 3e-3 * truth.square().mean()
+
+
 @on_backends("count", [1, 2])
 def test_rows_of_mixed_adapters_stand_alone(backend: Any, count: int, tmp_path: Path) -> None:
     """Prompts, trees and single tokens of all adapters, and of none, in one forward."""
@@ -86,7 +102,7 @@ def test_rows_of_mixed_adapters_stand_alone(backend: Any, count: int, tmp_path: 
     adapters = loaded(model, tmp_path)
     truth = [alone(model, TOKENS, adapter) for adapter in adapters]
     set_num_threads(count)
-    chosen = (1, 0, 2, 2, 3, 0)
+    chosen = (1, 0, 2, 2, 3, 1, 0)
     given = [adapters[i] for i in chosen]
     for request in range(len(given)):  # prompts of different lengths, in one batch
         model.kv.open(request)

@@ -10,11 +10,24 @@ import pytest
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError, UnknownAdapterError
 from paceline.models.adapter import AdaptedLayers, load_adapter
+from paceline.models.ops.native import why_not_native
 from paceline.proposers.suffix import SuffixProposer
 from paceline.sampling_params import SamplingParams
 from tests.adapters import adapter_folder, adapter_tensors
-from tests.contracts.test_identity import Factory, draft, head, lookup
-from tests.toy import TOY, VOCAB, Job, assert_no_leak, run_jobs, suffix_config, toy_engine
+from tests.contracts.test_identity import Factory, dflash, draft, head, lookup
+from tests.proposers.mtp import toy_mtp
+from tests.proposers.parallel_heads import toy_dspark, toy_peagle
+from tests.proposers.self_drafts import self_drafter
+from tests.toy import (
+    TOY,
+    USUAL,
+    VOCAB,
+    Job,
+    assert_no_leak,
+    run_jobs,
+    suffix_config,
+    toy_engine,
+)
 from tests.toy import toy_tensors as tensors
 
 ALL = SamplingParams(temperature=0.0, max_tokens=20, logprobs=VOCAB, ignore_eos=True)
@@ -25,7 +38,16 @@ PROPOSERS: dict[str, Sequence[Factory]] = {
     "texts": [lookup(max_branching=2), lambda: SuffixProposer(suffix_config())],
     "draft_model": [draft(0.3, max_branching=2, max_tree_nodes=10)],
     "head": [head(max_branching=2, max_tree_nodes=8)],
+    "self": [lambda: lambda runner: self_drafter(runner, 1, max_branching=2, max_tree_nodes=8)],
+    "mtp": [lambda: lambda runner: toy_mtp(runner, max_branching=2, max_tree_nodes=8)],
+    "dflash": [dflash(max_branching=2, max_tree_nodes=8)],
+    "peagle": [lambda: lambda runner: toy_peagle(runner, max_branching=2, max_tree_nodes=8)],
+    "dspark": [lambda: lambda runner: toy_dspark(runner, max_branching=2, max_tree_nodes=8)],
 }
+DTYPES = [
+    USUAL,
+    pytest.param("native-int8", marks=pytest.mark.skipif(why_not_native() is not None, reason="")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +67,23 @@ def engine(adapters: Mapping[str, AdaptedLayers], **options: Any) -> Engine:
     return made
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_answers_in_mixed_batches_are_those_that_each_gets_alone(
-    name: str, adapters: Mapping[str, AdaptedLayers]
+    name: str, dtype: str, adapters: Mapping[str, AdaptedLayers]
 ) -> None:
     chosen = (None, "one", "two", "one", "two", None)
     jobs = [
         Job(PROMPT[: 20 + 3 * i], (ALL, SAMPLED)[i % 2], at=i % 3, adapter=adapter)
         for i, adapter in enumerate(chosen)
     ]
-    together = engine(adapters, proposers=[make() for make in PROPOSERS[name]])
+    together = engine(adapters, proposers=[make() for make in PROPOSERS[name]], dtype=dtype)
     got = run_jobs(together, jobs)
     for (result,), job in zip(got, jobs, strict=True):
-        ((alone,),) = run_jobs(engine(adapters), [Job(job.prompt, job.params, 0, 0, job.adapter)])
+        fresh = engine(adapters, dtype=dtype)
+        ((alone,),) = run_jobs(fresh, [Job(job.prompt, job.params, 0, 0, job.adapter)])
         assert result.answer == alone.answer, job.adapter
-        ((plain,),) = run_jobs(engine(adapters), [Job(job.prompt, job.params)])
+        ((plain,),) = run_jobs(fresh, [Job(job.prompt, job.params)])
         assert (result.token_ids == plain.token_ids) == (job.adapter is None)
     assert_no_leak(together)
     if PROPOSERS[name]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.adapter import AdaptedLayers, LowRank
+from paceline.models.adapter import AdaptedLayers
 from paceline.models.altup import AltUpEnds
 from paceline.models.arrays import Array, Floats
 from paceline.models.config import RESIDUAL, Experts, Latent, ModelConfig
@@ -22,18 +22,17 @@ from paceline.models.entry import Entry
 from paceline.models.latent import LatentWeights
 from paceline.models.layer_inputs import LayerInputWeights
 from paceline.models.mixture import Mixture
+from paceline.models.ops.adapter_packing import AdapterPacker
 from paceline.models.ops.base import (
     BLOCK_SIZE,
     PackedLinear,
-    PackedPart,
     Slots,
     StateSpan,
-    WeightPart,
     head_elements,
 )
 from paceline.models.ops.native import native_module
 from paceline.models.ops.native_states import NativeStates
-from paceline.models.ops.packing import TILE, Packer
+from paceline.models.ops.packing import Packer
 from paceline.models.ops.threads import num_threads
 from paceline.models.pages import sparse_zeros
 from paceline.models.per_layer import AltUp, LayerInputs
@@ -151,7 +150,7 @@ class NativeForward:
         self, decoder: Decoder, memory: NativeKV, states: NativeStates | None = None
     ) -> None:
         self._native = native_module()
-        self._reach = decoder.reach
+        self._reach, self._layers = decoder.reach, decoder.layers
         self._per_token = decoder.config.experts.per_token if decoder.config.experts else 0
         self._decoder = self._native.Decoder(_description(decoder))
         if decoder.stream is not None:
@@ -196,24 +195,8 @@ class NativeForward:
         return batch
 
     def adapter(self, layers: AdaptedLayers) -> Any:
-        names = ("qkv", "o", "gate_up", "down")
-        added = [{name: self._added(layer.get(name)) for name in names} for layer in layers]
-        return self._native.Adapter(self._decoder, added)
-
-    def _added(self, parts: Sequence[LowRank] | None) -> Any:
-        """What ``csrc/adapter.cpp`` reads of a linear; not of memory that is never given back."""
-        if not parts:
-            return None
-        downs = [np.pad(p.down, ((0, -len(p.down) % TILE), (0, 0))) for p in parts]
-        ups = [(p.first, self._linear([p.up]), p.scale) for p in parts]
-        return self._linear(downs), ups
-
-    def _linear(self, weights: Sequence[Array]) -> Any:
-        k, parts = weights[0].shape[1], []
-        for part in map(WeightPart.stored, weights):
-            data = self._native.pack(part.format, part.read(0, part.num_outputs), k)
-            parts.append(PackedPart(str(part.format), data, part.num_outputs))
-        return self._native.Linear(parts, None, k)
+        packer = AdapterPacker(CpuOps())
+        return self._native.Adapter(self._decoder, packer.layers(self._layers, layers))
 
     def logits(self, batch: Any, taps: Taps, inputs: Floats | None) -> Floats:
         logits: Floats = self._run(self._decoder.forward, batch, taps, inputs)
