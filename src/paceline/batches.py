@@ -20,11 +20,7 @@ Lora = str | Sequence[str | None] | None
 
 
 def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt rather than a batch of them.
-
-    Raises:
-        RequestError: it is neither.
-    """
+    """Whether this is one prompt rather than a batch of them; ``RequestError`` if neither."""
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, Sequence):
@@ -45,11 +41,7 @@ def unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
 
 
 def for_stream(params: SamplingParams | None) -> SamplingParams:
-    """Those of one streamed prompt.
-
-    Raises:
-        RequestError: they ask for several samples.
-    """
+    """Those of one streamed prompt; ``RequestError`` where they ask for several samples."""
     params = params or SamplingParams()
     if params.n != 1:
         raise RequestError(f"n is {params.n}; a stream carries one sample, use generate()")
@@ -59,11 +51,7 @@ def for_stream(params: SamplingParams | None) -> SamplingParams:
 def params_for(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
-    """One per prompt.
-
-    Raises:
-        RequestError: there are more or fewer than prompts.
-    """
+    """One per prompt; ``RequestError`` where there are more or fewer."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
@@ -72,11 +60,7 @@ def params_for(
 
 
 def adapters_for(lora: Lora, count: int) -> list[str | None]:
-    """One per prompt.
-
-    Raises:
-        RequestError: there are more or fewer than prompts.
-    """
+    """One per prompt; ``RequestError`` where there are more or fewer."""
     if lora is None or isinstance(lora, str):
         return [lora] * count
     if len(lora) != count:

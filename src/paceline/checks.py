@@ -16,11 +16,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def seconds_of(value: object) -> float:
-    """Seconds in ``300``, ``"300"``, ``"5m"`` or ``"1h30m"``; infinite where it is negative.
-
-    Raises:
-        ConfigError: it is no duration.
-    """
+    """Seconds in ``300``, ``"300"``, ``"5m"`` or ``"1h30m"``; infinite where it is negative."""
     text = str(value).strip()
     if not isinstance(value, (int, float, str)) or isinstance(value, bool):
         text = ""

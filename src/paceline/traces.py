@@ -118,11 +118,7 @@ class TraceWriter:
         return self.folder / f"shard-{index:05d}.npz"
 
     def write_shard(self, traces: list[Trace]) -> None:
-        """Write the next shard.
-
-        Raises:
-            TraceError: it cannot be written.
-        """
+        """Write the next shard; ``TraceError`` where that fails."""
         lengths = [len(trace.token_ids) for trace in traces]
         rows = [len(trace.logprobs) for trace in traces]
         arrays = {

@@ -62,11 +62,7 @@ class Arms:
         self.found[name], self.resolved[name] = _arm(llm), llm.config.dtype
 
     def add_peer(self, path: Path, kind: str | None = None, **settings: Any) -> None:
-        """llama.cpp on a GGUF file as it is, or on a float32 one that it quantises to ``kind``.
-
-        Args:
-            settings: further ones of :class:`~paceline.workbench.llama_peer.LlamaPeer`.
-        """
+        """llama.cpp on a GGUF file as it is, or on a float32 one that it quantises to ``kind``."""
         name = f"{PEER} {kind}" if kind else PEER
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
         size = self.source.config.vocab_size

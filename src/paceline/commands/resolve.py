@@ -55,11 +55,7 @@ def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeCon
 def speculative_config(
     options: SpeculationOptions, model: str | None
 ) -> tuple[SpeculativeConfig, ...]:
-    """The proposers that the options name.
-
-    Raises:
-        ConfigError: options that exclude each other, or an unacceptable configuration.
-    """
+    """The proposers that the options name."""
     if options.no_speculation:
         return ()
     single = {"--method": options.method, "--draft": options.draft}
@@ -156,11 +152,7 @@ def values_of(options: Any, kind: type[Any]) -> dict[str, Any]:
 
 
 def memory_bytes(text: str) -> int:
-    """Bytes in ``512M``, ``1.5G`` or ``1048576``; units are powers of 1024.
-
-    Raises:
-        ConfigError: it is not a size.
-    """
+    """Bytes in ``512M``, ``1.5G`` or ``1048576``; units are powers of 1024."""
     match = _MEMORY.fullmatch(text.strip())
     size = int(float(match[1]) * 1024 ** _UNITS[match[2].upper()]) if match else 0
     if size < 1:
@@ -169,11 +161,7 @@ def memory_bytes(text: str) -> int:
 
 
 def sampling_params(options: SamplingOptions, seed: int) -> SamplingParams:
-    """The parameters of every prompt; the same seed for each of them.
-
-    Raises:
-        RequestError: a value is out of range.
-    """
+    """The parameters of every prompt, with one seed; ``RequestError`` for one out of range."""
     return SamplingParams(**values_of(options, SamplingOptions) | {"seed": seed})
 
 
@@ -196,11 +184,7 @@ def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
 
 
 def engine_options(options: EngineOptions) -> dict[str, Any]:
-    """Keyword arguments of :class:`~paceline.llm.LLM`.
-
-    Raises:
-        ConfigError: a value is not acceptable.
-    """
+    """Keyword arguments of :class:`~paceline.llm.LLM`; ``ConfigError`` for one that cannot be."""
     values = values_of(options, EngineOptions)
     seqs = values["max_num_seqs"]
     memory = {name: values[name] for name in ("kv_cache_memory", "weight_memory")}

@@ -140,11 +140,7 @@ def answer_on_ray(
     answers: AnswerFile,
     advance: Callable[[int], None],
 ) -> BatchSummary:
-    """The same by engines on a Ray cluster.
-
-    Raises:
-        ConfigError: Ray Data is not installed.
-    """
+    """The same by engines on a Ray cluster; ``ConfigError`` without Ray Data."""
     from paceline.server.batch_file import read_batch
 
     try:

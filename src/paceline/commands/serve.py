@@ -146,11 +146,7 @@ def serve_command(options: ServeOptions) -> int:
 def clients(
     options: ServeOptions, models: Mapping[str | None, tuple[str, ...]], config: ServerConfig
 ) -> tuple[EngineClient, list[Offer]]:
-    """The client of the first model, not started, and the others.
-
-    Raises:
-        PacelineError: the options cannot be used, or a model cannot be fetched.
-    """
+    """The client of the first model, not started, and the others."""
     from paceline.server.engine.client import EngineClient
     from paceline.server.engine.restarts import Restarts
     from paceline.server.engine.wire import Pulse
@@ -204,9 +200,6 @@ def engine_factory(
     """What builds the engine in its process, with the chat template that ``--chat-template`` names.
 
     A model of the catalogue is fetched before, since that process ignores interrupts.
-
-    Raises:
-        PacelineError: the options cannot be used, or the model cannot be fetched.
     """
     template = None if chat_template is None else chosen_template(chat_template)
     settings = engine_options(options)

@@ -100,11 +100,7 @@ def _opened(
 
 
 def check_concurrency(options: EngineOptions) -> None:
-    """Check the engine's options where ``--concurrency`` says how many requests run at a time.
-
-    Raises:
-        ConfigError: one is out of range; the engine's own name of this one is no option then.
-    """
+    """Check the engine's options where ``--concurrency`` says how many requests run at a time."""
     most = EngineConfig(**engine_options(options) | {"max_num_seqs": 1}).max_num_batched_tokens
     if options.max_num_seqs is not None:
         check_number("--concurrency", options.max_num_seqs, 1, min(most, MOST_REQUESTS))

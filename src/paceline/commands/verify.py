@@ -51,11 +51,7 @@ class Arms:
     speculative_figures: Figures = field(default_factory=Figures)
 
     def run(self, work: Work) -> None:
-        """Answer requests in both arms, score the speculative answers, and count.
-
-        Raises:
-            PacelineError: a request failed, or cannot be served.
-        """
+        """Answer requests in both arms, score the speculative answers, and count."""
         prompts, params = [prompt for prompt, _ in work], [wish for _, wish in work]
         expected = check_answered(self.plain_figures.measure(self.plain, prompts, params))
         found = check_answered(self.speculative_figures.measure(self.speculative, prompts, params))

@@ -56,11 +56,7 @@ class KVEventsConfig:
 
 
 def parse_kv_events(text: str | None) -> KVEventsConfig | None:
-    """The configuration in JSON; None where it asks for no events.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The configuration in JSON; None where it asks for no events."""
     if text is None:
         return None
     allowed = [each.name for each in fields(KVEventsConfig)]

@@ -77,11 +77,7 @@ def check_method(
 
 
 def find_entry_point(method: str) -> EntryPoint:
-    """Where the proposers of a method come from.
-
-    Raises:
-        ConfigError: nowhere.
-    """
+    """Where the proposers of a method come from; ``ConfigError`` if nowhere."""
     if check_method(method) in BUILT_IN:
         return EntryPoint(method, BUILT_IN[method], ENTRY_POINTS)
     return plugins()[method]

@@ -33,11 +33,7 @@ UNKNOWN = DraftTime()
 
 
 class DraftingCost:
-    """Times of all proposers, by name, as they are learnt; or as they are known.
-
-    Args:
-        known: times to begin with.
-    """
+    """Times of all proposers, by name, as they are learnt; or as they are known."""
 
     def __init__(self, known: Mapping[str, DraftTime] | None = None) -> None:
         self._times: dict[str, DraftTime] = {n: replace(t) for n, t in (known or {}).items()}

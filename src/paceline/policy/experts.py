@@ -55,11 +55,7 @@ class ExpertCost(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: object) -> ExpertCost:
-        """What ``_asdict`` made.
-
-        Raises:
-            ProfileError: it is no such thing.
-        """
+        """What ``_asdict`` made; ``ProfileError`` if it is no such thing."""
         if not isinstance(data, Mapping) or set(data) != set(cls._fields):
             raise ProfileError(f"experts of a cost table must have {', '.join(cls._fields)}")
         cost = cls(**data)

@@ -48,11 +48,7 @@ class Pace:
         return forward_ms + self.overhead_ms
 
     def tokens_per_ms(self, num_decoding: int, plain_forward_ms: float) -> float:
-        """What a millisecond is worth while so many requests decode.
-
-        Args:
-            plain_forward_ms: of a forward without any draft.
-        """
+        """What a millisecond is worth while so many requests decode."""
         time = self.plain_ms(plain_forward_ms)
         return self.factor * num_decoding / time if time > 0 else 0.0
 
@@ -64,13 +60,7 @@ class Pace:
     def observe(
         self, report: StepReport, plain_forward_ms: float, proposing_ms: float, asked: bool
     ) -> None:
-        """Learn from a step in which all requests decoded.
-
-        Args:
-            plain_forward_ms: of the forward that it would have had without any draft.
-            proposing_ms: of the proposers.
-            asked: whether any was.
-        """
+        """Learn from a step in which all requests decoded."""
         shape, forward_ms, total_ms, decoding, emitted, steps = report
         past = MEMORY**steps
         host_ms = max(0.0, total_ms - forward_ms - proposing_ms) / steps

@@ -102,11 +102,7 @@ class Planner(Protocol):
         ...
 
     def wakes(self, requests: Sequence[Request]) -> bool:
-        """Whether a text has come to where a draft may pay, in steps that :meth:`begin` skips.
-
-        Args:
-            requests: the same as there.
-        """
+        """Whether a text has come to where a draft may pay, in steps that :meth:`begin` skips."""
         ...
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
@@ -126,12 +122,7 @@ class Planner(Protocol):
         ...
 
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
-        """The trees to verify: prefix-closed parts of what was drafted, the best path first.
-
-        Args:
-            limits: of each request.
-            node_budget: most draft nodes over all requests.
-        """
+        """The trees to verify: prefix-closed parts of what was drafted, the best path first."""
         ...
 
     def observe(self, request: Request, result: VerifyResult) -> None:

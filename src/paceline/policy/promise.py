@@ -31,11 +31,7 @@ class Promise:
         return min(1.0, (most + TRUST) / (self._promised + TRUST))
 
     def observe(self, promised: float, accepted: int) -> None:
-        """Take in one verified draft.
-
-        Args:
-            promised: sum of the path probabilities of its nodes.
-        """
+        """Take in one verified draft; ``promised`` sums the path probabilities of its nodes."""
         self._promised += promised
         self._accepted += accepted
 
