@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder
+from paceline.models.gguf_config import hf_config_from_gguf
+from paceline.models.gguf_container import GgufBytes, GgufContainer, TensorInfo
 from paceline.models.ops.reference import ReferenceOps
 from tests.models.gguf_writing import convert, tokenizer_metadata, write_gguf
 from tests.models.reference import make_model
@@ -79,6 +82,42 @@ ENTRIES = {
 def test_absurd_metadata(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelLoadError):
         load_bytes(tmp_path, header(ENTRIES[name]) + bytes(64))
+
+
+def told(family: str, **said: Any) -> None:
+    """Read a configuration of these keys."""
+    metadata = {"general.architecture": family}
+    metadata |= {f"{family}.{key}": value for key, value in {**SIZES, **said}.items()}
+    file = GgufBytes(Path("m.gguf"), np.zeros(0, np.uint8))
+    tensors = {EMBEDDING: TensorInfo(EMBEDDING, (9, 64), 0, 0, file)}
+    hf_config_from_gguf(GgufContainer(file.path, metadata, tensors), lambda name: np.zeros(1))
+
+
+EMBEDDING = "token_embd.weight"
+SIZES: dict[str, Any] = {
+    "attention.head_count": 4,
+    "embedding_length": 64,
+    "block_count": 2,
+    "vocab_size": 9,
+}
+SIZES |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+NO_NUMBERS = [math.inf, -math.inf, math.nan, "x", True, []]
+LATENT = ("attention.key_length_mla", "expert_group_count", "rope.scaling.yarn_log_multiplier")
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("eagle3", "block_count"),
+        ("eagle3", "attention.key_length"),
+        ("eagle3", "rope.dimension_count"),
+        *(("deepseek2", key) for key in LATENT),
+    ],
+)
+def test_what_must_be_a_number(family: str, key: str, value: Any) -> None:
+    with pytest.raises(ModelLoadError, match=f"{family}.{key} "):
+        told(family, **{key: value})
 
 
 def test_repeated_key(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_pieces_whose_merges_are_listed(tmp_path: Path) -> None:
     ends = ["<turn|>", "<|tool_response>"]
     meta["tokenizer.ggml.tokens"] = [*meta["tokenizer.ggml.tokens"], *ends]
     meta["tokenizer.ggml.token_type"] = [*meta["tokenizer.ggml.token_type"], 3, 4]
-    del meta["tokenizer.ggml.scores"]
+    del meta["tokenizer.ggml.scores"], meta["tokenizer.ggml.add_space_prefix"]
     meta |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
     roles = {"unknown": 0, "bos": 1, "eos": 2}
     meta |= {f"tokenizer.ggml.{role}_token_id": i for role, i in roles.items()}
@@ -110,7 +110,11 @@ def test_pieces_whose_merges_are_listed(tmp_path: Path) -> None:
         ("hunyuan-dense", "ab 1234!x \u3002", ["ab", "Ġ", "123", "4", "!x", "ĠãĢĤ"]),
         ("exaone4", "ab 123456's", ["ab", "Ġ123456", "'s"]),
         ("stablelm2", "ab 12", ["ab", "Ġ", "1", "2"]),
-        ("gpt-4o", "abCd's 12345'S/", ["ab", "Cd's", "Ġ", "123", "45", "'S", "/"]),
+        *(
+            (pre, "abCd's 12345'S/", ["ab", "Cd's", "Ġ", "123", "45", "'S", "/"])
+            for pre in ("gpt-4o", "llama4", "minimax-m2")
+        ),
+        ("hunyuan", "ab 12'S", ["ab", "Ġ", "1", "2", "'S"]),
     ],
 )
 def test_how_text_is_split(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:

@@ -67,8 +67,16 @@ class _Keys:
     def get(self, key: str, default: Any = None) -> Any:
         """One value; a list with one entry per layer counts as one if all are the same.
 
-        Of keys that are read layer by layer besides, the first entry stands for all.
+        Of keys that are read layer by layer besides, the first entry stands for all. Where the
+        default is a number, so is the value.
         """
+        value = self._one(key, default)
+        is_number = isinstance(default, int | float) and not isinstance(default, bool)
+        if is_number and not _is_finite(value):
+            raise self._no_number(key, value, "a number")
+        return value
+
+    def _one(self, key: str, default: Any) -> Any:
         value = self._metadata.get(self._prefix + key, default)
         if isinstance(value, list) and self._is_hybrid:  # 0 where a layer has nothing of the kind
             value = [item for item in value if item] or value[:1]
@@ -83,15 +91,22 @@ class _Keys:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ModelLoadError(
-                f"the GGUF metadata says {self._prefix}{key} = {str(value)[:40]}; it must be a "
-                "positive number"
-            )
-        return value
+        if not _is_finite(value) or not value > 0:
+            raise self._no_number(key, value, "a positive number")
+        found: float = value
+        return found
+
+    def _no_number(self, key: str, value: object, wanted: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"the GGUF metadata says {self._prefix}{key} = {str(value)[:40]}; it must be {wanted}"
+        )
 
     def layers(self, key: str) -> Any:
         return self._metadata.get(self._prefix + key)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) -> dict[str, Any]:
@@ -108,7 +123,7 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     architecture = architecture_of(container)
     keys = _Keys(container, architecture)
     heads = keys.number("attention.head_count")
-    head_dim = int(keys.get("attention.key_length") or keys.number("embedding_length") // heads)
+    head_dim = int(keys.get("attention.key_length", 0) or keys.number("embedding_length") // heads)
     is_latent = architecture == LATENT
     if keys.get("attention.value_length", head_dim) != head_dim and not is_latent:
         raise UnsupportedModelError("keys and values of different sizes are not supported")

@@ -78,7 +78,7 @@ _SPLITS["glm4"] = _SPLITS["llama3"]
 _SPLIT_NAMES = {
     **dict.fromkeys(("gpt-2", "gpt2", "default", "phi-2", "mpt", "olmo"), "gpt2"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), "llama3"),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), "qwen2"),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "hunyuan"), "qwen2"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), "digits"),
     "tekken": "tekken",
     **dict.fromkeys(("glm4", "chatglm-bpe", "dbrx", "smaug-bpe"), "glm4"),
@@ -86,7 +86,7 @@ _SPLIT_NAMES = {
     "seed-coder": "seed-coder",
     "exaone4": "gpt2",
     "stablelm2": "qwen2",
-    "gpt-4o": "gpt-4o",
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), "gpt-4o"),
     **dict.fromkeys(("lfm2", "falcon-h1", "pixtral"), "llama3"),
     "qwen35": "qwen35",
 }
@@ -251,7 +251,7 @@ def _sentence_piece(
     backend = _backend(models.BPE, where, vocabulary, merges, **options)
     spaces = normalizers.Replace(" ", _SPACE)
     undo = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get(_PREFIX + "add_space_prefix", True):
+    if metadata.get(_PREFIX + "add_space_prefix", _text(metadata, "model") == "llama"):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
         undo.append(decoders.Strip(" ", 1, 0))
     else:
