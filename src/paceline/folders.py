@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+PACKED = "packed"
+"""The kind of cache that has the folders of models packed to be read from disk."""
+
 
 def cache_folder(kind: str) -> Path:
     """``paceline/KIND`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``: what can be made again."""

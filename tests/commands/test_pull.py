@@ -12,6 +12,7 @@ from paceline.commands.pull import PullOptions, pull_command
 from paceline.commands.serve import ServeOptions, engine_factory
 from paceline.commands.serve_models import default_names
 from paceline.errors import ConfigError, FetchError
+from paceline.folders import PACKED, cache_folder
 from paceline.models.catalogue import find_entry, users_catalogue
 from paceline.models.embedded import embedded_model, embedded_ngram_model
 from tests.commands.conftest import Result
@@ -169,3 +170,16 @@ def test_a_malformed_file_of_names_is_one_line(cli: Cli) -> None:
         assert result.err.startswith(f"error: {users_catalogue()} is no TOML")
     with pytest.raises(ConfigError):
         pull_command(PullOptions(name="smollm2"), put_wheels)
+
+
+def test_packed_copies_are_told_and_removed(cli: Cli) -> None:
+    copy = cache_folder(PACKED) / "a-int8-0-0"
+    assert "--remove-packed" not in cli("models").err
+    copy.mkdir(parents=True)
+    (copy / "packed-00001.safetensors").write_bytes(b"a" * 7)
+    partial = copy.with_name(".a-int8-0-1.99.partial")
+    partial.mkdir()
+    assert cli("models", "--json").document["packed"] == {str(copy): 7}
+    assert "--remove-packed deletes them" in cli("models").err
+    assert "--remove-packed" not in cli("models", "--remove-packed").err
+    assert list(copy.parent.iterdir()) == [partial]  # which somebody writes

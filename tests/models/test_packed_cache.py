@@ -22,6 +22,7 @@ from paceline.engine import weight_memory
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.models import packed_cache, streaming
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.embedded import embedded_model
 from paceline.models.ops.native import why_not_native
 from paceline.models.packed_cache import packed_place, packed_tensors
 from paceline.workbench.doctor import model_facts
@@ -137,8 +138,22 @@ def test_another_file_of_the_name_is_packed_anew(model: Path, cache: Path) -> No
     data[-1] ^= 1
     model.write_bytes(data)
     os.utime(model, ns=(old.st_atime_ns, old.st_mtime_ns + 1))
+    other = packed_place(load_checkpoint(embedded_model("draft")), "file")
+    other.mkdir()
     packed_tensors(load_checkpoint(model, with_tokenizer=False), "file")
-    assert len(list(cache.iterdir())) == 2
+    kept = {packed_place(load_checkpoint(model, with_tokenizer=False), "file"), other}
+    assert set(cache.iterdir()) == kept  # what is of no use any more has gone
+
+
+def test_a_damaged_copy_is_packed_anew(model: Path, cache: Path) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    whole = packed_tensors(checkpoint, "file")
+    (file,) = packed_place(checkpoint, "file").glob("*.safetensors")
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    assert packed_cache.find_packed(checkpoint, "file") is None
+    assert set(packed_tensors(checkpoint, "file")) == set(whole)
+    assert file.read_bytes() == data
 
 
 def test_without_room_the_refusal_says_how_much_and_where(

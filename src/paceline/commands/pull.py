@@ -6,12 +6,15 @@ Imports nothing slow: neither needs torch.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import argument, option
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import ConfigError
+from paceline.folders import PACKED, cache_folder
 from paceline.models.catalogue import (
     CatalogueEntry,
     catalogue,
@@ -33,6 +36,11 @@ class PullOptions:
 class ModelsOptions:
     """Options of ``paceline models``."""
 
+    remove_packed: bool = option(
+        False,
+        "Delete the copies of models that were packed to be read from disk; what needs one packs "
+        "it again.",
+    )
     json: bool = option(False, "Print one line of JSON instead.")
 
 
@@ -69,16 +77,33 @@ def _entry(name: str) -> CatalogueEntry:
 def models_command(options: ModelsOptions) -> int:
     """The work of ``paceline models``."""
     entries, screen = all_models(), Screen()
+    if options.remove_packed:
+        for place in _packed_copies():
+            shutil.rmtree(place, ignore_errors=True)
+    packed = _packed_copies()
     if options.json:
         rows = [
             {**asdict(e), "place": str(e.place), "is_here": e.is_here, "methods": _drafters(e)}
             for e in entries
         ]
-        screen.say(json.dumps({"models": rows, "users_catalogue": str(users_catalogue())}))
+        copies = {str(place): size for place, size in packed.items()}
+        told = {"models": rows, "users_catalogue": str(users_catalogue()), "packed": copies}
+        screen.say(json.dumps(told))
         return 0
     screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
     screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")
+    if packed:
+        screen.note(
+            f"{sum(packed.values()) / 1e9:.2f} GB in {cache_folder(PACKED)} are models packed to "
+            "be read from disk; --remove-packed deletes them"
+        )
     return 0
+
+
+def _packed_copies() -> dict[Path, int]:
+    """Folders of models that were packed to be read from disk, and their bytes."""
+    places = [place for place in cache_folder(PACKED).glob("[!.]*") if place.is_dir()]
+    return {p: sum(file.stat().st_size for file in p.glob("*")) for p in sorted(places)}
 
 
 def _drafters(entry: CatalogueEntry) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from paceline.errors import ConfigError, ModelLoadError
-from paceline.folders import cache_folder
+from paceline.folders import PACKED, cache_folder
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.packing import WEIGHT_BITS, Packer
@@ -37,6 +37,7 @@ def packed_place(checkpoint: Checkpoint, dtype: str) -> Path:
     """The folder of a model that is packed as ``dtype``, whether it is there or not.
 
     It is another one where the model's files have changed since, and may be deleted at any time.
+    All of a model's that are packed as one dtype begin alike, up to the last dash.
 
     Raises:
         ConfigError: the model does not lie in files.
@@ -51,15 +52,20 @@ def packed_place(checkpoint: Checkpoint, dtype: str) -> Path:
         found = path.stat()
         known.update(f" {path.name} {found.st_size} {found.st_mtime_ns}".encode())
     name = re.sub(r"[^\w.-]+", "-", checkpoint.name)[:60].strip(".-")
-    return cache_folder("packed") / f"{name}-{dtype}-{known.hexdigest()[:16]}"
+    where = xxhash.xxh3_64_hexdigest(str(checkpoint.files[0].resolve()).encode())
+    return cache_folder(PACKED) / f"{name}-{dtype}-{where[:8]}-{known.hexdigest()[:16]}"
 
 
 def find_packed(checkpoint: Checkpoint, dtype: str) -> StoredTensors | None:
-    """The tensors of that folder; None where it is not there."""
+    """The tensors of that folder; None where it is not there, or damaged."""
     folder = packed_place(checkpoint, dtype)
     if not (folder / "config.json").is_file():
         return None
-    tensors = load_checkpoint(folder, with_tokenizer=False).tensors
+    try:
+        tensors = load_checkpoint(folder, with_tokenizer=False).tensors
+    except ModelLoadError as error:
+        log.warning("the packed copy of %s is damaged: %s", checkpoint.name, error)
+        return None
     assert isinstance(tensors, StoredTensors)
     return tensors
 
@@ -71,11 +77,11 @@ def packed_tensors(checkpoint: Checkpoint, dtype: str) -> StoredTensors:
         ConfigError: there is no room for it, or the native kernels cannot run the model.
         ModelLoadError, UnsupportedModelError: the model cannot be packed.
     """
-    found = find_packed(checkpoint, dtype)
+    folder, size = packed_place(checkpoint, dtype), packed_size(checkpoint, dtype)
+    was_there, found = folder.exists(), find_packed(checkpoint, dtype)
     if found is not None:
         return found
-    folder, size = packed_place(checkpoint, dtype), packed_size(checkpoint, dtype)
-    _remove_leftovers(folder)
+    _remove_useless(folder, is_damaged=was_there)
     _check_room(checkpoint.name, folder, int(size * MARGIN))
     log.warning(
         "packs %s once, so that its weights can be read from disk as they are needed: %.2f GB in "
@@ -104,13 +110,19 @@ def _check_room(name: str, folder: Path, needed: int) -> None:
         raise ConfigError(
             f"{name} has to be packed before its weights can be read from disk, which takes "
             f"{needed / 1e9:.2f} GB in {folder.parent}; {free / 1e9:.2f} GB are free there: make "
-            "room, let XDG_CACHE_HOME name another disk, or write a folder elsewhere with "
+            "room (`paceline models --remove-packed` deletes what other models were packed into), "
+            "let XDG_CACHE_HOME name another disk, or write a folder elsewhere with "
             "`paceline convert MODEL FOLDER` and run that"
         )
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """What processes have left that ended while they wrote the folder."""
-    for partial in folder.parent.glob(f".{folder.name}.*.partial"):
+def _remove_useless(folder: Path, is_damaged: bool) -> None:
+    """What was packed of the model's files before they changed, or by processes that ended while
+    they wrote; and the folder itself, where it is damaged."""
+    same = folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*")
+    useless = [place for place in same if place != folder or is_damaged]
+    for partial in folder.parent.glob(".*.partial"):
         if not Path("/proc", partial.name.split(".")[-2]).exists():
-            shutil.rmtree(partial, ignore_errors=True)
+            useless.append(partial)
+    for place in useless:
+        shutil.rmtree(place, ignore_errors=True)
