@@ -21,6 +21,7 @@ from paceline.errors import ConfigError
         {"kv_cache_memory": -1},
         {"max_step_ms": 0.0},
         {"num_threads": 0},
+        {"num_threads": 1025},
         {"load_format": "zip"},
         {"planner": "clever"},
         {"objective": "fast"},

@@ -110,13 +110,14 @@ def option_variables(command: Any) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a mistake of the user's is one line on stderr and exit code 2."""
+    """Run the command line; what a user or the system can cause is a line on stderr, and code 2."""
+    _open_missing_streams()
     if not (sys.argv[1:] if arguments is None else arguments) and sys.stdout.isatty():
         print(GREETING)
         return
     try:
         app(args=arguments, prog_name="paceline")
-    except PacelineError as error:
+    except (PacelineError, OSError) as error:  # the system's own: a full disk, an impossible path
         from paceline.commands.display import printable
 
         print(f"error: {printable(str(error))}", file=sys.stderr)
@@ -125,6 +126,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if end.code == EXIT_INTERRUPTED:
             _leave_interrupted()
         raise
+
+
+def _open_missing_streams() -> None:
+    """Whoever started this may have closed standard streams, whose places a file would take."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
 def _leave_interrupted() -> NoReturn:

@@ -135,6 +135,35 @@ def test_an_interrupt_while_a_model_computes_is_one_line(tmp_path: Path) -> None
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "paceline", "models"]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: [Errno 28] ")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_name_that_no_file_can_have_is_one_line() -> None:
+    result = call("simulate", "x" * 300)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: [Errno 36] ")
+
+
+CLOSED = """
+import os, sys
+for descriptor in range(3):
+    os.close(descriptor)
+os.execv(sys.executable, [sys.executable, "-m", "paceline", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("command", ["models", "run"])
+def test_standard_streams_may_be_closed(command: str) -> None:
+    assert python("-c", CLOSED, command).returncode == (0 if command == "models" else 2)
+
+
 WITHOUT_AIOHTTP = """
 import sys
 sys.modules["aiohttp"] = None

@@ -68,6 +68,11 @@ def test_sizes_are_those_of_the_weights(tmp_path: Path) -> None:
     assert stored_bytes(str(file)) == 7
     assert stored_bytes(str(tmp_path)) == 22
     assert stored_bytes("org/name") == 0
+    shards = [tmp_path / "split" / f"a-0000{i}-of-00002.gguf" for i in (1, 2)]
+    shards[0].parent.mkdir()
+    for shard in shards:
+        shard.write_bytes(b"a" * 3)
+    assert stored_bytes(str(shards[0])) == 6
     assert stored_bytes(None) == Path(TARGET, "model.safetensors").stat().st_size
 
 

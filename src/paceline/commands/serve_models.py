@@ -17,6 +17,7 @@ from paceline.models.downloaded import LM_STUDIO, OLLAMA
 from paceline.models.embedded import embedded_model
 from paceline.models.hub import is_hub_id
 from paceline.models.names import all_models, find_model
+from paceline.models.shard_names import sibling_shards
 
 EMBEDDED_NAME = "embedded"
 DEFAULT_BUDGET = "80%"
@@ -79,7 +80,10 @@ def stored_bytes(model: str | None) -> int:
     place = _place(model)
     if place is None:
         return 0
-    files = [place] if place.is_file() else [f for p in _WEIGHTS for f in place.glob(p)]
+    if place.is_file():
+        files = [shard for shard in sibling_shards(place) if shard.is_file()]
+    else:
+        files = [f for p in _WEIGHTS for f in place.glob(p)]
     return sum(file.stat().st_size for file in files)
 
 

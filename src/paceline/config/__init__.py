@@ -29,6 +29,7 @@ __all__ = [
     "KV_DTYPES",
     "LOOSENING_KEYS",
     "MAX_SPECULATIVE_TOKENS",
+    "MAX_THREADS",
     "MAX_TREE_NODES",
     "METHODS",
     "METHOD_ALIASES",
@@ -48,6 +49,8 @@ formats in which they are stored."""
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 BACKENDS = ("auto", "native", "reference")
 PLANNERS = ("auto", "fixed")
+MAX_THREADS = 1024
+"""That the native kernels take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 1, 1 << 50)
         if self.num_threads is not None:
-            check_number("num_threads", self.num_threads, 1, 4096)
+            check_number("num_threads", self.num_threads, 1, MAX_THREADS)
         check_number("pipeline_parallel_size", self.pipeline_parallel_size, 1, 1024)
         if self.pipeline_stages and len(self.pipeline_stages) + 1 != self.pipeline_parallel_size:
             raise ConfigError(

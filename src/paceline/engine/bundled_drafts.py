@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -47,13 +48,15 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
 
     A draft that cannot be used is left out, and the log says why.
     """
-    entry = None if Path(model).exists() else find_model(model)
-    path = Path(model) if entry is None else entry.place
-    places = _places(path)
+    path = Path(os.path.expanduser(model))
+    entry = None if os.path.exists(path) else find_model(model)
+    path = path if entry is None else entry.place
+    is_there = os.path.exists(path)  # no for what no file can be called, or nobody may look at
+    places = _places(path) if is_there else []
     named = () if entry is None else map(Path, entry.drafts)
     files = [path for place in (*places, *named) for path in _draft_files(place)]
     beside = (config for path in files if (config := _usable(path)) is not None)
-    return (*([_parsed(method=MTP)] if _has_mtp_layer(path) else []), *beside)
+    return (*([_parsed(method=MTP)] if is_there and _has_mtp_layer(path) else []), *beside)
 
 
 def _has_mtp_layer(model: Path) -> bool:
@@ -61,8 +64,6 @@ def _has_mtp_layer(model: Path) -> bool:
 
     False also for a model that cannot be read, of which its loader says what is wrong.
     """
-    if not model.exists():
-        return False
     from paceline.models.stored_names import stored_names  # reads GGUF files with numpy
 
     try:
@@ -96,8 +97,6 @@ def _mentions(file: Path, word: bytes) -> bool:
 
 def _places(model: Path) -> list[Path]:
     """The folders that drafts of a model may lie in."""
-    if not model.exists():
-        return []
     name = model.resolve().name.removesuffix(".gguf")
     folders = [model / FOLDER, model.resolve().parent / f"{name}.{FOLDER}"]
     return [

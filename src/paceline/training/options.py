@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from paceline.checks import check_choice, check_number
+from paceline.config import MAX_THREADS
 from paceline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -140,7 +141,7 @@ _RANGES = (
     ("beta2", 0.0, 1.0),
     ("grad_clip", 1e-9, 1e9),
     ("seed", 0, (1 << 63) - 1),
-    ("threads", 0, 4096),
+    ("threads", 0, MAX_THREADS),
     ("save_minutes", 0.0, 1e6),
     ("eval_every", 0, 1 << 32),
     ("eval_windows", 1, 1 << 32),

@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from paceline.config import MAX_THREADS
+
 _chosen: list[int] = []
 """What :func:`set_num_threads` said last; empty before."""
 
@@ -43,7 +45,7 @@ def physical_cores(folder: Path = Path("/sys/devices/system/cpu")) -> int | None
 def _usual() -> int:
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if said.isdecimal() and int(said):
-        return int(said)
+        return min(int(said), MAX_THREADS)
     return physical_cores() or cores()
 
 
