@@ -23,13 +23,13 @@ def in_turns(*axes: Iterable[Any]) -> list[Any]:
     return [_param(values, sum(places) % size == 0) for places, values in _product(axes)]
 
 
-def in_step(*axes: Iterable[Any]) -> list[Any]:
+def in_step(*axes: Iterable[Any], steps: int = 0) -> list[Any]:
     """Every combination. Those that step along all axes at once are quick, the others are slow.
 
-    The quick ones hold every value of each axis.
+    The quick ones hold every value of each axis, if it has no more than ``steps``.
     """
     sizes = [len(list(axis)) for axis in axes]
-    quick = {tuple(step % size for size in sizes) for step in range(max(sizes))}
+    quick = {tuple(step % size for size in sizes) for step in range(steps or max(sizes))}
     return [_param(values, places in quick) for places, values in _product(axes)]
 
 

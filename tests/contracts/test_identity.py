@@ -30,7 +30,7 @@ from tests.proposers.heads import toy_head
 from tests.proposers.mtp import toy_mtp
 from tests.proposers.ngrams import ngram_proposer
 from tests.proposers.parallel_heads import toy_dspark, toy_peagle
-from tests.quick import in_turns
+from tests.quick import in_step, in_turns
 from tests.toy import (
     VOCAB,
     Job,
@@ -281,7 +281,8 @@ KINDS = (
 
 
 @pytest.mark.parametrize(
-    ("proposer", "dtype", "mix"), in_turns(KINDS, ["float32", "int8", *NATIVE], MIXES)
+    ("proposer", "dtype", "mix"),
+    in_step(KINDS, ["float32", "int8"], MIXES) + in_turns(KINDS, NATIVE, MIXES),
 )
 def test_every_dtype(proposer: str, dtype: str, mix: str, truth: Truth) -> None:
     engine = make(PROPOSERS[proposer], dtype=dtype, **MIXES[mix])

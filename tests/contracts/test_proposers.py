@@ -176,7 +176,8 @@ def test_its_context_is_the_requests(build: Callable[[], Proposer]) -> None:
             assert proposer.context_length(request) == len(request.token_ids)
     # Nothing of what it missed is left: it drafts what one drafts that sees it all at once.
     fresh = build()
-    for _ in range(30):  # until those that lag have caught up
+    behind = sum(len(request.token_ids) for request in requests)
+    for _ in range(2 + behind // proposer.config.catch_up_tokens):
         old, new = propose(proposer, *requests), propose(fresh, *requests)
     assert old == new
 

@@ -648,12 +648,16 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
 def save_model(
     family: str, folder: Path, dtype: str = "float32", stacked: bool = False, **changes: Any
 ) -> Any:
-    """``stacked`` saves all experts of a layer as one tensor, as transformers holds them."""
+    """A folder with a model, and the model, which without ``changes`` others have as well.
+
+    Args:
+        stacked: all experts of a layer are one tensor, as transformers holds them.
+    """
     model, contents = (_saved if changes else _known)(family, dtype, stacked, **changes)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    return model if changes else copy.deepcopy(model)
+    return model
 
 
 def _saved(family: str, dtype: str, stacked: bool, **changes: Any) -> tuple[Any, dict[str, bytes]]:
@@ -668,7 +672,7 @@ def _saved(family: str, dtype: str, stacked: bool, **changes: Any) -> tuple[Any,
 
 
 _known = functools.cache(_saved)
-"""Many tests ask for the same models, which take longer to make than to copy."""
+"""Many tests ask for the same models."""
 
 
 def save_folder(folder: Path) -> Path:
@@ -696,15 +700,28 @@ class Driver:
         blocks: int = 32,
     ) -> None:
         self.checkpoint = checkpoint
-        ops = ops or ReferenceOps("float32")
-        decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, max_len)
-        memory, states = ops.kv_memory(checkpoint.config, blocks, kv_dtype), None
-        if checkpoint.config.recurrent:
-            states = States(ops.state_memory(checkpoint.config, 4, 2, 64))
-        self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False, states=states))
+        self._decoder = Decoder(
+            checkpoint.config, checkpoint.tensors, ops or ReferenceOps("float32"), max_len
+        )
+        self._kv_dtype, self._blocks = kv_dtype, blocks
+        self._begin()
+
+    def _begin(self) -> None:
+        config, ops = self.checkpoint.config, self._decoder.ops
+        memory, states = ops.kv_memory(config, self._blocks, self._kv_dtype), None
+        if config.recurrent:
+            states = States(ops.state_memory(config, 4, 2, 64))
+        kv = KVCache(memory, prefix_caching=False, states=states)
+        self.runner = ModelRunner(self._decoder, kv)
         self.kv = self.runner.kv
         self.kv.open(0)
         self.kv.poison_free()
+
+    def again(self) -> Driver:
+        """The same decoder over keys, values and states of its own."""
+        other = copy.copy(self)
+        other._begin()
+        return other
 
     @classmethod
     def of(cls, source: Path, **options: Any) -> Driver:

@@ -56,10 +56,11 @@ def test_neither_chunks_nor_threads_change_a_bit(
     tmp_path: Path, family: str, kv_dtype: str, backend: str
 ) -> None:
     save_model(family, tmp_path)
-    truth = driver(tmp_path, backend, kv_dtype=kv_dtype).chunk(TOKENS)
+    whole = driver(tmp_path, backend, kv_dtype=kv_dtype)
+    truth = whole.chunk(TOKENS)
     for count, cuts in ((1, [0, 1, 17, 20, 33, 40]), (2, [0, 5, 6, 40])):
         set_num_threads(count)
-        parts = driver(tmp_path, backend, kv_dtype=kv_dtype)
+        parts = whole.again()
         chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
         assert same(torch.cat(chunks), truth)
 
@@ -70,7 +71,8 @@ def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, family: str, backend: 
     """The committed path is moved in every layer's keys and values, those of both sizes."""
     save_model(family, tmp_path)
     draft = DraftTree([5, 9, 7, 7], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
-    tree, chain = (driver(tmp_path, backend) for _ in range(2))
+    tree = driver(tmp_path, backend)
+    chain = tree.again()
     tree.chunk(TOKENS[:20])
     chain.chunk(TOKENS[:20])
     found = tree.run(draft, TOKENS[20], path=[0, 2, 4])

@@ -36,11 +36,12 @@ def test_chunks_trees_and_threads_do_not_change_a_bit(
     tmp_path: Path, family: str, dtype: str
 ) -> None:
     save_model(family, tmp_path)
-    truth = driver(tmp_path, dtype).chunk(TOKENS)
+    whole = driver(tmp_path, dtype)
+    truth = whole.chunk(TOKENS)
     draft = DraftTree([5, TOKENS[21], 7, TOKENS[22]], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
     for count, cuts in ((1, [0, 1, 17, 20]), (2, [0, 5, 6, 20])):
         set_num_threads(count)
-        parts = driver(tmp_path, dtype)
+        parts = whole.again()
         chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
         chunks.append(parts.run(draft, TOKENS[20], path=[0, 2, 4])[[0, 2, 4]])
         chunks.append(parts.chunk(TOKENS[23:]))
@@ -51,7 +52,8 @@ def test_chunks_trees_and_threads_do_not_change_a_bit(
 def test_what_is_certain_changes_no_bit(tmp_path: Path, family: str, certain: int) -> None:
     """Rows that go into the state at once and those that are logged give the same numbers."""
     save_model(family, tmp_path)
-    truth, parts = driver(tmp_path).chunk(TOKENS), driver(tmp_path)
+    parts = driver(tmp_path)
+    truth = parts.again().chunk(TOKENS)
     first = parts.run(chain(TOKENS[1:20]), TOKENS[0], certain=certain)
     parts.kv.poison_free()
     second = parts.run(chain(TOKENS[21:30]), TOKENS[20], certain=min(certain, 5))
@@ -65,7 +67,8 @@ def test_a_step_that_fails_in_any_layer_can_be_repeated(
 ) -> None:
     """Layers before the failure have folded what was due; those after it have not."""
     save_model(family, tmp_path)
-    truth, parts = driver(tmp_path).chunk(TOKENS), driver(tmp_path)
+    parts = driver(tmp_path)
+    truth = parts.again().chunk(TOKENS)
     parts.run(DraftTree([5, TOKENS[1]], [-1, -1], [1.0] * 2, ["x"] * 2), TOKENS[0], path=[0, 2])
     assert parts.kv.reserve(0, 5, certain)
     span = Span.tree(0, 2, 7, chain([9, 9, 9, 9]))
@@ -89,8 +92,8 @@ def test_a_step_that_fails_in_any_layer_can_be_repeated(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_requests_in_one_forward_and_forks_of_them(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path)
-    truth, other = driver(tmp_path).chunk(TOKENS), driver(tmp_path).chunk(TOKENS[::-1])
     parts = driver(tmp_path)
+    truth, other = parts.again().chunk(TOKENS), parts.again().chunk(TOKENS[::-1])
     kv, runner = parts.kv, parts.runner
     kv.open(1)
     assert kv.reserve(0, 8, 7)

@@ -47,11 +47,12 @@ def test_chunks_trees_and_threads_do_not_change_a_bit(
     tmp_path: Path, family: str, kv: str, backend: str
 ) -> None:
     save_model(family, tmp_path)
-    truth = driver(tmp_path, backend, kv=kv).chunk(TOKENS)
+    whole = driver(tmp_path, backend, kv=kv)
+    truth = whole.chunk(TOKENS)
     draft = DraftTree([5, TOKENS[21], 7, TOKENS[22]], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
     for count, cuts in ((1, [0, 1, 17, 20]), (2, [0, 5, 6, 20])):
         set_num_threads(count)
-        parts = driver(tmp_path, backend, kv=kv)
+        parts = whole.again()
         chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
         chunks.append(parts.run(draft, TOKENS[20], path=[0, 2, 4])[[0, 2, 4]])
         chunks.append(parts.chunk(TOKENS[23:]))

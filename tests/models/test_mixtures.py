@@ -62,10 +62,11 @@ def test_chunks_and_threads_do_not_change_a_bit(
     tmp_path: Path, family: str, dtype: str, backend: str
 ) -> None:
     save_model(family, tmp_path)
-    truth = driver(tmp_path, dtype, backend).chunk(TOKENS)
+    whole = driver(tmp_path, dtype, backend)
+    truth = whole.chunk(TOKENS)
     for count, cuts in ((1, [0, 1, 17, 20, 33, 40]), (2, [0, 5, 6, 40])):
         set_num_threads(count)
-        parts = driver(tmp_path, dtype, backend)
+        parts = whole.again()
         chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
         assert same(torch.cat(chunks), truth)
 
@@ -75,7 +76,8 @@ def test_chunks_and_threads_do_not_change_a_bit(
 def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, family: str, backend: str) -> None:
     save_model(family, tmp_path)
     draft = DraftTree([5, 9, 7, 7], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
-    tree, chain = (driver(tmp_path, backend=backend) for _ in range(2))
+    tree = driver(tmp_path, backend=backend)
+    chain = tree.again()
     tree.chunk(TOKENS[:20])
     chain.chunk(TOKENS[:20])
     found = tree.run(draft, TOKENS[20], path=[0, 2, 4])
@@ -104,16 +106,21 @@ def test_one_expert_for_all_rows(tmp_path: Path, backend: str) -> None:
 def chosen_by(model: Any, tokens: list[int]) -> list[torch.Tensor]:
     """The experts of each token ``[tokens, per_token]``, by mixture, as transformers chooses."""
     found: list[torch.Tensor] = []
+    hooks = []
+
+    def watch(module: Any, chosen: Any) -> None:
+        hook = module.register_forward_hook(lambda _, __, out: found.append(chosen(out)))
+        hooks.append(hook)
+
     for name, module in model.named_modules():
         if name.endswith(".feed_forward.router"):  # which tells the scores, 0 of those not chosen
-            count = model.config.num_experts_per_tok
-            module.register_forward_hook(
-                lambda _, __, out, count=count: found.append(out[0].topk(count).indices)
-            )
+            watch(module, lambda out: out[0].topk(model.config.num_experts_per_tok).indices)
         elif name.endswith((".mlp.gate", ".router")):
-            module.register_forward_hook(lambda _, __, out: found.append(out[2]))
+            watch(module, lambda out: out[2])
     with torch.no_grad():
         model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
     return found
 
 

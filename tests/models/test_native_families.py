@@ -63,7 +63,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def prefill_and_decode(driver: Driver) -> list[torch.Tensor]:
-    cuts = [0, 17, *range(23, 41)]
+    cuts = [0, 17, 23, 31, 32, 33, 40]
     return [driver.chunk(TOKENS[first:last]) for first, last in itertools.pairwise(cuts)]
 
 
@@ -98,7 +98,8 @@ def test_activations(tmp_path: Path, level: str, activation: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_chunks_do_not_change_a_bit(checkpoint: Checkpoint, level: str, dtype: str) -> None:
-    whole, parts = (driver(checkpoint, dtype=dtype) for _ in range(2))
+    whole = driver(checkpoint, dtype=dtype)
+    parts = whole.again()
     truth = whole.chunk(TOKENS)
     assert torch.isfinite(truth).all()
     cuts = [0, 1, 17, 20, 33, 40]

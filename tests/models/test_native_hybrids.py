@@ -30,11 +30,12 @@ TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(
 @pytest.mark.parametrize("family", [*HYBRIDS])
 def test_chunks_and_trees(tmp_path: Path, family: str, dtype: str) -> None:
     save_model(family, tmp_path)
-    truth = Driver.of(tmp_path, max_len=64, ops=CpuOps(dtype)).chunk(TOKENS)
+    whole = Driver.of(tmp_path, max_len=64, ops=CpuOps(dtype))
+    truth = whole.chunk(TOKENS)
     if dtype == "float32":
         reference = Driver.of(tmp_path, max_len=64, ops=ReferenceOps(dtype)).chunk(TOKENS)
         torch.testing.assert_close(truth, reference, rtol=1e-3, atol=1e-3)
-    parts = Driver.of(tmp_path, max_len=64, ops=CpuOps(dtype))
+    parts = whole.again()
     chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise([0, 1, 17, 20])]
     draft = DraftTree([5, TOKENS[21], 7, TOKENS[22]], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
     chunks.append(parts.run(draft, TOKENS[20], path=[0, 2, 4])[[0, 2, 4]])

@@ -61,9 +61,10 @@ def test_features_are_the_hidden_states_of_transformers(
     layers = driver.checkpoint.config.num_layers
     driver.runner.taps = (*range(layers + 2), 0)  # in any order, and one of them twice
     left: list[torch.Tensor] = []
-    model.model.layers[-1].register_forward_hook(lambda *call: left.append(call[2]))
+    hook = model.model.layers[-1].register_forward_hook(lambda *call: left.append(call[2]))
     with torch.inference_mode():
         said = model.model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
+    hook.remove()
     streams = [*said[:layers], left[0], said[layers], said[0]]
     want = torch.stack([x.view(40, -1) for x in streams], dim=1)
     batch = span_of(driver.runner, TOKENS, range(40))

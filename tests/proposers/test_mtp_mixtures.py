@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -110,7 +111,7 @@ def saved(family: str, folder: Path) -> Nextn:
 def converted(family: str, path: Path, alone: bool = False) -> Nextn:
     """A GGUF file with the layer, or of it alone between a model's ends."""
     model = save_model(family, path.with_suffix(""), **CHANGES.get(family, {}))
-    layer, config = Nextn(family, model), model.config
+    layer, config = Nextn(family, model), copy.deepcopy(model.config)
     count = config.num_hidden_layers
     tensors = layer.tensors(f"model.layers.{count}.")
     apart = {n: t for n, t in tensors.items() if n.split(".")[3] in NEXTN}
@@ -131,7 +132,6 @@ def converted(family: str, path: Path, alone: bool = False) -> Nextn:
         trunk = {name: tensor for name, tensor in trunk.items() if ".layers." not in name}
     all_tensors = {**trunk, **kept}
     write_gguf(path, config, all_tensors, metadata=metadata, extra_tensors=nextn)
-    config.num_hidden_layers -= 1
     return layer
 
 
