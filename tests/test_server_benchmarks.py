@@ -38,6 +38,41 @@ def test_lost_answers_and_such_without_a_code_are_told_apart_from_errors() -> No
 
 
 @pytest.mark.parametrize(
+    ("text", "status", "is_stream", "told"),
+    [
+        ('{"choices": [{"text": "ab"}]}', 200, False, ("ab", "")),
+        ('{"choices": [{"te', 200, False, ("", "lost")),
+        (f'data: {{"choices": [{{"text": "ab"}}]}}\n\n{DONE}', 200, True, ("ab", "")),
+        ('data: {"choices": [{"text": "a"}]}\n\ndata: {"cho', 200, True, ("a", "lost")),
+        (f'data: {{"error": {{"code": "engine_dead"}}}}\n\n{DONE}', 200, True, ("", "engine_dead")),
+        ('{"error": {"code": "starting"}}', 503, True, ("", "starting")),
+        ("", -1, False, ("", "lost")),
+    ],
+)
+def test_what_a_client_heard(
+    text: str, status: int, is_stream: bool, told: tuple[str, str]
+) -> None:
+    assert module("replica_faults").heard(text, status, is_stream) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "is_wrong"),
+    [
+        ("abc", "", False),
+        ("ab", "", True),
+        ("ab", "engine_dead", False),
+        ("ax", "engine_dead", True),
+        ("ab", "lost", True),
+        ("", "hung", False),  # counted as such
+    ],
+)
+def test_what_of_it_is_wrong(text: str, error: str, is_wrong: bool) -> None:
+    faults = module("replica_faults")
+    told, expected = faults.Told(text, error), faults.Told("abc")
+    assert faults.is_wrong(told, expected, faults.TYPED) is is_wrong
+
+
+@pytest.mark.parametrize(
     ("change", "is_valid"),
     [
         ({}, True),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ def keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo afterwards what is set for Ray."""
     monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")
     monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "5")
+    monkeypatch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "10")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
 
@@ -35,6 +39,27 @@ def test_a_node_whose_agents_were_late_is_started_again(
     monkeypatch.setattr(ray, "init", start)
     with cluster(None, 1):
         assert errors == []
+
+
+def test_what_a_failed_start_leaves_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    processes = [subprocess.Popen(command)]
+
+    def start(*words: Any, **settings: Any) -> None:
+        if len(processes) == 1:
+            processes.append(subprocess.Popen(command))
+            raise Exception("its agents are late")
+
+    keep_environment(monkeypatch)
+    monkeypatch.setattr(ray, "init", start)
+    try:
+        with cluster(None, 1):
+            assert processes[1].wait(60) == -signal.SIGKILL
+            assert processes[0].poll() is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
@@ -52,18 +53,28 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
         os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", _PROXY_CHECK_SECONDS)
     else:
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", _JOIN_ATTEMPTS)
+    before = _children()
     for left in reversed(range(_START_ATTEMPTS if address is None else 1)):
         try:
             ray.init(address or "local", **settings)
             break
         except Exception as error:  # Ray raises bare ones, too
             ray.shutdown()
+            for process in _children() - before:  # Ray lets them live as long as this one
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             if not left:
                 raise ConfigError(_problem(address, error)) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _children() -> set[int]:
+    import psutil  # comes with Ray, where the import of that finds it
+
+    return {child.pid for child in psutil.Process().children()}
 
 
 def forget_program() -> None:
