@@ -108,7 +108,7 @@ void Batch::add(NodeSpan span) {
     const std::vector<int32_t>& blocks = tables_.back();
     check(parents.size() == ids.size(), "a span needs one parent per token");
     check(0 <= cached && cached < count, "a span has no node to compute");
-    check(start >= 0 && start + count <= static_cast<int>(blocks.size()) * TILE,
+    check(start >= 0 && start <= static_cast<int>(blocks.size()) * TILE - count,
           "a span's slots are not reserved");
     for (const int32_t block : blocks) {
         check(0 <= block && block < num_blocks_, "a block table leaves the cache");

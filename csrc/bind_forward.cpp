@@ -54,9 +54,9 @@ class Reader {
         if (value.is_none()) {
             return nullptr;
         }
-        const Vector array = nb::cast<Vector>(value);
-        check(static_cast<int>(array.shape(0)) == size, std::string(name) + " has another size");
-        return array.data();
+        const Vector found = array<Vector>(value, name);
+        check(static_cast<int>(found.shape(0)) == size, std::string(name) + " has another size");
+        return found.data();
     }
     Linear linear(const char* name, int n, int k) const {
         const Linear found = linear_of(get(name));
@@ -79,14 +79,14 @@ class Reader {
         if (value.is_none()) {
             return nullptr;
         }
-        const Table table = nb::cast<Table>(value);
+        const Table table = array<Table>(value, "places");
         check(static_cast<int>(table.shape(0)) >= max_len &&
                   static_cast<int>(table.shape(1)) == hidden,
               "places has another shape");
         return table.data();
     }
     RotaryTable rotary(int max_len, int head_dim) const {
-        const Table cos = nb::cast<Table>(get("cos")), sin = nb::cast<Table>(get("sin"));
+        const Table cos = array<Table>(get("cos"), "cos"), sin = array<Table>(get("sin"), "sin");
         const int dim = static_cast<int>(cos.shape(1));
         check(static_cast<int>(cos.shape(0)) >= max_len && sin.shape(0) == cos.shape(0) &&
                   sin.shape(1) == cos.shape(1) && dim <= head_dim && dim % 2 == 0,
@@ -95,6 +95,13 @@ class Reader {
     }
 
   private:
+    // Not converted: what a conversion makes lives no longer than this call.
+    template <typename A> static A array(nb::handle value, const char* name) {
+        A found;
+        check(nb::try_cast(value, found, false), std::string(name) + " must be contiguous float32");
+        return found;
+    }
+
     nb::dict fields_;
 };
 
