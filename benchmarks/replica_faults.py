@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from operator import ne
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -250,7 +249,7 @@ def told(name: str, expected: Sequence[Told], seconds: float) -> Row:
         "wrong": len(crowd.wrong),
         "hung": crowd.ends[HUNG],
         "holding": left,
-        "other_afterwards": sum(map(ne, again, expected)),
+        "other_afterwards": again,
         "longest_silence": max(late - early for early, late in itertools.pairwise(times)),
     }
 
