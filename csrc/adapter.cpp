@@ -17,6 +17,8 @@ namespace paceline {
 namespace {
 
 constexpr int LEAST_TILES = 4;  // of a piece of products with few inputs
+// Pieces quantise the ranks that they made, so none may end within a stretch.
+static_assert(LEAST_TILES * TILE % STRETCH == 0 && TILES_TOGETHER * TILE % STRETCH == 0);
 
 void check(bool holds, const std::string& message) {
     if (!holds) {
