@@ -472,6 +472,13 @@ void set_cache(Decoder& decoder, nb::list keys, nb::list values, int num_blocks)
     decoder.set_cache(std::move(caches), num_blocks, nb::make_tuple(keys, values));
 }
 
+void set_layers(Decoder& decoder, const nb::object& object) {
+    LayerStream& stream = nb::cast<LayerStream&>(object);
+    check(stream.places().size() >= decoder.num_layers(),
+          "the stream has fewer layers than the decoder");
+    decoder.set_stream(&stream, object);
+}
+
 void set_experts(Decoder& decoder, const nb::object& object) {
     ExpertCache* cache = nb::cast<ExpertCache*>(object);
     for (size_t index = 0; index < decoder.num_layers(); ++index) {
@@ -584,7 +591,7 @@ void bind_forward(nb::module_& module) {
             if (nb::isinstance<ExpertCache>(stream)) {
                 set_experts(decoder, stream);
             } else {
-                decoder.set_stream(nb::cast<LayerStream*>(stream), stream);
+                set_layers(decoder, stream);
             }
         })
         .def("set_cache", &set_cache, nb::arg("keys"), nb::arg("values"),

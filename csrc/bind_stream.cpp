@@ -26,6 +26,25 @@ std::vector<Extent> extents_of(const Extents& given, size_t files) {
     return extents;
 }
 
+// An index that Python gave.
+size_t checked(int64_t index, size_t number, const char* what) {
+    if (index < 0 || static_cast<size_t>(index) >= number) {
+        const std::string text = "no " + std::string(what) + " " + std::to_string(index) +
+                                 "; there are " + std::to_string(number);
+        throw nb::index_error(text.c_str());
+    }
+    return static_cast<size_t>(index);
+}
+
+Bytes bytes_of(const std::vector<Place>& places, int64_t extent, nb::object owner) {
+    const Place& place = places[checked(extent, places.size(), "extent")];
+    return Bytes(place.at, {place.bytes}, owner);
+}
+
+size_t layer_of(const LayerStream& stream, int64_t layer) {
+    return checked(layer, stream.places().size(), "layer");
+}
+
 void bind_stream(nb::module_& module) {
     nb::exception<ReadError>(module, "ReadError", PyExc_OSError);
     nb::class_<LayerStream>(module, "LayerStream")
@@ -43,12 +62,16 @@ void bind_stream(nb::module_& module) {
              },
              nb::arg("files"), nb::arg("layers"), nb::arg("slots"), nb::arg("readers"))
         // The bytes of an extent, which are there between `begin` and `end` of the layer.
-        .def("array", [](nb::object self, size_t layer, size_t extent, size_t bytes) {
-            uint8_t* place = nb::cast<LayerStream&>(self).place(layer, extent);
-            return Bytes(place, {bytes}, self);
+        .def("array", [](nb::object self, int64_t layer, int64_t extent) {
+            const LayerStream& stream = nb::cast<LayerStream&>(self);
+            return bytes_of(stream.places()[layer_of(stream, layer)], extent, self);
         })
-        .def("begin", &LayerStream::begin, nb::call_guard<nb::gil_scoped_release>())
-        .def("end", &LayerStream::end)
+        .def("begin", [](LayerStream& self, int64_t layer) {
+            const size_t index = layer_of(self, layer);
+            nb::gil_scoped_release release;
+            self.begin(index);
+        })
+        .def("end", [](LayerStream& self, int64_t layer) { self.end(layer_of(self, layer)); })
         .def_prop_ro("bytes_read", &LayerStream::bytes_read)
         .def_prop_ro("seconds_waited", &LayerStream::seconds_waited);
     nb::class_<ExpertCache>(module, "ExpertCache")
@@ -69,9 +92,11 @@ void bind_stream(nb::module_& module) {
              },
              nb::arg("files"), nb::arg("experts"), nb::arg("bytes"), nb::arg("readers"))
         // The bytes of an extent, which only a forward can read.
-        .def("array", [](nb::object self, size_t layer, size_t expert, size_t extent, size_t bytes) {
-            uint8_t* place = nb::cast<ExpertCache&>(self).place(layer, expert, extent);
-            return Bytes(place, {bytes}, self);
+        .def("array", [](nb::object self, int64_t layer, int64_t expert, int64_t extent) {
+            const ExpertCache& cache = nb::cast<ExpertCache&>(self);
+            const size_t index = checked(layer, cache.num_layers(), "layer");
+            const size_t id = checked(expert, cache.number(index), "expert");
+            return bytes_of(cache.places(index, id), extent, self);
         })
         .def_prop_ro("bytes_read", &ExpertCache::bytes_read)
         .def_prop_ro("seconds_waited", &ExpertCache::seconds_waited);

@@ -113,7 +113,8 @@ void ExpertCache::lay_out(const std::vector<std::vector<Extent>>& experts) {
         for (const Extent& each : extents) {
             const auto run = std::find_if(runs.begin(), runs.end(),
                                           [&](const Run& one) { return one.has(each); });
-            expert.places.push_back(address + run->at + (each.offset - run->first()));
+            uint8_t* at = address + run->at + (each.offset - run->first());
+            expert.places.push_back({at, static_cast<size_t>(each.bytes)});
         }
         for (const Run& run : runs) {
             for (int64_t from = run.first(); from < run.last(); from += CHUNK) {

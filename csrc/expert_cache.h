@@ -30,11 +30,11 @@ class ExpertCache {
     ExpertCache(const ExpertCache&) = delete;
     ExpertCache& operator=(const ExpertCache&) = delete;
 
-    // The address of an extent.
-    uint8_t* place(size_t layer, size_t expert, size_t extent) const {
-        return experts_[layer][expert].places[extent];
+    size_t num_layers() const { return experts_.size(); }
+    // Where the extents of one of a layer's experts lie.
+    const std::vector<Place>& places(size_t layer, size_t expert) const {
+        return experts_[layer][expert].places;
     }
-
     // Of a layer; 0 where it has none here.
     size_t number(size_t layer) const {
         return layer < experts_.size() ? experts_[layer].size() : 0;
@@ -47,7 +47,7 @@ class ExpertCache {
     };
     struct Expert {
         uint8_t* address = nullptr;
-        std::vector<uint8_t*> places;
+        std::vector<Place> places;
         std::vector<Piece> pieces;
         int slot = -1;
         float share = 0.0f;  // of rows that choose it, lately

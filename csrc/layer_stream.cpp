@@ -60,7 +60,7 @@ void LayerStream::map_layers(int slots) {
         for (const Extent& each : extents) {
             const int64_t first = page_floor(each.offset);
             const int64_t last = page_ceiling(each.offset + each.bytes);
-            places_.back().push_back(to + (each.offset - first));
+            places_.back().push_back({to + (each.offset - first), static_cast<size_t>(each.bytes)});
             for (int64_t from = first; from < last; from += CHUNK) {
                 const int64_t bytes = std::min(CHUNK, last - from);
                 chunks_.back().push_back({each.file, from, bytes, to + (from - first)});

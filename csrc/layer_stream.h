@@ -25,9 +25,9 @@ class LayerStream {
     LayerStream(const LayerStream&) = delete;
     LayerStream& operator=(const LayerStream&) = delete;
 
-    // Where an extent of a layer lies while the layer is there; its bytes begin as in the file,
-    // relative to pages.
-    uint8_t* place(size_t layer, size_t extent) const { return places_[layer][extent]; }
+    // Of each layer, where its extents lie while the layer is there; their bytes begin as in the
+    // file, relative to pages.
+    const std::vector<std::vector<Place>>& places() const { return places_; }
 
     // Waits until a layer is there. It stays until `end`. Layers come in their order, or else what
     // was read ahead is dropped. Throws ReadError; the same layer may be asked for again.
@@ -49,9 +49,9 @@ class LayerStream {
     void start_at(Readers::Lock& lock, size_t turn);
 
     std::vector<std::vector<Extent>> layers_;
-    std::vector<std::vector<uint8_t*>> places_;  // [layers][extents]
-    std::vector<size_t> turns_;                  // [layers]: place among those that are streamed
-    std::vector<std::vector<Chunk>> chunks_;     // [turns]
+    std::vector<std::vector<Place>> places_;  // [layers][extents]
+    std::vector<size_t> turns_;               // [layers]: place among those that are streamed
+    std::vector<std::vector<Chunk>> chunks_;  // [turns]
     std::vector<Mapped> mappings_;
     std::vector<Slot> slots_;
     size_t next_turn_ = 0, next_chunk_ = 0;

@@ -24,6 +24,12 @@ struct ReadSlot {
     std::string error;  // of a chunk that could not be read
 };
 
+// Where the bytes of an extent lie.
+struct Place {
+    uint8_t* at;
+    size_t bytes;
+};
+
 class Readers {
   public:
     struct Task {

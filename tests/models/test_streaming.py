@@ -190,6 +190,57 @@ def test_what_was_read_at_once_is_not_read_again(packed: Path) -> None:
 
 @native
 @linux
+@pytest.mark.parametrize("layer", [-1, 2, 1 << 40])
+def test_a_layer_that_is_not_there_is_refused(tmp_path: Path, layer: int) -> None:
+    (tmp_path / "weights").write_bytes(bytes(range(100)))
+    stream = native_module().LayerStream([str(tmp_path / "weights")], [[(0, 10, 8)], []], 1, 1)
+    stream.begin(0)
+    assert stream.array(0, 0).tolist() == list(range(10, 18))
+    stream.begin(1)  # in memory
+    for refused in (stream.begin, stream.end, lambda index: stream.array(index, 0)):
+        with pytest.raises(IndexError, match=f"no layer {layer}; there are 2"):
+            refused(layer)
+    for at, extent, there in ((0, 1, 1), (0, -1, 1), (1, 0, 0)):
+        with pytest.raises(IndexError, match=f"no extent {extent}; there are {there}"):
+            stream.array(at, extent)
+
+
+@native
+@linux
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ((2, 0, 0), "no layer 2; there are 2"),
+        ((-1, 0, 0), "no layer -1; there are 2"),
+        ((1, 0, 0), "no expert 0; there are 0"),
+        ((0, 3, 0), "no expert 3; there are 3"),
+        ((0, 2, 1), "no extent 1; there are 1"),
+    ],
+)
+def test_an_expert_that_is_not_there_is_refused(
+    tmp_path: Path, index: tuple[int, int, int], said: str
+) -> None:
+    (tmp_path / "weights").write_bytes(bytes(100))
+    experts = [[[(0, 10 * each, 8)] for each in range(3)], []]
+    cache = native_module().ExpertCache([str(tmp_path / "weights")], experts, 1 << 20, 1)
+    assert len(cache.array(0, 2, 0)) == 8
+    with pytest.raises(IndexError, match=said):
+        cache.array(*index)
+
+
+@native
+@linux
+def test_a_stream_of_fewer_layers_than_a_decoder_is_refused(packed: Path) -> None:
+    whole = load_checkpoint(packed, with_tokenizer=False)
+    tensors = StreamedTensors(whole.tensors, whole.config.num_layers, min_limit(whole))
+    file = next(packed.glob("*.safetensors"))
+    tensors.stream = native_module().LayerStream([str(file)], [[(0, 0, 8)]], 1, 1)
+    with pytest.raises(ValueError, match="fewer layers than the decoder"):
+        Driver(replace(whole, tensors=tensors), ops=CpuOps("int8"))
+
+
+@native
+@linux
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     native_ = native_module()
     with pytest.raises(native_.ReadError, match="no-such-file"):

@@ -73,8 +73,8 @@ class StreamedTensors(StoredTensors):
         extents = [list(map(files.extent, layer.values())) for layer in parts]
         self.stream = _opened("LayerStream", files.paths, extents, SLOTS, READERS)
         for index, layer in enumerate(parts):
-            for at, (name, each) in enumerate(layer.items()):
-                self._arrays[name] = self.stream.array(index, at, each.num_bytes)
+            for at, name in enumerate(layer):
+                self._arrays[name] = self.stream.array(index, at)
 
     def _open_experts(self, layers: Sequence[_Experts], room: int) -> None:
         files = _Files(part for experts in layers for part in experts.values())
@@ -85,8 +85,8 @@ class StreamedTensors(StoredTensors):
         self.stream = _opened("ExpertCache", files.paths, extents, room, EXPERT_READERS)
         for index, experts in enumerate(layers):
             for number, part in enumerate(experts.values()):
-                for at, (name, each) in enumerate(part.items()):
-                    self._arrays[name] = self.stream.array(index, number, at, each.num_bytes)
+                for at, name in enumerate(part):
+                    self._arrays[name] = self.stream.array(index, number, at)
 
     def __getitem__(self, name: str) -> Array:
         found = self._arrays.get(name)
