@@ -2,8 +2,8 @@
 
 Every engine runs in a process of its own, in a control group whose memory is a part of the file's
 size: Paceline with ``--weight-memory``, plainly and with suffix matching, and llama.cpp, which maps
-the file. Beside them, without a limit: Paceline with all weights in memory, whose answers have to
-be the same. Times begin behind the prompt.
+the file. They answer each prompt in turn. Before them, without a limit: Paceline with all weights
+in memory, whose answers have to be the same. Times begin behind the prompt.
 
 A model without a vocabulary, such as one that ``research/random_mixture.py`` makes, is given random
 tokens. Its greedy answers soon repeat themselves, and so do the experts that they choose; so each
@@ -17,16 +17,15 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, chosen, names, note, raw, take_turns
-from peers_client import LLAMA, OURS, Engine, Worker
-from peers_models import MissingPeerError
+from harness import Sample, arguments, chosen, first_error, names, raw
+from peers_client import LLAMA, Worker
 from prompt_sets import load_prompts, spread
 from report import Report, Row, Target, grid, identical_target, markdown
-from streaming import PLAIN, SUFFIX, SUFFIXES, drop_cached, memory_group
+from streaming import PLAIN, SUFFIX, SUFFIXES
+from streaming_arms import DISK, answers_in_turns, engine_of, over, until_llama_stops
 
 from paceline.models.checkpoint import load_checkpoint
 
@@ -52,101 +51,75 @@ def prompts_of(options: argparse.Namespace) -> dict[str, list[list[int]]]:
 
 def run(options: argparse.Namespace, report: Report) -> None:
     prompts = prompts_of(options)
-    items = [(kind, index) for kind in prompts for index in range(options.num_prompts)]
-    ours = Engine(
-        OURS, "streaming_worker.py", "", (), None, lambda m: {"model": m, "dtype": "auto"}
-    )
-    llama = Engine(
-        LLAMA, "peers_llama.py", "", (), "llama", lambda m: {"model": m, "stays_mapped": True}
-    )
+    items = [(kind, index) for index in range(options.num_prompts) for kind in prompts]
     limits = {"weight_memory": options.weight_memory << 20, "kv_cache_memory": KV_CACHE}
-    files = [*Path(options.packed).glob("*.safetensors")]
-    files += [Path(options.gguf)] if options.gguf else []
-    with ExitStack() as stack:
-        group = stack.enter_context(memory_group(options.memory << 20))
-        report.config["control_group"] = group is not None
+    files = [Path(options.gguf)] if options.gguf else []
+    files += Path(options.packed).glob("*.safetensors")
 
-        def opened(arm: str) -> Worker:
-            if arm == LLAMA:
-                return Worker(llama, options.gguf, options.threads, group)
-            speculative = [SUFFIXES] if arm == SUFFIX else []
-            where, more = (None, {}) if arm == RESIDENT else (group, limits)
-            return Worker(
-                ours, options.packed, options.threads, where, speculative=speculative, **more
-            )
+    def opened(arm: str, group: Path | None) -> Worker:
+        if arm == LLAMA:
+            mapped = {"stays_mapped": True}
+            return Worker(engine_of(arm), options.gguf, options.threads, group, **mapped)
+        more: dict[str, Any] = {} if arm == RESIDENT else dict(limits)
+        more["speculative"] = [SUFFIXES] if arm == SUFFIX else []
+        return Worker(engine_of(arm), options.packed, options.threads, group, **more)
 
-        def answered(worker: Worker, arm: str, item: tuple[str, int]) -> dict[str, Any]:
-            tokens = prompts[item[0]][item[1]]
-            if arm != LLAMA:
-                temperature = TEMPERATURES.get(item[0], 0.0)
-                wish = {"max_tokens": options.max_tokens, "temperature": temperature}
-                found: dict[str, Any] = worker.ask("answer", token_ids=tokens, **wish)
-                return found
-            prompt, count = {"token_ids": tokens}, options.llama_tokens
-            found = worker.ask("generate", mode=PLAIN, prompt=prompt, max_tokens=count)
-            return {**found, "seconds": found["seconds"] - found["first"]}
+    def answered(worker: Worker, arm: str, item: tuple[str, int]) -> dict[str, Any]:
+        tokens = prompts[item[0]][item[1]]
+        if arm == LLAMA:
+            return until_llama_stops(worker, tokens, options.llama_tokens)
+        temperature = TEMPERATURES.get(item[0], 0.0)
+        wish = {"max_tokens": options.max_tokens, "temperature": temperature}
+        found: dict[str, Any] = worker.ask("answer", token_ids=tokens, **wish)
+        return found
 
-        for arm in options.arms:  # one after another: what one holds of a file is no other's
-            if arm == LLAMA and not options.gguf:
-                continue
-            asked = [each for each in items if arm != LLAMA or each[0] not in TEMPERATURES]
-            for path in files:
-                drop_cached(path)
-            try:
-                worker = opened(arm)
-            except MissingPeerError as error:
-                note(f"{arm}: {error}")
-                continue
-            samples = take_turns(
-                {arm: lambda item, arm=arm, worker=worker: answered(worker, arm, item)},
-                asked,
-                1,
-                lambda facts: facts,
-            )
-            peak = worker.ask("usage")["peak"]
-            worker.close()
-            report.samples += [raw(sample, {}) for sample in samples]
-            report.results += [
-                row(arm, kind, peak, [each for each in samples if each.item[0] == kind])
-                for kind in dict.fromkeys(kind for kind, _ in asked)
-            ]
-            note(f"{arm}: {report.results[-1]}")
-    compare(report)
+    arms = [arm for arm in options.arms if arm != LLAMA or options.gguf]
+    limit = options.memory << 20
+    samples, peaks = answers_in_turns(arms, RESIDENT, limit, files, opened, answered, items)
+    report.samples = [raw(sample, {}) for sample in samples]
+    report.results = rows(samples, peaks)
 
 
-def row(arm: str, kind: str, peak: int, samples: Sequence[Any]) -> Row:
-    """Tokens per second behind the prompt, and what came from disk for a token."""
-    found: dict[str, Any] = {"arm": arm, "kind": kind, "peak_bytes": peak}
-    errors = [sample.error for sample in samples if sample.error]
-    if errors:
-        return {**found, "error": errors[0]}
-    facts = [sample.facts for sample in samples]
-    sums = {name: sum(each.get(name, 0) for each in facts) for name in facts[0] if name in SUMMED}
+def rows(samples: Sequence[Sample], peaks: dict[str, int]) -> list[Row]:
+    """Of each arm and kind the tokens per second behind the prompt, and what rounds say of it;
+    llama.cpp's is greedy in all of them."""
+    cells: dict[tuple[str, str], list[Sample]] = {}
+    arms: dict[str, list[Sample]] = {}
+    for sample in samples:
+        arms.setdefault(sample.arm, []).append(sample)
+        kind = sample.item[0]  # type: ignore[index]
+        shown = GREEDY if sample.arm == LLAMA and kind == DRAWN else kind
+        cells.setdefault((sample.arm, shown), []).append(sample)
+    return [
+        {"arm": arm, "kind": kind, "peak_bytes": peaks[arm]} | _found(cells[arm, kind], arms)
+        for arm in arms
+        for of, kind in cells
+        if of == arm != DISK
+    ]
+
+
+def _found(cell: Sequence[Sample], arms: dict[str, list[Sample]]) -> dict[str, Any]:
+    """Of a row, also what came from disk for a token."""
+    error, facts = first_error(cell), [sample.facts for sample in cell]
+    if error is not None:
+        return {"error": error}
+    sums = {name: sum(each.get(name, 0) for each in facts) for name in SUMMED}
     tokens = sum(each["tokens"] - 1 for each in facts)
-    found["tokens_per_second"] = tokens / sums["seconds"]
-    found["answers"] = [each["token_ids"] for each in facts]
-    if sums.get("bytes_read"):
+    found: dict[str, Any] = {"tokens_per_second": tokens / sums["seconds"]}
+    peer = over(cell, arms.get(LLAMA, []))
+    if peer is not None:
+        found["over_llama"] = peer
+    if sums["bytes_read"]:
         found["bytes_per_token"] = sums["bytes_read"] / tokens
         found["waited"] = sums["seconds_waited"] / sums["seconds"]
         found["hit_rate"] = 1.0 - sums["experts_fetched"] / sums["experts_read"]
+    said = {s.item: s.facts["token_ids"] for s in arms.get(RESIDENT, []) if not s.failed}
+    if said and cell[0].arm != LLAMA:
+        found["identical"] = all(s.facts["token_ids"] == said.get(s.item) for s in cell)
     return found
 
 
 SUMMED = ("seconds", "bytes_read", "seconds_waited", "experts_read", "experts_fetched")
-
-
-def compare(report: Report) -> None:
-    """Rates over llama.cpp; identity with the resident model."""
-    by = {(row["arm"], row["kind"]): row for row in report.results}
-    for (arm, kind), found in by.items():
-        peer = by.get((LLAMA, GREEDY if kind == DRAWN else kind), {}).get("tokens_per_second")
-        if peer and "tokens_per_second" in found:
-            found["over_llama"] = found["tokens_per_second"] / peer
-        expected = by.get((RESIDENT, kind), {}).get("answers")
-        if expected is not None and arm != LLAMA and "answers" in found:
-            found["identical"] = found["answers"] == expected
-    for found in report.results:
-        found.pop("answers", None)
 
 
 def targets(report: Report) -> list[Target]:
