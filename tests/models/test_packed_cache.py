@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +24,7 @@ from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig
 from paceline.engine import weight_memory
 from paceline.errors import ConfigError, ModelLoadError
-from paceline.models import packed_cache, streaming
+from paceline.models import packed_cache, packed_room, streaming
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.embedded import embedded_model
 from paceline.models.ops.native import why_not_native
@@ -164,6 +168,93 @@ def test_without_room_the_refusal_says_how_much_and_where(
     with pytest.raises(ConfigError, match=r"takes 0.* GB in .*packed; 0.00 GB .*paceline convert"):
         packed_tensors(load_checkpoint(model, with_tokenizer=False), "file")
     assert not cache.exists()
+
+
+@pytest.fixture
+def copies(cache: Path) -> list[Path]:
+    """Of other models, 1000 bytes each; the one that was used last comes last."""
+    places = [cache / name for name in ("b", "a", "c")]
+    for age, place in enumerate(places):
+        place.mkdir(parents=True)
+        (place / "config.json").write_bytes(bytes(1000))
+        os.utime(place / "config.json", (age, age))
+    return places
+
+
+HOLD = "import sys; from pathlib import Path; from paceline.models.packed_room import hold"
+HOLD += "; held = hold(Path(sys.argv[1])); print(held is not None, flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(("room", "left"), [(3000, 3), (2999, 2), (1000, 1)])
+def test_what_was_not_used_for_the_longest_makes_room(
+    model: Path, copies: list[Path], caplog: pytest.LogCaptureFixture, room: int, left: int
+) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    size = int(checkpoint.num_bytes * packed_cache.MARGIN)
+    packed_tensors(checkpoint, "file", size + room)
+    assert [each.exists() for each in copies] == [False] * (3 - left) + [True] * left
+    told = [r.getMessage() for r in caplog.records if "not used for the longest" in r.getMessage()]
+    assert len(told) == (left < 3)
+    assert all(f"removed {', '.join(each.name for each in copies[: 3 - left])}," in t for t in told)
+
+
+def test_what_is_in_use_stays_and_the_limit_is_kept(model: Path, copies: list[Path]) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    size = int(checkpoint.num_bytes * packed_cache.MARGIN)
+    command = [sys.executable, "-c", HOLD, str(copies[0])]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        with pytest.raises(
+            ConfigError, match=r"takes .* GB beside 0.00 GB of models in use: raise"
+        ):
+            packed_tensors(checkpoint, "file", size + 999)
+        assert [each.exists() for each in copies] == [True, False, False]
+        process.communicate("")
+    packed_tensors(checkpoint, "file", size + 999)
+    assert not copies[0].exists()
+
+
+def test_a_limit_below_the_model_itself_removes_nothing(model: Path, copies: list[Path]) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    with pytest.raises(ConfigError, match=r"this one takes 0.* GB: raise --packed-space, or write"):
+        packed_tensors(checkpoint, "file", checkpoint.num_bytes)
+    assert all(each.exists() for each in copies)
+
+
+@pytest.mark.parametrize(("parts", "more", "left"), [(2, 6000, 3), (2, 5998, 2), (1, 0, 0)])
+def test_without_a_limit_copies_take_half_of_the_room_but_the_last_one_more(
+    model: Path,
+    copies: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    parts: int,
+    more: int,
+    left: int,
+) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    size = int(checkpoint.num_bytes * packed_cache.MARGIN)
+    usage = SimpleNamespace(free=parts * size + more - 3000)
+    monkeypatch.setattr(packed_room.shutil, "disk_usage", lambda place: usage)
+    monkeypatch.setattr(packed_cache, "_check_room", lambda *arguments: None)
+    packed_tensors(checkpoint, "file")
+    assert sum(each.exists() for each in copies) == left
+
+
+def test_a_model_that_runs_keeps_its_copy(model: Path, cache: Path) -> None:
+    """And using it again makes it the latest."""
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    limit = least_memory(checkpoint)
+    place = packed_place(checkpoint, "file")
+    os.utime(place / "config.json", (0, 0))
+    with LLM(str(model), speculative_config=[], max_model_len=64, weight_memory=limit):
+        assert (place / "config.json").stat().st_mtime > 0
+        packed_room.make_room(cache / "other", 1, None)
+        with pytest.raises(ConfigError, match="in use"):
+            packed_room.make_room(cache / "other", 1000, 1000)
+        assert place.exists()
+    gc.collect()
+    packed_room.make_room(cache / "other", 1000, 1000)
+    assert not place.exists()
 
 
 def test_what_a_dead_process_left_goes(model: Path, cache: Path) -> None:

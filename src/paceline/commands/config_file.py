@@ -24,6 +24,7 @@ _ALSO: dict[str, tuple[type, ...]] = {
     "objective": (dict,),
     "kv_cache_memory": (int,),
     "weight_memory": (int,),
+    "packed_space": (int,),
 }
 _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT")
 """Where values come from, the strongest first; DEFAULT_MAP is the file."""

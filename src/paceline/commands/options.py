@@ -115,6 +115,11 @@ class EngineOptions:
         "Memory for weights, e.g. 6G; layers, or experts, beyond that are read from disk when they "
         "are needed (default: what there is).",
     )
+    packed_space: str | None = option(
+        None,
+        "Disk for models that were packed to be read from it, e.g. 60G; those not used for the "
+        "longest go (default: half of what is free).",
+    )
     kv_cache_memory: str | None = option(None, "Memory for keys and values, e.g. 512M or 2G.")
     kv_cache_dtype: str = option(
         DEFAULTS.kv_cache_dtype, f"Keys and values: {', '.join(KV_DTYPES)}."

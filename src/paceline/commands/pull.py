@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import argument, option
@@ -23,6 +22,7 @@ from paceline.models.catalogue import (
 )
 from paceline.models.fetching import Download, fetch, is_intact, pip_download
 from paceline.models.names import all_models, find_model
+from paceline.models.packed_room import packed_copies
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -77,10 +77,11 @@ def _entry(name: str) -> CatalogueEntry:
 def models_command(options: ModelsOptions) -> int:
     """The work of ``paceline models``."""
     entries, screen = all_models(), Screen()
+    cache = cache_folder(PACKED)
     if options.remove_packed:
-        for place in _packed_copies():
+        for place in packed_copies(cache):
             shutil.rmtree(place, ignore_errors=True)
-    packed = _packed_copies()
+    packed = packed_copies(cache)
     if options.json:
         rows = [
             {**asdict(e), "place": str(e.place), "is_here": e.is_here, "methods": _drafters(e)}
@@ -94,16 +95,10 @@ def models_command(options: ModelsOptions) -> int:
     screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")
     if packed:
         screen.note(
-            f"{sum(packed.values()) / 1e9:.2f} GB in {cache_folder(PACKED)} are models packed to "
+            f"{sum(packed.values()) / 1e9:.2f} GB in {cache} are models packed to "
             "be read from disk; --remove-packed deletes them"
         )
     return 0
-
-
-def _packed_copies() -> dict[Path, int]:
-    """Folders of models that were packed to be read from disk, and their bytes."""
-    places = [place for place in cache_folder(PACKED).glob("[!.]*") if place.is_dir()]
-    return {p: sum(file.stat().st_size for file in p.glob("*")) for p in sorted(places)}
 
 
 def _drafters(entry: CatalogueEntry) -> list[str]:

@@ -187,7 +187,8 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     """Keyword arguments of :class:`~paceline.llm.LLM`; ``ConfigError`` for one that cannot be."""
     values = values_of(options, EngineOptions)
     seqs = values["max_num_seqs"]
-    memory = {name: values[name] for name in ("kv_cache_memory", "weight_memory")}
+    sizes = ("kv_cache_memory", "weight_memory", "packed_space")
+    memory = {name: values[name] for name in sizes}
     del values["config"]  # read before any other option
     stages = tuple(values.pop("pipeline_stage") or ())
     if values["pipeline_parallel_size"] is None:

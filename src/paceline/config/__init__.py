@@ -68,6 +68,8 @@ class EngineConfig:
         weight_memory: bytes for the target's weights; layers or experts beyond that are read from
             disk when they are needed. None takes what is available, which is as much as it needs
             or a share.
+        packed_space: bytes of disk for the models that are packed to be read from it, this one
+            included; those that were not used for the longest go. None is half of what is free.
         kv_cache_memory: bytes for keys and values of target and drafts; None derives it from free
             memory.
         kv_cache_dtype: ``auto`` follows the arithmetic.
@@ -99,6 +101,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_step_ms: float | None = None
     weight_memory: int | None = None
+    packed_space: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
@@ -137,7 +140,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value!r}; allowed are True and False")
         if self.seed is not None:
             check_number("seed", self.seed, -(2**63), 2**64 - 1)
-        for name in ("kv_cache_memory", "weight_memory"):
+        for name in ("kv_cache_memory", "weight_memory", "packed_space"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 1, 1 << 50)
         if self.num_threads is not None:

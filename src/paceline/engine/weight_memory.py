@@ -86,7 +86,7 @@ def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Ma
         )
     tensors = checkpoint.tensors
     if checkpoint.packed is None:
-        tensors = packed_tensors(checkpoint, config.dtype)
+        tensors = packed_tensors(checkpoint, config.dtype, config.packed_space)
     assert isinstance(tensors, StoredTensors)
     limit = _beside_copy(checkpoint, tensors, config, limit)
     found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)

@@ -16,6 +16,7 @@ from paceline.models.ops.base import Ops
 from paceline.models.pages import give_back_freed
 from paceline.models.placement import Placement
 from paceline.models.rope import RotaryTable
+from paceline.models.stored import StoredTensors
 from paceline.models.streaming import StreamedTensors
 from paceline.models.weights import Ends, Layer, WeightReader
 
@@ -33,6 +34,7 @@ class Decoder:
             that ``tensors`` has not. They are shared, not copied.
 
     Attributes:
+        in_use: keeps the files of ``tensors`` from being removed where they could be.
         entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
         places: what is added to the embedding at each position; None where nothing is.
@@ -60,6 +62,7 @@ class Decoder:
         streamed = tensors if isinstance(tensors, StreamedTensors) else None
         self.stream: Any = streamed.stream if streamed else None
         self.placement: Placement | None = streamed.placement if streamed else None
+        self.in_use: object = tensors.in_use if isinstance(tensors, StoredTensors) else None
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()

@@ -1,6 +1,6 @@
 """Models that are to be read from disk and that nobody packed for it: packed once, into the cache.
 
-Owns which folder is whose, and whether there is room for it. Knows no arithmetic.
+Owns which folder is whose. Knows no arithmetic.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.packing import WEIGHT_BITS, Packer
 from paceline.models.packed_folder import write_packed
 from paceline.models.packed_format import VERSION
+from paceline.models.packed_room import hold, make_room
 from paceline.models.stored import StoredTensors
 
 log = logging.getLogger(__name__)
@@ -70,19 +71,24 @@ def find_packed(checkpoint: Checkpoint, dtype: str) -> StoredTensors | None:
     return tensors
 
 
-def packed_tensors(checkpoint: Checkpoint, dtype: str) -> StoredTensors:
-    """The same; what is not there is written first, which takes minutes for a large model.
+def packed_tensors(checkpoint: Checkpoint, dtype: str, limit: int | None = None) -> StoredTensors:
+    """The same, in use; what is not there is written first, which takes minutes for a large model.
+
+    Args:
+        limit: bytes of all models' folders; for None see :func:`make_room`.
 
     Raises:
         ConfigError: there is no room for it, or the native kernels cannot run the model.
         ModelLoadError, UnsupportedModelError: the model cannot be packed.
     """
     folder, size = packed_place(checkpoint, dtype), packed_size(checkpoint, dtype)
-    was_there, found = folder.exists(), find_packed(checkpoint, dtype)
+    was_there, found = folder.exists(), _used(checkpoint, dtype)
     if found is not None:
         return found
     _remove_useless(folder, is_damaged=was_there)
-    _check_room(checkpoint.name, folder, int(size * MARGIN))
+    needed = int(size * MARGIN)
+    make_room(folder, needed, limit)
+    _check_room(checkpoint.name, folder, needed)
     log.warning(
         "packs %s once, so that its weights can be read from disk as they are needed: %.2f GB in "
         "%s, which may be deleted at any time",
@@ -98,8 +104,16 @@ def packed_tensors(checkpoint: Checkpoint, dtype: str) -> StoredTensors:
     if packed_place(checkpoint, dtype) != folder:
         shutil.rmtree(folder, ignore_errors=True)
         raise ModelLoadError(f"{checkpoint.name} was changed while it was packed; try again")
-    found = find_packed(checkpoint, dtype)
+    found = _used(checkpoint, dtype)
     assert found is not None
+    return found
+
+
+def _used(checkpoint: Checkpoint, dtype: str) -> StoredTensors | None:
+    held = hold(packed_place(checkpoint, dtype))
+    found = find_packed(checkpoint, dtype)
+    if found is not None:
+        found.in_use = held
     return found
 
 

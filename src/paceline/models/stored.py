@@ -42,9 +42,14 @@ class FilePart(NamedTuple):
 
 
 class StoredTensors(Mapping[str, Array]):
-    """Lazy mapping, whose lookups raise ``ModelLoadError``. Subclasses fill ``_where``."""
+    """Lazy mapping, whose lookups raise ``ModelLoadError``. Subclasses fill ``_where``.
+
+    Attributes:
+        in_use: while this lives, what is stored is not removed; None where nothing says so.
+    """
 
     _where: dict[str, Any]
+    in_use: object = None
 
     def only(self, names: Iterable[str]) -> Self:
         """The same without the other tensors."""

@@ -55,6 +55,7 @@ class StreamedTensors(StoredTensors):
 
     def __init__(self, tensors: StoredTensors, num_layers: int, limit: int) -> None:
         self._tensors, self._where = tensors, dict.fromkeys(tensors)
+        self.in_use = tensors.in_use
         self._arrays: dict[str, Array] = {}
         self._arena = Arena()
         self.stream: Any = None
