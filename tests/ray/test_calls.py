@@ -1,78 +1,48 @@
-"""Requests answered from their bytes, how broken answers end, and the metrics of all replicas."""
+"""Requests as bytes, how broken answers end, and the metrics of all replicas."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from paceline.errors import EngineDeadError
-from paceline.ray.calls import Call, answered, body_of, read_body, status_of, whole_answer
+from paceline.ray.calls import Call, read_body
 from paceline.ray.failures import last_words, refusal
 from paceline.ray.metrics import merged
-from paceline.ray.prompts import Traits
-from tests.server.asgi import application, call, complete, engine_of
-from tests.server.fakes import FakeEngine
+from tests.server.asgi import application, call, complete
 from tests.server.test_metrics import samples, value
 
 
-def call_of(path: str = "/v1/completions", is_whole: bool = True, **body: Any) -> Call:
-    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+def test_a_call_is_written_without_what_concerns_the_clients_connection() -> None:
     scope = {
-        "type": "http",
         "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": headers,
-        "app": object(),  # what a server adds and cannot be sent
+        "path": "/api/a b",
+        "root_path": "/api",
+        "raw_path": b"/api/a%20b",
+        "query_string": b"c=d",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"connection", b"close"),
+            (b"content-length", b"99"),
+            (b"x-request-id", b"theirs"),
+        ],
     }
-    return Call.of(scope, json.dumps({"prompt": "Once", **body}).encode(), is_whole, Traits())
-
-
-def test_an_answer_is_the_applications() -> None:
-    app = application()
-    messages = asyncio.run(whole_answer(app, call_of()))
-    assert status_of(messages) == 200
-    told = json.loads(body_of(messages))
-    assert told["choices"] == complete(application())["choices"]
-
-
-def test_a_stream_comes_in_parts() -> None:
-    async def story() -> None:
-        engine = FakeEngine(seconds_per_token=0.005)
-        async with aclosing(answered(application(engine), call_of(stream=True))) as parts:
-            found = [part async for part in parts]
-        assert len(found) > 2
-        assert body_of([m for part in found for m in part]).endswith(b"data: [DONE]\n\n")
-
-    asyncio.run(story())
-
-
-def test_a_client_that_leaves_ends_its_request() -> None:
-    async def story() -> None:
-        app = application(FakeEngine(seconds_per_token=0.01))
-        async with aclosing(answered(app, call_of(stream=True))) as parts:
-            await anext(parts)
-        (asked,) = engine_of(app).calls
-        assert asked.aborted
-        assert app.state.models.num_unfinished == 0
-
-    asyncio.run(story())
-
-
-def test_a_body_that_came_too_slowly_is_refused_as_ever() -> None:
-    messages = asyncio.run(whole_answer(application(), call_of(is_whole=False)))
-    assert status_of(messages) == 408
+    call = Call.of(scope, b"body")
+    assert call.path == "/a b"
+    assert call.encoded([(b"x-request-id", b"ours")]) == (
+        b"POST /a%20b?c=d HTTP/1.1\r\nhost: localhost\r\nx-request-id: ours\r\n"
+        b"content-length: 4\r\n\r\nbody"
+    )
 
 
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ([b"ab", b"c"], (b"abc", True)),
-        ([b"abcdefgh", b"more", b"never read"], (b"abcdefghmore", True)),
+        ([b"ab", b"c"], b"abc"),
+        ([b"abcdefgh", b"more", b"never read"], b"abcdefghmore"),
         ([b"ab", None], None),
     ],
 )
@@ -95,7 +65,8 @@ def test_a_body_that_does_not_arrive_is_told_apart() -> None:
         await asyncio.sleep(3600)
         return {}
 
-    assert asyncio.run(read_body(receive, 10, 0.01)) == (b"", False)
+    with pytest.raises(TimeoutError):
+        asyncio.run(read_body(receive, 10, 0.01))
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,6 @@ from paceline.ray.cluster import cluster
 def keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo afterwards what is set for Ray."""
     monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "1")
-    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "5")
-    monkeypatch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "10")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
 

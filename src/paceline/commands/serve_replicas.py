@@ -19,7 +19,7 @@ from paceline.commands.serve import (
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ray.serve import Application
+    from paceline.ray.replica import Served
 
 
 def serve_or_replicate(options: ServeOptions) -> int:
@@ -28,16 +28,15 @@ def serve_or_replicate(options: ServeOptions) -> int:
         if options.ray_address is not None:
             raise ConfigError("--ray-address goes with --replicas: say how many")
         return serve_command(options)
-    app = replicated(options, shares_machine=options.ray_address is None)
+    served = replicated(options, shares_machine=options.ray_address is None)
     from paceline.ray.run import run
 
-    config = server_config(options, served_models(options))
-    run(app, config, num_replicas(options) * threads_of(options), options.ray_address, announce)
+    run(served, num_replicas(options), threads_of(options), options.ray_address, announce)
     return 0
 
 
-def replicated(options: ServeOptions, *, shares_machine: bool) -> Application:
-    """The application of replicas that the options ask for.
+def replicated(options: ServeOptions, *, shares_machine: bool) -> Served:
+    """What each of the replicas serves that the options ask for.
 
     Args:
         shares_machine: all replicas are on this machine, whose memory they divide.
@@ -56,18 +55,16 @@ def replicated(options: ServeOptions, *, shares_machine: bool) -> Application:
             "with --lora"
         )
     try:
-        from paceline.ray.deployments import application
         from paceline.ray.replica import Served
     except ImportError as error:
         raise ConfigError(
             f"--replicas needs Ray Serve: pip install 'paceline[ray]' ({error})"
         ) from error
-    models, count = served_models(options), num_replicas(options)
+    models = served_models(options)
     config = server_config(options, models)
     own = as_replica(options, shares_machine)
     clients(own, models, config)  # what is wrong with them is said here, and models are fetched
-    served = Served(partial(clients, own, models, config), config)
-    return application(served, count, threads_of(options))
+    return Served(partial(clients, own, models, config), config)
 
 
 Options = TypeVar("Options", bound=ReplicaOptions)

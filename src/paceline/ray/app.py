@@ -9,8 +9,9 @@ from typing import Any
 from ray import serve
 
 from paceline.commands.serve import ServeOptions
-from paceline.commands.serve_replicas import replicated
+from paceline.commands.serve_replicas import num_replicas, replicated, threads_of
 from paceline.errors import ConfigError
+from paceline.ray.deployments import application
 
 NOT_HERE = ("host", "port", "ray_address")
 """Options of the process that Serve's own configuration replaces."""
@@ -21,4 +22,6 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     known = [each.name for each in fields(ServeOptions) if each.name not in NOT_HERE]
     if unknown := sorted(set(args) - set(known)):
         raise ConfigError(f"args has {', '.join(unknown)}; allowed are {', '.join(known)}")
-    return replicated(ServeOptions(**args), shares_machine=False)
+    options = ServeOptions(**args)
+    served = replicated(options, shares_machine=False)
+    return application(served, num_replicas(options), threads_of(options))

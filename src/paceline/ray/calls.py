@@ -1,140 +1,93 @@
-"""What travels between the ingress and the replicas: one HTTP request, and the parts of its answer.
-
-Knows no Ray.
-"""
+"""One HTTP request, as the ingress sends it to a replica. Knows no Ray and no socket."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from starlette.types import ASGIApp, Message, Receive, Scope
+from starlette.types import Message, Receive, Scope
 
-from paceline.ray.prompts import Traits
-
-_OF_SCOPE = (
-    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
-    *("root_path", "headers", "client", "server"),
+Header = tuple[bytes, bytes]
+_OF_THE_CONNECTION = frozenset(
+    b"connection content-length expect keep-alive te trailer transfer-encoding upgrade".split()
 )
-_LEAVING_SECONDS = 5.0
+"""Headers that say how one connection carries a request, and not what is asked."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request.
+    """A request whose body has been read.
 
     Attributes:
-        scope: of ASGI; what cannot be sent to another process is left out.
-        is_whole: False where the body did not arrive in time.
-        traits: what the choice of a replica goes by.
-        avoid: names of replicas that have refused it.
+        path: below the one that the application is mounted at.
+        target: the path and the query as they were sent.
+        headers: without those of the client's connection.
     """
 
-    scope: Scope
+    method: str
+    path: str
+    target: bytes
+    headers: tuple[Header, ...]
     body: bytes
-    is_whole: bool
-    traits: Traits
-    avoid: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes, is_whole: bool, traits: Traits) -> Call:
-        return cls({k: scope[k] for k in _OF_SCOPE if k in scope}, body, is_whole, traits)
+    def of(cls, scope: Scope, body: bytes) -> Call:
+        """Of an ASGI scope of HTTP."""
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root)
+        target = (scope.get("raw_path") or quote(scope["path"]).encode()).removeprefix(
+            quote(root).encode()
+        )
+        if scope["query_string"]:
+            target += b"?" + scope["query_string"]
+        kept = (each for each in scope["headers"] if each[0] not in _OF_THE_CONNECTION)
+        return cls(scope["method"], path, target, tuple(kept), body)
+
+    def encoded(self, more: Sequence[Header]) -> bytes:
+        """The bytes of the request with these headers instead of its own of the same names."""
+        names = {name for name, _ in more}
+        headers = [each for each in self.headers if each[0] not in names]
+        headers += [*more, (b"content-length", b"%d" % len(self.body))]
+        lines = [b"%s %s HTTP/1.1" % (self.method.encode(), self.target)]
+        lines += [b"%s: %s" % each for each in headers]
+        return b"\r\n".join((*lines, b"", self.body))
 
 
-class Part(NamedTuple):
-    """Some of an answer.
-
-    Attributes:
-        replica: name of the one that answers.
-        num_replicas: how many there are.
-        messages: of ASGI, at least one.
-    """
-
-    replica: str
-    num_replicas: int
-    messages: list[Message]
-
-
-async def read_body(receive: Receive, limit: int, seconds: float) -> tuple[bytes, bool] | None:
+async def read_body(receive: Receive, limit: int, seconds: float) -> bytes | None:
     """The body of a request.
 
     Args:
         limit: bytes; of a larger body a little more than that is read.
 
     Returns:
-        the bytes, and whether all that is wanted came in time; None where the client left.
+        None where the client left.
+
+    Raises:
+        TimeoutError: it did not arrive in time.
     """
     parts, count = list[bytes](), 0
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                parts.append(message.get("body", b""))
-                count += len(parts[-1])
-                if count > limit or not message.get("more_body", False):
-                    return b"".join(parts), True
-    except TimeoutError:
-        return b"".join(parts), False
-
-
-async def answered(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
-    """Run an application on a request; what it sends without waiting comes together.
-
-    Closing the generator tells the application that the client has left.
-    """
-    sent: asyncio.Queue[Message | None] = asyncio.Queue()
-    has_left = asyncio.Event()
-    task = asyncio.ensure_future(app(call.scope, _receiver(call, has_left), _sender(sent)))
-    task.add_done_callback(lambda _: sent.put_nowait(None))
-    try:
-        while (first := await sent.get()) is not None:
-            messages = [first]
-            while not sent.empty() and (more := sent.get_nowait()) is not None:
-                messages.append(more)
-            yield messages
-            if task.done() and sent.empty():
-                break
-    finally:
-        has_left.set()
-        await asyncio.wait((task,), timeout=_LEAVING_SECONDS)
-        task.cancel()
-
-
-async def whole_answer(app: ASGIApp, call: Call) -> list[Message]:
-    """All that an application sends."""
-    async with aclosing(answered(app, call)) as parts:
-        return [message async for part in parts for message in part]
-
-
-def _receiver(call: Call, has_left: asyncio.Event) -> Receive:
-    left: list[Message] = [{"type": "http.request", "body": call.body}]
-
-    async def receive() -> Message:
-        if not call.is_whole:
-            raise TimeoutError
-        if left:
-            return left.pop()
-        await has_left.wait()
-        return {"type": "http.disconnect"}
-
-    return receive
-
-
-def _sender(sent: asyncio.Queue[Message | None]) -> Callable[[Message], Any]:
-    async def send(message: Message) -> None:
-        sent.put_nowait(dict(message))
-
-    return send
+    async with asyncio.timeout(seconds):
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            count += len(parts[-1])
+            if count > limit or not message.get("more_body", False):
+                return b"".join(parts)
 
 
 def status_of(messages: list[Message]) -> int:
     status: int = messages[0]["status"]
     return status
+
+
+def header_of(messages: list[Message], name: bytes) -> str:
+    """The value of an answer's header; empty without one."""
+    found = (value for each, value in messages[0]["headers"] if each == name)
+    return next(found, b"").decode("latin-1")
 
 
 def body_of(messages: list[Message]) -> bytes:

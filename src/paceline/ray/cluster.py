@@ -24,11 +24,6 @@ _START_ATTEMPTS = 3
 second time their files are in memory."""
 _JOIN_ATTEMPTS = "3"
 """By default Ray tries an address for two minutes, also with a token that was refused."""
-_PROXY_SECONDS = "60"
-"""For Serve's proxy to be ready; a busy machine takes more than its 5."""
-_PROXY_CHECK_SECONDS = "1"
-"""Between two looks at the proxy, which all clients are connected to; after three that fail, by
-default ten seconds apart, Serve starts another one."""
 
 
 @contextmanager
@@ -49,8 +44,6 @@ def cluster(address: str | None, cpus: int) -> Iterator[None]:
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
-        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", _PROXY_SECONDS)
-        os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", _PROXY_CHECK_SECONDS)
     else:
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", _JOIN_ATTEMPTS)
     before = _children()

@@ -1,6 +1,8 @@
-"""The application: one ingress, and the replicas with what each asks of the cluster."""
+"""The replicas with what each asks of the cluster, and the ingress where Serve's proxies listen."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
@@ -10,40 +12,45 @@ from paceline.ray.replica import Replica, Served
 
 NAME = "paceline"
 INGRESS, REPLICAS = "ingress", "engine"
-_ROUTER = "paceline.ray.request_router.AffinityRouter"
-_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
-_CHECK_SECONDS = 1.0
+_DIRECTORY = "paceline.ray.request_router.Directory"
 _MAX_ONGOING = 1 << 16
-"""Requests to a replica or the ingress: more than there can be, as the server's own queue is the
-one that refuses."""
+"""Requests to the ingress: more than there can be, as the server's own queue is the one that
+refuses."""
 
 
-def application(served: Served, replicas: int, threads: int) -> serve.Application:
+def replicas(served: Served, count: int, threads: int) -> serve.Application:
     """
     Args:
         served: by each replica.
         threads: of each replica, for which it asks as many of the cluster's CPUs.
     """
-    config, grace = served.config, served.config.drain_timeout
     replica = serve.deployment(
         Replica,
         name=REPLICAS,
-        num_replicas=replicas,
+        num_replicas=count,
         ray_actor_options={"num_cpus": threads},
-        max_ongoing_requests=_MAX_ONGOING,
-        graceful_shutdown_timeout_s=grace,
-        logging_config=_LOGGING,
-        health_check_period_s=_CHECK_SECONDS,
-        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
-    ).bind(served)
+        request_router_config=RequestRouterConfig(request_router_class=_DIRECTORY),
+        **_common(served),
+    )
+    return replica.bind(served)
+
+
+def application(served: Served, count: int, threads: int) -> serve.Application:
+    """Replicas as :func:`replicas` has them, behind an ingress."""
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_MAX_ONGOING,
-        graceful_shutdown_timeout_s=grace,
-        logging_config=_LOGGING,
-        health_check_period_s=_CHECK_SECONDS,
+        **_common(served),
     )
-    return ingress.bind(replica, config)
+    return ingress.bind(replicas(served, count, threads), served.config)
+
+
+def _common(served: Served) -> dict[str, Any]:
+    return {
+        "graceful_shutdown_timeout_s": served.config.drain_timeout,
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "health_check_period_s": 1.0,
+    }

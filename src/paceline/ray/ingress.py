@@ -1,33 +1,40 @@
-"""The deployment that HTTP comes to: it hands each request to a replica, and the answer back.
+"""What is between clients and replicas: it hands each request to one, and the answer back.
 
 Owns what happens when a replica refuses or dies. A request of which nothing has been sent goes to
 another one: after a refusal to each replica once, after a death once, so that a request which kills
 engines kills two at most. Bytes are passed on as the replica's application made them.
+
+``paceline serve`` runs it in its own process. For Serve's proxies, where a configuration has been
+deployed, it is a deployment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, NamedTuple
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.errors import EngineDeadError
-from paceline.ray.calls import Call, Part, body_of, read_body, status_of
+from paceline.ray.calls import Call, body_of, header_of, read_body, status_of
 from paceline.ray.failures import last_words, refusal
+from paceline.ray.links import RANK, Address, Links, addresses
 from paceline.ray.metrics import merged
-from paceline.ray.prompts import traits_of
+from paceline.ray.prompts import Traits, traits_of
+from paceline.ray.routing import Affinity
 from paceline.server.config import OPEN_PATHS, ServerConfig
 from paceline.server.errors import SERVER, ApiError
 from paceline.server.metrics import CONTENT_TYPE
-from paceline.server.tracing import REQUEST_ID
+from paceline.server.security import body_too_slow
+from paceline.server.tracing import REQUEST_ID, current_request_id
 
 METRICS = "/metrics"
 _ORDERS = ("/flush_prefix_cache", "/reset_prefix_cache")
@@ -35,117 +42,188 @@ _ASK_ALL = (METRICS, *_ORDERS, *OPEN_PATHS, "/stats")
 _KEPT = ("/v1/responses/", "/responses/")
 """Where paths begin of what one replica keeps, and the others know nothing of."""
 _ALL_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
+"""Between two looks whether there is a replica."""
+_AVOIDED_SECONDS = 5.0
+"""After a connection to a replica broke; if it is dead, Serve has noticed by then."""
 _BUSY = (429, 503)
-_DEATHS = (RayError, RayServeException, EngineDeadError)
 
 log = logging.getLogger(__name__)
 
 
+def relay(engines: DeploymentHandle[Any], config: ServerConfig) -> Relay:
+    """The application over the replicas of a handle."""
+    engines.options(method_name="info")  # from here on Serve tells where they are
+    return Relay(lambda: addresses.get(engines.app_name, {}), config)
+
+
 class Ingress:
-    """
+    """The application as a deployment.
+
     Args:
         engines: the replicas.
     """
 
     def __init__(self, engines: DeploymentHandle[Any], config: ServerConfig) -> None:
-        self.engines = engines
-        self.config = config
+        self._relay = relay(engines, config)
 
     async def __call__(self, request: Request) -> Response:
-        return _Relay(self)
+        return _Answer(self._relay)
 
 
-class _Relay(Response):
+class _Answer(Response):
     """The answer to one request, which Serve runs as ASGI."""
 
-    def __init__(self, ingress: Ingress) -> None:
+    def __init__(self, relay: Relay) -> None:
         super().__init__()
-        self._engines, self._config = ingress.engines, ingress.config
+        self._relay = relay
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        config = self._config
-        read = await read_body(receive, config.max_body_bytes, config.receive_timeout)
-        if read is None:
+        async def send_without_id(message: Message) -> None:  # the proxy sets one of its own
+            await send(_without(message, REQUEST_ID.encode()))
+
+        await self._relay(scope, receive, send_without_id)
+
+
+class _Chosen(NamedTuple):
+    """A replica; ``is_last`` where no other one is left to be asked."""
+
+    name: str
+    address: Address
+    is_last: bool
+
+
+class Relay:
+    """The ASGI application.
+
+    Args:
+        addresses: of the running replicas, by their names.
+    """
+
+    def __init__(
+        self,
+        addresses: Callable[[], Mapping[str, Address]],
+        config: ServerConfig,
+        links: Links | None = None,
+    ) -> None:
+        self._addresses, self._config = addresses, config
+        self._links = links or Links()
+        self._policy = Affinity()
+        self._work = Counter[str]()
+        self._broken: dict[str, float] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender, config = _Sender(send), self._config
+        try:
+            body = await read_body(receive, config.max_body_bytes, config.receive_timeout)
+        except TimeoutError:
+            await sender.fail(scope, receive, body_too_slow(config.receive_timeout))
             return
-        call, path = Call.of(scope, *read, traits_of(read[0], scope["headers"])), scope["path"]
-        sender = _Sender(send)
-        if path in _ASK_ALL or (path.startswith(_KEPT) and scope["method"] != "POST"):
-            await self._ask_all(call, sender)
+        if body is None:
             return
         try:
             async with asyncio.timeout(config.timeout):
-                await self._ask(call, sender)
+                await _unless_left(receive, self._ask(Call.of(scope, body), sender))
         except TimeoutError:
             late = TimeoutError(f"the answer took longer than {config.request_timeout:g} s")
             await sender.fail(scope, receive, late)
-        except _DEATHS as error:
+        except EngineDeadError as error:
             log.warning("a replica failed: %s", error)
             dead = EngineDeadError("the replica that answered died; send the request again")
             await sender.fail(scope, receive, dead)
 
     async def _ask(self, call: Call, send: _Sender) -> None:
-        """Raises one of ``_DEATHS``: a second replica died, or the first after it had begun."""
-        can_retry = True
-        while True:
-            try:
-                refuser = await self._try(call, send, can_retry)
-            except _DEATHS:
-                if send.has_begun or not can_retry:
-                    raise
-                can_retry = False
-                continue
-            if refuser is None:
-                return
-            call = replace(call, avoid=call.avoid | {refuser})
+        """Raises ``EngineDeadError``: a second replica died, or the first after it had begun."""
+        is_kept = call.path.startswith(_KEPT) and call.method != "POST"
+        if call.path in _ASK_ALL or is_kept:
+            await self._ask_all(call, send)
+            return
+        traits = traits_of(call.body, call.headers)
+        refused, can_retry, is_answered = set[str](), True, False
+        while not is_answered:
+            async with self._chosen(traits, refused) as chosen:
+                try:
+                    is_answered = await self._try(chosen, call, send, can_retry)
+                except EngineDeadError:
+                    if send.has_begun or not can_retry:
+                        raise
+                    can_retry = False
+                refused.add(chosen.name)
 
-    async def _try(self, call: Call, send: _Sender, can_retry: bool) -> str | None:
+    @asynccontextmanager
+    async def _chosen(self, traits: Traits, refused: set[str]) -> AsyncIterator[_Chosen]:
+        """A replica, to whose unfinished work the request belongs meanwhile."""
+        while not (known := self._reachable()):
+            await asyncio.sleep(_LOOK_SECONDS)
+        left = [name for name in known if name not in refused]
+        work = {name: self._work[name] for name in left or known}
+        name, added = self._policy.choose(traits, work)
+        self._work[name] += added
+        try:
+            yield _Chosen(name, known[name], len(left) < 2)
+        finally:
+            self._work[name] -= added
+            if not self._work[name]:
+                del self._work[name]
+
+    def _reachable(self) -> dict[str, Address]:
+        known, now = self._addresses(), time.monotonic()
+        self._broken = {name: end for name, end in self._broken.items() if end > now}
+        self._links.keep(known.values())
+        return {name: each for name, each in known.items() if name not in self._broken}
+
+    async def _try(self, chosen: _Chosen, call: Call, send: _Sender, can_retry: bool) -> bool:
         """Let a replica answer.
 
         Returns:
-            None where it did; the name of one that refused what another may take.
+            False where it refused what another one may take.
 
         Raises:
-            EngineDeadError: the replica's engine died.
+            EngineDeadError: the replica or its engine died.
         """
-        parts = self._engines.options(stream=True).answer.remote(call)
         try:
-            async for values in parts:
-                part = Part(*values)
-                if part.messages[0]["type"] == "http.response.start":
-                    if can_retry and _has_died(part.messages):
-                        raise EngineDeadError("the engine of a replica died")
-                    if _is_refused(call, part):
-                        return part.replica
-                for message in part.messages:
-                    await send(message)
-        finally:
-            parts.cancel()
-        return None
+            async with aclosing(self._links.answer(chosen.address, call, _names())) as parts:
+                async for messages in parts:
+                    if messages[0]["type"] == "http.response.start":
+                        if can_retry and _has_died(messages):
+                            raise EngineDeadError("its engine died")
+                        if not chosen.is_last and _is_refused(call, messages):
+                            return False
+                    for message in messages:
+                        await send(message)
+        except OSError as error:
+            self._broken[chosen.name] = time.monotonic() + _AVOIDED_SECONDS
+            raise EngineDeadError(f"{type(error).__name__}: {error}") from error
+        return True
 
     async def _ask_all(self, call: Call, send: _Sender) -> None:
         """Answer what concerns all replicas: with the best answer, for an order with the worst."""
-        path, asked = call.scope["path"], self._engines.broadcast("whole_answer", call)
-        try:
-            found = await asked.results_async(timeout_s=_ALL_SECONDS, return_exceptions=True)
-        except (TimeoutError, *_DEATHS) as error:
-            log.warning("not all replicas answered %s: %s", path, error)
-            found = []
-        told = sorted(each for each in found if isinstance(each, tuple))
-        answers: dict[str, list[Message]] = dict(told)
+        asked = (self._whole_answer(each, call) for each in self._reachable().values())
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        told = {header_of(each, RANK): each for each in found if isinstance(each, list)}
+        answers = {rank: told[rank] for rank in sorted(told)}
         if not answers:
+            log.warning("no replica answers %s: %s", call.path, found)
             again = {"Retry-After": "5"}
             nobody = ApiError(
                 503, "no replica is ready yet", SERVER, code="starting", headers=again
             )
-            answers = {"": await _messages(refusal(path, nobody), call.scope)}
-        choose = max if path in (METRICS, *_ORDERS) else min
+            answers = {"": await _messages(refusal(call.path, nobody))}
+        choose = max if call.path in (METRICS, *_ORDERS) else min
         chosen = choose(answers.values(), key=status_of)
-        if path == METRICS and status_of(chosen) == 200:
-            pages = {name: body_of(messages).decode() for name, messages in answers.items()}
+        if call.path == METRICS and status_of(chosen) == 200:
+            pages = {rank: body_of(messages).decode() for rank, messages in answers.items()}
             response = Response(merged(pages), headers={"content-type": CONTENT_TYPE})
-            chosen = await _messages(response, call.scope)
+            chosen = await _messages(response)
         for message in chosen:
             await send(message)
+
+    async def _whole_answer(self, address: Address, call: Call) -> list[Message]:
+        async with (
+            asyncio.timeout(_ALL_SECONDS),
+            aclosing(self._links.answer(address, call, _names())) as parts,
+        ):
+            return [message async for messages in parts for message in messages]
 
 
 class _Sender:
@@ -161,9 +239,8 @@ class _Sender:
         self._start: Message | None = None
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":  # Serve adds the id that it gave the request
-            headers = [each for each in message["headers"] if each[0] != REQUEST_ID.encode()]
-            self._start = {**message, "headers": headers}
+        if message["type"] == "http.response.start":
+            self._start = _without(message, RANK)
         elif self.has_begun or message.get("body") or not message.get("more_body"):
             if not self.has_begun:
                 assert self._start is not None
@@ -180,21 +257,49 @@ class _Sender:
         await self._send({"type": "http.response.body", "body": last_words(path, error)})
 
 
+async def _unless_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, of which the rest is left away when the client leaves."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(_until_left(receive))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _names() -> tuple[tuple[bytes, bytes], ...]:
+    """Headers by which the replica's log and this process's name a request alike."""
+    name = current_request_id()
+    return ((REQUEST_ID.encode(), name.encode()),) if name else ()
+
+
+def _without(message: Message, name: bytes) -> Message:
+    if message["type"] != "http.response.start":
+        return message
+    return {**message, "headers": [each for each in message["headers"] if each[0] != name]}
+
+
 def _has_died(messages: list[Message]) -> bool:
     return status_of(messages) == 500 and b'"engine_dead"' in body_of(messages)
 
 
-def _is_refused(call: Call, part: Part) -> bool:
-    """Whether another replica, which has not been asked, may answer better."""
-    if len(call.avoid) + 1 >= part.num_replicas:
-        return False
-    status = status_of(part.messages)
-    if f"{call.scope['path']}/".startswith(_KEPT) and status in (400, 404):
-        return b" is not kept here" in body_of(part.messages)
+def _is_refused(call: Call, messages: list[Message]) -> bool:
+    """Whether another replica may answer better."""
+    status = status_of(messages)
+    if f"{call.path}/".startswith(_KEPT) and status in (400, 404):
+        return b" is not kept here" in body_of(messages)
     return status in _BUSY
 
 
-async def _messages(response: Response, scope: Scope) -> list[Message]:
+async def _messages(response: Response) -> list[Message]:
     messages = list[Message]()
 
     async def send(message: Message) -> None:
@@ -203,5 +308,5 @@ async def _messages(response: Response, scope: Scope) -> list[Message]:
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
-    await response(scope, receive, send)
+    await response({"type": "http"}, receive, send)
     return messages

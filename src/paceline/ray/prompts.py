@@ -6,7 +6,7 @@ that cannot be read have none; the replica says what is wrong with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import xxhash
@@ -32,7 +32,7 @@ class Traits(NamedTuple):
     caller: int = 0
 
 
-def traits_of(body: bytes, headers: list[tuple[bytes, bytes]]) -> Traits:
+def traits_of(body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Traits:
     """The traits of a request with this JSON body.
 
     The parts begin with the API key and ``cache_salt``, across which no KV is shared.

@@ -1,4 +1,4 @@
-"""A replica: the application of ``paceline serve`` and its engine, asked by messages.
+"""A replica: the application of ``paceline serve`` and its engine, at an address of their own.
 
 Owns their life inside one of Serve's actors.
 """
@@ -6,26 +6,31 @@ Owns their life inside one of Serve's actors.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import ray.util
 from ray import serve
-from starlette.types import Message
 
 from paceline.errors import EngineDeadError
 from paceline.ray.autoscaling import LOAD, load_of
-from paceline.ray.calls import Call, Part, answered, whole_answer
 from paceline.ray.cluster import forget_program
+from paceline.ray.links import KEEP_ALIVE_SECONDS, Address, Gate
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.messages import EngineInfo
+from paceline.server.run import Listener
 from paceline.server.stats import engine_stats
 from paceline.server.tracing import install_trace_logging
 
 if TYPE_CHECKING:
     from paceline.server.models import Models, Offer
+
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -55,20 +60,22 @@ class Replica:
 
         await starting
         await warm_up(client.tokenizer)
-        self._app = create_app(client, served.config, others)
-        self._models: Models = self._app.state.models
+        app = create_app(client, served.config, others)
+        self._models: Models = app.state.models
+        self._drain_timeout = served.config.drain_timeout
+        listener = socket.create_server((ray.util.get_node_ip_address(), 0))
+        host, port = listener.getsockname()[:2]
+        self._address = Address(host, port, secrets.token_hex(16))
+        gate = Gate(app, self._address.token, _rank)
+        options = {"date_header": False, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
+        self._server = Listener(gate, served.config, **options)
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            await asyncio.sleep(0)
 
-    async def answer(self, call: Call) -> AsyncGenerator[Part, None]:
-        """The answer to a request; closing it tells the application that the client has left."""
-        context = serve.get_replica_context()
-        async with aclosing(answered(self._app, call)) as parts:
-            async for messages in parts:
-                yield Part(context.replica_tag, context.world_size, messages)
-
-    async def whole_answer(self, call: Call) -> tuple[str, list[Message]]:
-        """The answer to a request, and the replica's number."""
-        rank = serve.get_replica_context().rank.rank
-        return str(rank), await whole_answer(self._app, call)
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Where it listens; Serve asks once, and tells :mod:`paceline.ray.request_router`."""
+        return self._address._asdict()
 
     def info(self) -> tuple[EngineInfo, tuple[str, ...]]:
         """The first model's facts, and the names of all."""
@@ -92,11 +99,25 @@ class Replica:
         """Serve replaces a replica where this raises.
 
         Raises:
-            EngineDeadError: the engine died too often to be started again.
+            EngineDeadError: the engine died too often to be started again, or nobody listens.
         """
         if self._models.failure:
             raise EngineDeadError(self._models.failure)
+        if self._serving.done():
+            raise EngineDeadError("the replica does not listen any more")
 
     async def __del__(self) -> None:
-        if hasattr(self, "_models"):
-            await self._models.close()
+        """Serve does not wait for the requests that are answered here; it knows nothing of them."""
+        if not hasattr(self, "_serving"):
+            return
+        self._models.drain()
+        deadline = time.monotonic() + self._drain_timeout
+        while self._models.num_unfinished and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        await self._models.close()
+        self._server.should_exit = True
+        await self._serving
+
+
+def _rank() -> str:
+    return str(serve.get_replica_context().rank.rank)

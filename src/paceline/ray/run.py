@@ -1,15 +1,19 @@
 """The life of an application of replicas: join or start Ray, deploy, serve, drain, end.
 
-Owns signals. The first one drains as a server of one process does: new requests get a 503, those in
-flight have ``drain_timeout``; the second ends everything at once.
+Owns signals, and the address that clients connect to. The first signal drains as a server of one
+process does: new requests get a 503, those in flight have ``drain_timeout``; the second ends
+everything at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
@@ -19,25 +23,28 @@ from ray.exceptions import RayError
 
 from paceline.errors import ConfigError, EngineDeadError
 from paceline.ray.cluster import cluster
-from paceline.ray.deployments import NAME, REPLICAS
+from paceline.ray.deployments import NAME, REPLICAS, replicas
+from paceline.ray.ingress import relay
+from paceline.ray.replica import Served
 from paceline.server.config import ServerConfig
-from paceline.server.run import address, bind, start_line
+from paceline.server.run import Listener, address, bind, loop_factory, start_line
+from paceline.server.tracing import TraceMiddleware
 
-_KEEP_ALIVE_SECONDS = 75
 _POLL_SECONDS = 0.2
 
 
 def run(
-    app: serve.Application,
-    config: ServerConfig,
-    cpus: int,
+    served: Served,
+    count: int,
+    threads: int,
     ray_address: str | None,
     announce: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it.
 
     Args:
-        cpus: that all replicas ask for.
+        count: of replicas.
+        threads: of each replica.
         ray_address: of a cluster to join; None starts one on this machine, which ends with this.
         announce: told one line when requests are answered.
 
@@ -45,43 +52,61 @@ def run(
         ConfigError: the address cannot be listened on; the cluster cannot be joined, or runs Serve.
         EngineDeadError: the replicas cannot be started.
     """
-    with bind(config) as listener:
-        where, port = address(listener), listener.getsockname()[1]
-    ends = Event(), Event()
-    with cluster(ray_address, cpus), _signals(*ends):
-        if serve.status().proxies:
+    config, ends = served.config, (Event(), Event())
+    with bind(config) as listener, cluster(ray_address, count * threads), _signals(*ends):
+        status = serve.status()
+        if status.proxies or status.applications:
             raise ConfigError(
-                f"--ray-address {ray_address}: Serve runs there already, at an address of its own; "
-                "deploy paceline.ray:build_app with `serve deploy`"
+                f"--ray-address {ray_address}: Serve runs there already; deploy "
+                "paceline.ray:build_app with `serve deploy`"
             )
         try:
-            replicas = _deployed(app, config.host, port)
-            info, names = replicas.info.remote().result()
-            announce(start_line(info, names, where))
-            while not ends[0].wait(_POLL_SECONDS):
-                pass
-            _drain(replicas, time.monotonic() + config.drain_timeout, ends[1])
+            engines = _deployed(replicas(served, count, threads))
+            info, names = engines.info.remote().result()
+            with _listening(engines, config, listener) as listening:
+                announce(start_line(info, names, address(listener)))
+                while not ends[0].wait(_POLL_SECONDS):
+                    if listening.done():
+                        listening.result()
+                _drain(engines, time.monotonic() + config.drain_timeout, ends[1])
+                serve.shutdown()
         finally:
             serve.shutdown()
 
 
-def _deployed(app: serve.Application, host: str, port: int) -> Any:
+def _deployed(app: serve.Application) -> Any:
     """A handle of the replicas, which are ready."""
-    http = {"host": host, "port": port, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}
-    quiet = {"log_level": "WARNING"}
     try:
-        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=quiet)
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        serve.run(app, name=NAME, route_prefix="/")
+        serve.run(app, name=NAME, route_prefix=None)
     except (RuntimeError, RayError) as error:
         raise EngineDeadError(f"the replicas did not start: {error}") from error
     return serve.get_deployment_handle(REPLICAS, NAME)
 
 
-def _drain(replicas: Any, deadline: float, is_hurried: Event) -> None:
-    replicas.broadcast("drain").results(timeout_s=10.0)
+@contextmanager
+def _listening(
+    engines: Any, config: ServerConfig, listener: socket.socket
+) -> Iterator[Future[None]]:
+    """Answer clients, in a thread of its own: signals and Ray's calls are this one's."""
+    server = Listener(TraceMiddleware(relay(engines, config)), config)
+
+    def listen() -> None:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(server.serve([listener]))
+
+    with ThreadPoolExecutor(1, "ingress") as pool:
+        try:
+            yield pool.submit(listen)
+        finally:
+            server.should_exit = True
+
+
+def _drain(engines: Any, deadline: float, is_hurried: Event) -> None:
+    engines.broadcast("drain").results(timeout_s=10.0)
     while time.monotonic() < deadline and not is_hurried.wait(_POLL_SECONDS):
-        if not sum(replicas.broadcast("num_unfinished").results(timeout_s=10.0)):
+        if not sum(engines.broadcast("num_unfinished").results(timeout_s=10.0)):
             break
 
 

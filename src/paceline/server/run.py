@@ -13,9 +13,10 @@ import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -40,6 +41,8 @@ sends its next request."""
 _CONNECTIONS = 4
 """Connections for each request that may be unfinished; beyond them uvicorn answers a 503 unread."""
 _SPARE_CONNECTIONS = 256
+_MOST_CONNECTIONS = 1 << 16
+"""Where it is not known how many requests may be unfinished."""
 _LONGEST_PATIENCE_MS = (1 << 31) - 1
 _LAST_WORDS_SECONDS = 5
 """For error bodies to reach their clients, once the engine has ended."""
@@ -64,7 +67,7 @@ def run(
         PacelineError: the engine cannot be built.
     """
     listener = bind(config)
-    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(client, config, listener, announce, others))
 
 
@@ -119,23 +122,7 @@ class DrainingServer(uvicorn.Server):
         on_listening: Callable[[], None],
     ) -> None:
         limit = most_connections(_SPARE_CONNECTIONS + _CONNECTIONS * models.limit)
-        lobby = Lobby(models.config.receive_timeout, limit - 1)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=partial(Connection, lobby),  # type: ignore[arg-type]
-                access_log=False,
-                log_config=None,
-                log_level="warning",
-                lifespan="off",
-                ws="none",
-                server_header=False,
-                limit_concurrency=limit,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
-            )
-        )
+        super().__init__(_settings(app, models.config, limit))
         self._models = models
         self._drain_timeout = drain_timeout
         self._on_listening = on_listening
@@ -183,6 +170,38 @@ class DrainingServer(uvicorn.Server):
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+class Listener(uvicorn.Server):
+    """uvicorn, which whoever started it ends, and no signal; for applications of replicas.
+
+    Args:
+        options: of uvicorn, beyond a server's own.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, **options: Any) -> None:
+        super().__init__(_settings(app, config, most_connections(_MOST_CONNECTIONS), **options))
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def _settings(app: ASGIApp, config: ServerConfig, limit: int, **options: Any) -> uvicorn.Config:
+    lobby = Lobby(config.receive_timeout, limit - 1)
+    settings = {
+        "http": partial(Connection, lobby),
+        "access_log": False,
+        "log_config": None,
+        "log_level": "warning",
+        "lifespan": "off",
+        "ws": "none",
+        "server_header": False,
+        "limit_concurrency": limit,
+        "proxy_headers": False,
+        "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
+        "timeout_graceful_shutdown": _LAST_WORDS_SECONDS,
+    }
+    return uvicorn.Config(app, **{**settings, **options})
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -235,7 +254,7 @@ def start_line(info: EngineInfo, names: tuple[str, ...], where: str) -> str:
     )
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """A faster event loop, where it is installed."""
     try:
         import uvloop

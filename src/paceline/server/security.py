@@ -99,8 +99,7 @@ class _Body:
             async with asyncio.timeout_at(self._deadline):
                 part = await self._receive()
         except TimeoutError:
-            message = f"the body took longer than {self._seconds:g} s to arrive"
-            raise ApiError(408, message, code="body_too_slow", headers=_CLOSE) from None
+            raise body_too_slow(self._seconds) from None
         self._count += len(part.get("body", b""))
         self._complete = not part.get("more_body", False)
         if self._count > self._limit:
@@ -146,6 +145,11 @@ def _too_large(limit: int) -> ApiError:
         code="body_too_large",
         headers=_CLOSE,
     )
+
+
+def body_too_slow(seconds: float) -> ApiError:
+    message = f"the body took longer than {seconds:g} s to arrive"
+    return ApiError(408, message, code="body_too_slow", headers=_CLOSE)
 
 
 def refuse_foreign_page(headers: Headers, allowed_origins: Sequence[str]) -> None:

@@ -1,0 +1,169 @@
+"""Connections from the ingress to the replicas, on which requests go past Ray.
+
+Owns HTTP/1.1 as a client, and who may speak to a replica: whoever sends the token that the replica
+made up. Serve alone tells it, to processes of the cluster. Knows no Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import NamedTuple
+
+import httptools
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.ray.calls import Call, Header
+
+KEEP_ALIVE_SECONDS = 24 * 60 * 60
+"""A replica keeps a connection that is not used, so that one which breaks tells of a death."""
+RANK = b"x-paceline-replica"
+"""Header of each answer: the number of the replica."""
+_TOKEN = b"x-paceline-token"
+_READ_BYTES = 1 << 16
+_PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds, seconds and a count after which a machine that is gone is noticed."""
+
+
+class Address(NamedTuple):
+    """Where a replica listens, and what it wants to be told."""
+
+    host: str
+    port: int
+    token: str
+
+
+addresses: dict[str, dict[str, Address]] = {}
+"""For each application those of its running replicas by their names, as Serve has told them."""
+
+
+class Gate:
+    """ASGI middleware of a replica: refuses who does not know its token, and says its number."""
+
+    def __init__(self, app: ASGIApp, token: str, rank: Callable[[], str]) -> None:
+        self._app, self._token, self._rank = app, token.encode(), rank
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        brought = dict(scope["headers"]).get(_TOKEN, b"")
+        if not hmac.compare_digest(brought, self._token):
+            await Response(status_code=403)(scope, receive, send)
+            return
+
+        async def send_with_rank(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (RANK, self._rank().encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_with_rank)
+
+
+class Links:
+    """Connections, each of which is kept for the next request to the same replica."""
+
+    def __init__(self) -> None:
+        self._idle = defaultdict[Address, list[_Link]](list)
+
+    async def answer(
+        self, address: Address, call: Call, headers: tuple[Header, ...] = ()
+    ) -> AsyncGenerator[list[Message], None]:
+        """What a replica answers, as ASGI messages, each time at least one.
+
+        What has come together is yielded together, and an error whole. Closing the generator tells
+        the replica that the client has left.
+
+        Args:
+            headers: sent besides those of the call.
+
+        Raises:
+            OSError: the replica cannot be reached, or is gone before its answer has ended.
+        """
+        idle = self._idle[address]
+        link = idle.pop() if idle else await _Link.to(address)
+        reply = _Reply(call.method)
+        try:
+            link.writer.write(call.encoded((*headers, (_TOKEN, address.token.encode()))))
+            while not reply.is_complete:
+                if messages := reply.parts(await link.reader.read(_READ_BYTES)):
+                    yield messages
+        finally:
+            if reply.can_go_on:
+                idle.append(link)
+            else:
+                link.writer.close()
+
+    def keep(self, addresses: Iterable[Address]) -> None:
+        """Forget the connections to replicas at other addresses."""
+        for gone in self._idle.keys() - set(addresses):
+            for link in self._idle.pop(gone):
+                link.writer.close()
+
+
+class _Link(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def to(cls, address: Address) -> _Link:
+        link = cls(*await asyncio.open_connection(address.host, address.port))
+        found = link.writer.get_extra_info("socket")
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PROBES.items():
+            if hasattr(socket, name):
+                found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        return link
+
+
+class _Reply:
+    """An answer as it comes; the parser calls what begins with ``on_``.
+
+    Attributes:
+        can_go_on: it is complete, and the connection can carry another one.
+    """
+
+    def __init__(self, method: str) -> None:
+        self.is_complete = self.can_go_on = False
+        self._is_head = method == "HEAD"  # the parser would wait for the body that is told of
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[Header] = []
+        self._start: Message | None = None
+        self._status = 0
+        self._body: list[bytes] = []
+
+    def parts(self, data: bytes) -> list[Message]:
+        """What can be passed on after these bytes, which may be nothing yet."""
+        if not data:
+            raise ConnectionResetError("the replica is gone")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise ConnectionError(f"the replica does not answer in HTTP: {error}") from error
+        if self._status >= 400 and not self.is_complete:
+            return []
+        messages = [self._start] if self._start is not None else []
+        self._start = None
+        if self._body or self.is_complete:
+            body, more = b"".join(self._body), not self.is_complete
+            messages.append({"type": "http.response.body", "body": body, "more_body": more})
+            self._body.clear()
+        return messages
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._status = status = self._parser.get_status_code()
+        headers = [each for each in self._headers if each[0] != b"transfer-encoding"]
+        self._start = {"type": "http.response.start", "status": status, "headers": headers}
+        self.is_complete = self._is_head
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        self.can_go_on = self._parser.should_keep_alive() and not self._is_head
+        self.is_complete = True
