@@ -21,12 +21,13 @@ from prompt_sets import data_folder, load_prompts
 
 from paceline import LLM, SamplingParams
 from paceline.metrics import EngineStats
-from paceline.ray.prompts import traits_of
+from paceline.ray.prompts import parts_of
 from paceline.ray.routing import Affinity, Choice
 from paceline.workbench.serving.arrivals import read_trace
 
-AFFINITY, LOADS, TURNS, ONE = "affinity", "by load alone", "round robin", "one engine"
-ARMS = (TURNS, LOADS, AFFINITY, ONE)
+AFFINITY, LOADS, TURNS = "affinity", "by load alone", "round robin"
+OWN, ONE = "by agent", "one engine"
+ARMS = (TURNS, LOADS, AFFINITY, OWN, ONE)
 TRACE = "traces/azure_llm_inference_code.csv"
 RULES = "# Edit the files of a project. Write the changed lines alone, and nothing else.\n" * 8
 MAX_MODEL_LEN = 2048
@@ -114,8 +115,10 @@ def _chooser(arm: str, names: Sequence[str]) -> Choose:
     if arm in (TURNS, ONE):
         order = cycle(names)
         return lambda body, work: Choice(next(order), 0)
+    if arm == OWN:
+        return lambda body, work: Choice(names[int(json.loads(body)["user"]) % len(names)], 0)
     policy = Affinity(is_on=arm == AFFINITY)
-    return lambda body, work: policy.choose(traits_of(body, []), work)
+    return lambda body, work: policy.choose(parts_of(body, []), work)
 
 
 def _answers(asked: Sequence[Turn], engines: dict[str, LLM], choose: Choose) -> Iterator[str]:

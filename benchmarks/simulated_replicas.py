@@ -35,7 +35,7 @@ from paceline import SamplingParams
 from paceline.config import EngineConfig
 from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
 from paceline.policy.cost import CostModel
-from paceline.ray.prompts import PART_BYTES, Traits
+from paceline.ray.prompts import PART_BYTES
 from paceline.ray.routing import Affinity, Choice
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
@@ -54,7 +54,7 @@ FEWEST = 128
 DRAWS = 8
 """Of callers, until one of them is not waiting; then another one comes."""
 PLAIN = SamplingParams()
-Choose = Callable[[Traits, dict[str, int]], Choice]
+Choose = Callable[[tuple[int, ...], dict[str, int]], Choice]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Caller:
         places = range(self.said // PART_TOKENS)
         kept = [hash((place, *(own if place >= INSTRUCTIONS else ()))) for place in places]
         read = tuple(kept[: prompt_len // PART_TOKENS])
-        return Ask(self, prompt_len, output_len, known, Traits(read, 1 + self.name), kept)
+        return Ask(self, prompt_len, output_len, known, read, kept)
 
 
 class Ask(NamedTuple):
@@ -87,7 +87,7 @@ class Ask(NamedTuple):
     prompt_len: int
     output_len: int
     known: int
-    traits: Traits
+    parts: tuple[int, ...]
     kept: Sequence[int]
 
 
@@ -117,7 +117,7 @@ class Kept(EndlessKV):
 
     def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
         found = 0
-        for part in self.asks[request_id].traits.parts:
+        for part in self.asks[request_id].parts:
             if part not in self._parts:
                 break
             found += PART_TOKENS
@@ -165,7 +165,7 @@ class Replica(Scheduler):
             item.request.num_computed += item.num_tokens
             if item.samples:
                 if not item.request.num_output_tokens:
-                    self.kept.publish(self.kept.asks[item.request.request_id].traits.parts)
+                    self.kept.publish(self.kept.asks[item.request.request_id].parts)
                 item.request.token_ids.append(0)
                 if not item.request.remaining:
                     self.remove(item.request)
@@ -189,7 +189,7 @@ class Fleet:
         for number, now in enumerate(times):
             self._go_on(now)
             ask = next(asked)
-            name, work = choose(ask.traits, self._work)
+            name, work = choose(ask.parts, self._work)
             self._came[number], self._given[number] = now, (work, ask.caller)
             self._work[name] += work
             self.known += ask.known
@@ -218,7 +218,7 @@ class Fleet:
 def chooser(arm: str, size: int) -> Choose:
     if arm == TURNS:
         order = cycle(map(str, range(size)))
-        return lambda traits, work: Choice(next(order), 0)
+        return lambda parts, work: Choice(next(order), 0)
     return Affinity(is_on=arm == AFFINITY).choose
 
 

@@ -11,7 +11,6 @@ from paceline.errors import RequestError
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
-from paceline.ray.prompts import Traits
 from tests.programs import module
 
 
@@ -73,8 +72,8 @@ fleet = module("simulated_replicas")
 
 def ask(prompt_len: int, output_len: int, parts: Any = ()) -> Any:
     kept = tuple(parts)
-    traits = Traits(kept[: prompt_len // fleet.PART_TOKENS])
-    return fleet.Ask(fleet.Caller(0), prompt_len, output_len, 0, traits, kept)
+    parts = kept[: prompt_len // fleet.PART_TOKENS]
+    return fleet.Ask(fleet.Caller(0), prompt_len, output_len, 0, parts, kept)
 
 
 def served(asked: Any, size: int, arm: str, num_parts: int = 1 << 20) -> Any:
@@ -126,7 +125,7 @@ def test_callers_go_on_with_what_they_said(agents: Any, monkeypatch: pytest.Monk
     assert second.kept[:5] == first.kept[:5]
     assert third.kept[:4] == first.kept[:4]  # the instructions
     assert third.kept[4] != first.kept[4]
-    assert len(first.traits.parts) == 4
+    assert len(first.parts) == 4
 
 
 def test_who_waits_for_an_answer_does_not_ask(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from paceline.ray.prompts import PART_BYTES, Traits, traits_of
-from paceline.ray.routing import ANSWER, DRAFTS, Affinity
+from paceline.ray.prompts import PART_BYTES, parts_of
+from paceline.ray.routing import ANSWER, Affinity
 
 IDLE = {"a": 0, "b": 0, "c": 0}
 BUSY = dict.fromkeys(IDLE, 100)
 
 
-def traits(headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> Traits:
-    return traits_of(json.dumps(body).encode(), headers or [])
+def parts(headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> tuple[int, ...]:
+    return parts_of(json.dumps(body).encode(), headers or [])
 
 
-def chat(*texts: str, **more: Any) -> Traits:
-    return traits(messages=[{"role": "user", "content": text} for text in texts], **more)
+def chat(*texts: str, **more: Any) -> tuple[int, ...]:
+    return parts(messages=[{"role": "user", "content": text} for text in texts], **more)
 
 
 @pytest.fixture
@@ -27,16 +27,16 @@ def policy() -> Affinity:
     return Affinity()
 
 
-def name_of(policy: Affinity, traits: Traits, work: dict[str, int]) -> str:
-    return policy.choose(traits, work).name
+def name_of(policy: Affinity, parts: tuple[int, ...], work: dict[str, int]) -> str:
+    return policy.choose(parts, work).name
 
 
-def test_requests_without_traits_go_round(policy: Affinity) -> None:
-    assert [name_of(policy, Traits(), {"a": 0, "b": 0}) for _ in range(6)] == ["a", "b"] * 3
+def test_requests_without_a_prompt_go_round(policy: Affinity) -> None:
+    assert [name_of(policy, (), {"a": 0, "b": 0}) for _ in range(6)] == ["a", "b"] * 3
 
 
 def test_the_one_with_the_least_work_is_chosen(policy: Affinity) -> None:
-    assert {name_of(policy, Traits(), {"a": 3, "b": 1, "c": 2}) for _ in range(8)} == {"b"}
+    assert {name_of(policy, (), {"a": 3, "b": 1, "c": 2}) for _ in range(8)} == {"b"}
 
 
 def test_work_is_what_is_read_and_the_answer(policy: Affinity) -> None:
@@ -81,26 +81,16 @@ def test_what_all_have_read_attracts_to_none(policy: Affinity) -> None:
     assert set(work.values()) == {4 * (ANSWER + 1)}
 
 
-def test_a_caller_goes_to_its_drafts_where_little_of_the_prompt_is_known(policy: Affinity) -> None:
-    system = "You answer briefly."
-    own = name_of(policy, chat(system, user="me"), {**BUSY, "b": 0})
-    elsewhere = name_of(policy, chat(system, *"0123456789"), {**BUSY, "a": 0})
-    assert (own, elsewhere) == ("b", "a")
-    assert name_of(policy, chat(system, "q", user="me"), {**IDLE, "b": DRAFTS}) == "b"
-    # Most of it was read there, which is worth more than drafts.
-    assert name_of(policy, chat(system, *"0123456789", "x", user="me"), IDLE) == "a"
-
-
 def test_a_replica_that_is_gone_is_not_chosen(policy: Affinity) -> None:
-    assert name_of(policy, chat("Hello.", user="me"), {"a": 0}) == "a"
-    assert name_of(policy, chat("Hello.", user="me"), {"b": 0}) == "b"
+    assert name_of(policy, chat("Hello."), {"a": 0}) == "a"
+    assert name_of(policy, chat("Hello."), {"b": 0}) == "b"
     # The new one has read it since; that the old one did counts no more when its name returns.
     assert name_of(policy, chat("Hello."), {"a": 0, "b": 0}) == "b"
 
 
 def test_without_affinity_only_work_counts() -> None:
     policy = Affinity(is_on=False)
-    told = chat("Hello.", user="me")
+    told = chat("Hello.")
     chosen = [policy.choose(told, {"a": 0, "b": 0}) for _ in range(4)]
     assert chosen == [("a", ANSWER + 1), ("b", ANSWER + 1)] * 2
 
@@ -116,14 +106,13 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_parts_tell_a_beginning_and_who_may_share_it() -> None:
     text = "word " * PART_BYTES
-    one, longer = traits(prompt=text), traits(prompt=text + " and more")
+    one, longer = parts(prompt=text), parts(prompt=text + " and more")
     shared = len(text) // PART_BYTES
-    assert one.parts[:shared] == longer.parts[:shared]
-    assert one.parts[-1] != longer.parts[-1]
-    assert not set(one.parts) & set(traits(prompt=text, cache_salt="s").parts)
+    assert one[:shared] == longer[:shared]
+    assert one[-1] != longer[-1]
+    assert not set(one) & set(parts(prompt=text, cache_salt="s"))
     key = [(b"authorization", b"Bearer k")]
-    assert not set(one.parts) & set(traits(key, prompt=text).parts)
-    assert one.caller == 0
+    assert not set(one) & set(parts(key, prompt=text))
 
 
 @pytest.mark.parametrize(
@@ -138,16 +127,10 @@ def test_parts_tell_a_beginning_and_who_may_share_it() -> None:
     ],
 )
 def test_prompts_of_every_api_have_parts(body: dict[str, Any]) -> None:
-    assert traits(**body).parts
-    assert traits(**body) == traits(**body)
-
-
-@pytest.mark.parametrize("name", ["user", "cache_salt", "prompt_cache_key", "safety_identifier"])
-def test_callers_are_told_apart(name: str) -> None:
-    assert traits(prompt="a", **{name: "x"}).caller == traits(prompt="b", **{name: "x"}).caller
-    assert traits(prompt="a", **{name: "x"}).caller != traits(prompt="a", **{name: "y"}).caller
+    assert parts(**body)
+    assert parts(**body) == parts(**body)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff"])
-def test_what_is_no_request_has_no_traits(body: bytes) -> None:
-    assert traits_of(body, []) == Traits()
+def test_what_is_no_request_has_no_parts(body: bytes) -> None:
+    assert parts_of(body, []) == ()

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from paceline.ray.calls import Call, body_of, header_of, read_body, status_of
 from paceline.ray.failures import last_words, refusal
 from paceline.ray.links import RANK, Address, Links, addresses
 from paceline.ray.metrics import merged
-from paceline.ray.prompts import Traits, traits_of
+from paceline.ray.prompts import parts_of
 from paceline.ray.routing import Affinity
 from paceline.server.config import OPEN_PATHS, ServerConfig
 from paceline.server.errors import SERVER, ApiError
@@ -138,10 +138,10 @@ class Relay:
         if call.path in _ASK_ALL or is_kept:
             await self._ask_all(call, send)
             return
-        traits = traits_of(call.body, call.headers)
+        parts = parts_of(call.body, call.headers)
         refused, can_retry, is_answered = set[str](), True, False
         while not is_answered:
-            async with self._chosen(traits, refused) as chosen:
+            async with self._chosen(parts, refused) as chosen:
                 try:
                     is_answered = await self._try(chosen, call, send, can_retry)
                 except EngineDeadError:
@@ -151,13 +151,13 @@ class Relay:
                 refused.add(chosen.name)
 
     @asynccontextmanager
-    async def _chosen(self, traits: Traits, refused: set[str]) -> AsyncIterator[_Chosen]:
+    async def _chosen(self, parts: Sequence[int], refused: set[str]) -> AsyncIterator[_Chosen]:
         """A replica, to whose unfinished work the request belongs meanwhile."""
         while not (known := self._reachable()):
             await asyncio.sleep(_LOOK_SECONDS)
         left = [name for name in known if name not in refused]
         work = {name: self._work[name] for name in left or known}
-        name, added = self._policy.choose(traits, work)
+        name, added = self._policy.choose(parts, work)
         self._work[name] += added
         try:
             yield _Chosen(name, known[name], len(left) < 2)
