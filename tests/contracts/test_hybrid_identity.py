@@ -59,12 +59,12 @@ KINDS = [f"{kind} {backend}" for backend in BACKENDS for kind in HYBRIDS]
 USUAL = KINDS[-len(HYBRIDS) :]
 OTHERS = KINDS[: -len(HYBRIDS)]
 """On the reference, which takes ten times as long: where it is not the usual one, some suffice."""
+kinds = pytest.mark.parametrize("kind", only(USUAL, KINDS))
 DTYPES = in_turns(HYBRIDS, ["int8", "bfloat16"])
 if why_not_native() is None:
     packed = [f"native-{dtype}" for dtype in PACKED_DTYPES if dtype != "file"]
-    DTYPES += itertools.product(HYBRIDS, packed)
+    DTYPES += in_step(HYBRIDS, packed)
 DRAFTS = ("lookup_tree", "draft_tree", "head_tree", "mtp_tree", "several", "random", *OWN)
-kinds = pytest.mark.parametrize("kind", only([*USUAL, *OTHERS[:1]], KINDS))
 NARROW = {"max_num_batched_tokens": 8, "max_step_ms": 1e6}
 STATE_MIXES: dict[str, dict[str, Any]] = {
     **MIXES,
@@ -84,8 +84,8 @@ def engine_of(kind: str, proposer: str = "", **config: Any) -> Engine:
 
 
 def some(*axes: Iterable[Any]) -> list[Any]:
-    """Every pair of the axes and the usual kinds; each of the others twice."""
-    return in_turns(*axes, USUAL) + (in_step(*axes, OTHERS, steps=8) if OTHERS else [])
+    """Every pair of the axes and the usual kinds; each of the others once."""
+    return in_turns(*axes, USUAL) + (in_step(*axes, OTHERS, steps=len(OTHERS)) if OTHERS else [])
 
 
 _plain: dict[str, list[Any]] = {}

@@ -27,7 +27,7 @@ from tests.proposers.heads import (
     turned,
     write_head,
 )
-from tests.toy import TOY, VOCAB, toy_runner
+from tests.toy import TOY, USUAL, VOCAB, toy_runner
 
 LAYERS, SIZE, MASK = 2, 6, 47
 SLIDING = ["sliding_attention", "full_attention"]
@@ -142,7 +142,7 @@ class FollowingBlocks(Follows, DFlashProposer):
     pass
 
 
-def following_dflash(target_dtype: str = "float32", **options: Any) -> DFlashProposer:
+def following_dflash(target_dtype: str = USUAL, **options: Any) -> DFlashProposer:
     target = toy_runner(target_dtype, prefix_caching=False)
     return made_to_follow(toy_dflash(target, **options), FollowingBlocks, target)
 

@@ -23,7 +23,7 @@ from paceline.request import Request
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
 from tests.proposers.self_drafts import read_all_but_last
-from tests.toy import TOY, VOCAB, toy_runner
+from tests.toy import TOY, USUAL, VOCAB, toy_runner
 
 Tensors = dict[str, torch.Tensor]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = TOY.hidden_size, 4, 2, 8
@@ -190,7 +190,7 @@ def made_to_follow(proposer: FeatureDrafter, kind: type[T], target: ModelRunner)
     return proposer
 
 
-def following_head(target_dtype: str = "float32", **options: Any) -> HeadProposer:
+def following_head(target_dtype: str = USUAL, **options: Any) -> HeadProposer:
     target = toy_runner(target_dtype, prefix_caching=False)
     return made_to_follow(toy_head(target, **options), Following, target)
 

@@ -25,7 +25,7 @@ from tests import heads
 from tests.models.gguf_writing import write_gguf
 from tests.models.test_entry import block, norm
 from tests.proposers.heads import Following, PlainHead, Tensors, made_to_follow, target_info
-from tests.toy import TOY, toy_folder, toy_runner, toy_tensors
+from tests.toy import TOY, USUAL, toy_folder, toy_runner, toy_tensors
 
 CONFIG = heads.head_config("mtp")
 ENDS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -169,7 +169,7 @@ def toy_mtp(
 
 
 def following_mtp(
-    checkpoint: Checkpoint | None = None, target_dtype: str = "float32", **options: Any
+    checkpoint: Checkpoint | None = None, target_dtype: str = USUAL, **options: Any
 ) -> HeadProposer:
     target = toy_runner(target_dtype, prefix_caching=False)
     return made_to_follow(toy_mtp(target, checkpoint, **options), Following, target)

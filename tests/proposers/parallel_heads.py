@@ -26,7 +26,7 @@ from tests.proposers.heads import (
     target_info,
     write_head,
 )
-from tests.toy import VOCAB, toy_runner, toy_tensors
+from tests.toy import USUAL, VOCAB, toy_runner, toy_tensors
 
 RANK = 8
 CHAIN = {"max_tree_nodes": 0, "max_branching": 1, "num_speculative_tokens": 4}
@@ -101,7 +101,7 @@ class FollowingMarkov(Follows, DSparkProposer):
 
 
 def following(
-    make: Callable[..., FeatureDrafter], *args: Any, target: str = "float32", **options: Any
+    make: Callable[..., FeatureDrafter], *args: Any, target: str = USUAL, **options: Any
 ) -> FeatureDrafter:
     """A proposer that lets its own target read what it drafts for."""
     runner = toy_runner(target, prefix_caching=False)

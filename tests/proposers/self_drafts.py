@@ -17,7 +17,7 @@ from paceline.request import Request
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
 from tests.proposers.drive import Target
-from tests.toy import TOY, toy_runner
+from tests.toy import TOY, USUAL, toy_runner
 
 ALL = TOY.num_layers
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
@@ -76,7 +76,7 @@ class Following(SelfDraftProposer):
 
 
 def following(
-    target_dtype: str = "float32", shape: ModelConfig = TOY, **options: Any
+    target_dtype: str = USUAL, shape: ModelConfig = TOY, **options: Any
 ) -> SelfDraftProposer:
     target = toy_runner(target_dtype, prefix_caching=False, shape=shape)
     proposer = self_drafter(target, kind=Following, **options)

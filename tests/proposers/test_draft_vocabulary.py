@@ -22,7 +22,7 @@ from tests.arrays import arrays
 from tests.proposers.drive import Target, make_request, propose
 from tests.proposers.self_drafts import native
 from tests.proposers.vocabularies import letters, merging, other
-from tests.toy import TOY, VOCAB, draft_config, toy_folder, toy_ops, toy_runner, toy_tensors
+from tests.toy import TOY, USUAL, VOCAB, draft_config, toy_folder, toy_ops, toy_runner, toy_tensors
 
 PROMPT = [5, 9, 2, 7, 45, 30, 11]
 
@@ -30,7 +30,7 @@ PROMPT = [5, 9, 2, 7, 45, 30, 11]
 # --- equal vocabularies, padded to different sizes ----------------------------------------------
 
 
-def padded_self(size: int, dtype: str = "float32") -> DraftModelProposer:
+def padded_self(size: int, dtype: str = USUAL) -> DraftModelProposer:
     """The toy target with more rows, which win wherever they may, or without its last ones."""
     config = dataclasses.replace(TOY, vocab_size=size)
     tensors = toy_tensors()

@@ -191,7 +191,7 @@ def jobs() -> list[Job]:
 def check_seen(tensors: Tensors) -> None:
     """Every draft and its KV are those of a head that reads the same tokens for the first time."""
     plain = PlainHead(tensors, head_config())
-    proposer, known = following_head(tensors=tensors, num_speculative_tokens=1), {}
+    proposer, known = following_head("float32", tensors=tensors, num_speculative_tokens=1), {}
     for tokens in {tokens for tokens, _, _ in seen}:
         request = make_request(1, tokens)
         propose(proposer, request)

@@ -109,6 +109,11 @@ class Tokenizer:
         return max(self._vocabulary().values(), default=-1) + 1
 
     @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest of the vocabulary's own spellings."""
+        return max(map(len, self._vocabulary()), default=0)
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Hex hash of which string has which id; equal exactly for equal vocabularies."""
         digest = hashlib.blake2b(digest_size=16)

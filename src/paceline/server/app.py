@@ -40,17 +40,16 @@ def create_app(
     Raises: as :class:`~paceline.server.models.Models`.
     """
     config = config or ServerConfig()
-    app = FastAPI(docs_url=None, redoc_url=None)
-    app.state.models = Models(client, config, others)
-    app.state.responses = responses.ResponseStore()
     apis = (chat, completions, infill, embeddings, tokenize, adapters, health, compatible)
     routers = [*(api.router for api in apis), compatible.reports]
     routers += [anthropic.router, *responses.routers, *ollama.routers, page_router()]
-    for router in routers:
-        app.include_router(router)
+    routes = [route for router in routers for route in router.routes]
+    # As they are: ``include_router`` would make each of them anew, in every application.
+    app = FastAPI(docs_url=None, redoc_url=None, routes=routes)
+    app.state.models = Models(client, config, others)
+    app.state.responses = responses.ResponseStore()
     install_openapi(app)
-    routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
-    install_error_handlers(app, routes)
+    install_error_handlers(app, [route for route in routes if isinstance(route, Route)])
     app.add_middleware(Guard, config)
     app.add_middleware(TraceMiddleware)
     if config.allowed_origins:

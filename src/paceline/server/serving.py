@@ -143,8 +143,9 @@ class Serving:
         info, self._num_loads = self.client.info, self._num_loads + 1
         self.num_bytes, self.size = info.num_bytes, memory_of(self.client)
         self.admission.max_num_seqs = info.max_num_seqs
-        self.texts = TokenTexts(self.client.tokenizer)
-        self.longest_token = _longest_token(self.client.tokenizer)
+        tokenizer = self.client.tokenizer
+        self.texts = TokenTexts(tokenizer)
+        self.longest_token = 0 if tokenizer is None else tokenizer.longest_token
 
     async def close(self) -> None:
         """Unload it."""
@@ -235,12 +236,6 @@ class Serving:
         finally:
             if not was_refused:  # that took no time
                 clock.close(has_failed)
-
-
-def _longest_token(tokenizer: Tokenizer | None) -> int:
-    if tokenizer is None:
-        return 0
-    return max(len(tokenizer.id_to_token(i) or "") for i in range(tokenizer.vocab_size))
 
 
 class Answers:
