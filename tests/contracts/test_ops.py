@@ -63,17 +63,19 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def on_backends(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
-    """Every value on every backend; the reference's dtypes, which differ in their linears alone,
-    take turns, and the native one's levels are those of :mod:`tests.levels`."""
-    found = []
+    """Every value on every backend. Quick are: of the reference, whose dtypes differ in their
+    linears alone, one dtype in turn; of the native one, every pair of a value, a dtype and a level
+    that is not between others."""
+    found, values = [], list(values)
     for i, value in enumerate(values):
         for j, backend in enumerate(ROW_BACKENDS):
             is_quick = (i + j) % len(ROW_BACKENDS) == 0
             marks = () if is_quick else pytest.mark.slow
             found.append(pytest.param(backend, value, marks=marks))
-        for backend, (_, isa) in NATIVE.items():
-            marks = pytest.mark.slow if isa in BETWEEN else ()
-            found.append(pytest.param(backend, value, marks=marks))
+        for backend, (dtype, isa) in NATIVE.items():
+            places = i + PACKED_DTYPES.index(dtype) + LEVELS[:1].count(isa)
+            is_quick = isa not in BETWEEN and (places % 2 == 0 or len(values) == 1)
+            found.append(pytest.param(backend, value, marks=() if is_quick else pytest.mark.slow))
     return pytest.mark.parametrize(("backend", name), found, indirect=["backend"])
 
 

@@ -25,17 +25,26 @@ from tests.models.reference import (
     Driver,
     save_model,
 )
+from tests.quick import in_turns
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(params=[*FAMILIES, *MIXTURES, *HYBRIDS])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Driver]:
+@pytest.fixture(scope="module", params=[*FAMILIES, *MIXTURES, *HYBRIDS])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Driver]:
     """The same checkpoint on both sides. Short texts, so that tables are the short-text ones."""
-    model = save_model(request.param, tmp_path)
-    return model, Driver.of(tmp_path, max_len=64)
+    folder: Path = tmp_path_factory.mktemp("model")
+    model = save_model(request.param, folder)
+    return model, Driver.of(folder, max_len=64)
+
+
+@pytest.fixture
+def pair(loaded: tuple[Any, Driver]) -> tuple[Any, Driver]:
+    """Both, before they have read anything."""
+    model, driver = loaded
+    return model, driver.again()
 
 
 def want(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -70,8 +79,7 @@ def test_tree(pair: tuple[Any, Driver]) -> None:
     close(following, truth[-1:])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize(("family", "dtype"), in_turns(DENSE, ["float32", "int8"]))
 def test_chunks_do_not_change_a_bit(tmp_path: Path, family: str, dtype: str) -> None:
     save_model(family, tmp_path)
     whole = Driver.of(tmp_path, max_len=64, ops=ReferenceOps(dtype))
@@ -81,8 +89,8 @@ def test_chunks_do_not_change_a_bit(tmp_path: Path, family: str, dtype: str) -> 
     assert same(torch.cat(chunks), whole.chunk(TOKENS))
 
 
-def test_weights_are_counted(pair: tuple[Any, Driver]) -> None:
-    model, driver = pair
+def test_weights_are_counted(loaded: tuple[Any, Driver]) -> None:
+    model, driver = loaded
     named = [each for each in model.named_parameters() if each[1].requires_grad]
     matrices = [each for name, each in named if each.ndim > 1 and not name.endswith("_bias")]
     assert driver.checkpoint.config.num_weights == sum(map(torch.numel, matrices))

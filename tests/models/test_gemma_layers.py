@@ -29,6 +29,7 @@ from paceline.span import DraftTree, Span
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver, edit, save_model
+from tests.quick import in_turns
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,9 +50,7 @@ def want(model: Any, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
-@backends
-@families
-@pytest.mark.parametrize("kv_dtype", KV_BYTES)
+@pytest.mark.parametrize(("family", "kv_dtype", "backend"), in_turns(FAMILIES, KV_BYTES, KINDS))
 def test_neither_chunks_nor_threads_change_a_bit(
     tmp_path: Path, family: str, kv_dtype: str, backend: str
 ) -> None:

@@ -30,8 +30,7 @@ def chain(tokens: list[int]) -> DraftTree:
     return DraftTree.chain(tokens, [1.0] * len(tokens), "x")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), in_turns(FAMILIES, ["float32", "int8"]))
 def test_chunks_trees_and_threads_do_not_change_a_bit(
     tmp_path: Path, family: str, dtype: str
 ) -> None:

@@ -21,7 +21,7 @@ from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
 from paceline.span import DraftTree
 from tests.arrays import same
-from tests.levels import SOME
+from tests.levels import SOME, in_turns_with_levels
 from tests.models.reference import FAMILIES, HYBRIDS, MIXTURES, VOCAB, Driver, save_model
 
 pytestmark = [
@@ -43,7 +43,10 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     native_module().set_isa(before)
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *MIXTURES, *HYBRIDS])
+EVERY = [*FAMILIES, *MIXTURES, *HYBRIDS]
+
+
+@pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("model")
     save_model(request.param, folder)
@@ -82,7 +85,11 @@ def expected(checkpoint: Checkpoint) -> dict[str, list[torch.Tensor]]:
     return {name: way(driver(checkpoint, ReferenceOps)) for name, way in WAYS.items()}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("checkpoint", "level", "way"),
+    in_turns_with_levels(EVERY, WAYS),
+    indirect=["checkpoint", "level"],
+)
 def test_what_is_said(checkpoint: Checkpoint, level: str, way: str, expected: Any) -> None:
     found = WAYS[way](driver(checkpoint))
     for got, wanted in zip(found, expected[way], strict=True):
@@ -96,7 +103,11 @@ def test_activations(tmp_path: Path, level: str, activation: str) -> None:
     close(driver(checkpoint).chunk(TOKENS), driver(checkpoint, ReferenceOps).chunk(TOKENS))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("checkpoint", "level", "dtype"),
+    in_turns_with_levels(EVERY, ["int8", "int4"]),
+    indirect=["checkpoint", "level"],
+)
 def test_chunks_do_not_change_a_bit(checkpoint: Checkpoint, level: str, dtype: str) -> None:
     whole = driver(checkpoint, dtype=dtype)
     parts = whole.again()

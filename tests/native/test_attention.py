@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.models.ops.tensor_kv import DTYPES, decode, encode
+from tests.quick import in_turns
 
 native = pytest.importorskip("paceline._native")
 
@@ -171,16 +172,21 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("first", "last"), [(0, 37), (505, 530), (1090, 1100)])
-def test_matches_a_softmax_in_float64(shape, first, last):
+@pytest.mark.parametrize(
+    ("shape", "rows", "isa"),
+    in_turns(SHAPES, [(0, 37), (505, 530), (1090, 1100)], native.isas()),
+    indirect=["isa"],
+)
+def test_matches_a_softmax_in_float64(shape, rows):
+    first, last = rows
     context = Context(shape, last)
     expected = context.references(range(first, last))
     np.testing.assert_allclose(chain(context, first, last), expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("first", [0, 501, 1020])
+@pytest.mark.parametrize(
+    ("shape", "first", "isa"), in_turns(SHAPES, [0, 501, 1020], native.isas()), indirect=["isa"]
+)
 def test_a_row_does_not_depend_on_its_span(shape, first):
     """Any number of rows, of rows per item, any placement, one or two threads: equal bits."""
     last = first + 21
@@ -252,8 +258,9 @@ TREE_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", TREE_SHAPES, ids=str)
-@pytest.mark.parametrize("offset", range(TILE))
+@pytest.mark.parametrize(
+    ("offset", "shape", "isa"), in_turns(range(TILE), TREE_SHAPES, native.isas()), indirect=["isa"]
+)
 def test_a_tree_node_equals_its_path_as_a_chain(shape, offset):
     rng = np.random.default_rng(offset)
     for base, branching in ((0, 0.8), (32, 0.3), (496, 0.5)):

@@ -28,6 +28,7 @@ from paceline.runtime.sampler import (
     token_noise,
 )
 from paceline.sampling_params import SamplingParams
+from tests.quick import in_turns
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 
@@ -136,11 +137,14 @@ def sampled_by_numpy(vocab: int, at: int, k: int) -> list[Any]:
         return sampled(vocab, OPTIONS[at], k)
 
 
+SIZES = [(1, 1), (3, 3), (48, 48), (63, 63), (1000, 1000), (4096, 300), (32_007, 8)]
+
+
 @pytest.mark.parametrize(
-    ("vocab", "k"), [(1, 1), (3, 3), (48, 48), (63, 63), (1000, 1000), (4096, 300), (32_007, 8)]
+    ("at", "size", "isa"), in_turns(range(len(OPTIONS)), SIZES, native.isas()), indirect=["isa"]
 )
-@pytest.mark.parametrize("at", range(len(OPTIONS)), ids=map(str, OPTIONS))
-def test_every_survivor_is_the_same(vocab: int, k: int, at: int) -> None:
+def test_every_survivor_is_the_same(at: int, size: tuple[int, int]) -> None:
+    vocab, k = size
     found = zip(sampled(vocab, OPTIONS[at], k), sampled_by_numpy(vocab, at, k), strict=True)
     for (ranking, tokens), (wanted_ranking, wanted_tokens) in found:
         assert_same_ranking(ranking, wanted_ranking)

@@ -13,6 +13,7 @@ import pytest
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.models.ops.native import why_not_native
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV
 from paceline.proposers.draft_model import DraftModelProposer, loading, parallel
 from paceline.runtime.model_runner import ModelRunner
@@ -21,13 +22,14 @@ from paceline.span import DraftTree
 from tests.models.reference import edit, save_model
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.heads import target_info
-from tests.proposers.self_drafts import begun, native, self_drafter
+from tests.proposers.self_drafts import begun, self_drafter
+from tests.quick import in_turns
 from tests.toy import HYBRIDS, TOY, draft_config, toy_runner
 
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
 LONG = [1 + 7 * i % 40 for i in range(40)]  # more than a log has room for
 TREE = {"max_tree_nodes": 12, "max_branching": 3, "num_speculative_tokens": 4}
-DTYPES = ["float32", pytest.param("native-int8", marks=native)]
+DTYPES = ["float32", *([] if why_not_native() else ["native-int8"])]
 KINDS = [DELTA, MAMBA2, "beside"]
 CONVOLVED = HYBRIDS[SHORT_CONV].recurrent
 assert CONVOLVED is not None
@@ -37,16 +39,14 @@ def runner_of(kind: str, dtype: str = "float32", **options: Any) -> ModelRunner:
     return toy_runner(dtype, prefix_caching=False, shape=HYBRIDS[kind], **options)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["draft_model", "self"])
 @pytest.mark.parametrize(
-    ("prompt", "options", "sampling"),
-    [(PROMPT, {}, {}), (LONG, TREE, {"temperature": 0.8})],
+    ("kind", "method", "is_long", "dtype"),
+    in_turns(KINDS, ["draft_model", "self"], [False, True], DTYPES),
 )
 def test_the_target_itself_is_always_right(
-    method: str, kind: str, dtype: str, prompt: Any, options: Any, sampling: dict[str, float]
+    kind: str, method: str, is_long: bool, dtype: str
 ) -> None:
+    prompt, options, sampling = (LONG, TREE, {"temperature": 0.8}) if is_long else (PROMPT, {}, {})
     model, request = Target(runner_of(kind, dtype)), make_request(1, prompt, **sampling)
     proposer: DraftModelProposer
     if method == "self":
