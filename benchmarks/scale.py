@@ -6,7 +6,7 @@ much of the prompts was cached, and accepted tokens per step. The time to the fi
 short streams one after another. What one replica takes longer than one process with as many threads
 is Serve's and the ingress'.
 
-Replicas are killed, each time until as many as before serve again.
+Replicas are killed, of each model several times, each time until as many as before serve again.
 
 What routing does to caches and drafts is counted apart, without Serve, on the times and lengths of
 a recorded service (:mod:`agent_requests`).
@@ -31,7 +31,7 @@ from typing import Any
 import agent_requests
 import httpx
 from agent_requests import routed, turns
-from harness import arguments, chosen, note
+from harness import arguments, chosen, names, note
 from load_server import ServerProcess
 from prompt_sets import load_prompts
 from replica_faults import REPLICA
@@ -132,9 +132,9 @@ def num_serving(client: httpx.Client) -> int:
     return len(set(re.findall(r'replica="(\d+)"', client.get("/metrics").text)))
 
 
-def recoveries(count: int) -> list[float]:
+def recoveries(model: str, count: int) -> list[float]:
     """Seconds from the death of a replica until both of them serve."""
-    server, found = ServerProcess(*LIMITS, *ARMS[REPLICAS]), list[float]()
+    server, found = ServerProcess(model, *LIMITS, *ARMS[REPLICAS]), list[float]()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE) as client:
             for index in range(count):
@@ -143,9 +143,9 @@ def recoveries(count: int) -> list[float]:
                 while num_serving(client) > 1:  # it is not known yet
                     time.sleep(0.02)
                 while num_serving(client) < 2 and time.monotonic() - began < PATIENCE:
-                    time.sleep(0.05)
+                    time.sleep(0.2)
                 found.append(time.monotonic() - began)
-                note(f"a killed replica: {found[-1]:.1f} s")
+                note(f"a killed replica of {model}: {found[-1]:.1f} s")
                 time.sleep(2.0)
     finally:
         server.end()
@@ -211,26 +211,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized("--agents", 8, 4, "at once")
     parser.sized("--turns", 6, 2, "of each agent")
     parser.sized("--streams", 100, 10, "one after another, for the time to the first token")
-    parser.sized("--deaths", 6, 2, "of replicas")
+    parser.sized("--models", ["embedded", "smollm2"], ["embedded"], "that die", type=names)
+    parser.sized("--deaths", 6, 2, "of replicas of each")
     parser.sized("--requests", 160, 16, "of the recorded service, for routing")
     parser.sized("--engines", 4, 2, "that they are routed to")
     options = parser.parse_args(argv)
-    settings = ("quick", "agents", "turns", "streams", "deaths", "requests", "engines")
+    settings = ("quick", "agents", "turns", "streams", "models", "deaths", "requests", "engines")
     report = Report("scale", chosen(options, *settings))
     report.results = [measured(arm, options) for arm in ARMS]
-    again = recoveries(options.deaths)
-    report.samples = [{"recovery_seconds": seconds} for seconds in again]
+    again = {model: recoveries(model, options.deaths) for model in options.models}
+    report.samples = [
+        {"model": model, "recovery_seconds": seconds} for model in again for seconds in again[model]
+    ]
     routed_rows = routings(options)
     by_arm = {row["arm"]: row for row in report.results}
     one, served_one = by_arm[ONE], by_arm[ONE_REPLICA]
     overhead = served_one["first_token_ms"] - one["first_token_ms"]
     share = served_one["tokens_per_second"] / one["tokens_per_second"]
-    back = "seconds until a killed replica serves again"
+    back = "seconds until a killed replica of {} serves again, {}"
     report.targets = [
         Target("ms that Serve adds to a first token", overhead, MOST_OVERHEAD_MS),
         Target("tokens/s, one replica over one process", share, LEAST_THROUGHPUT, "at least"),
-        Target(f"{back}, median", median(again), MOST_RECOVERY_SECONDS),
-        Target(f"{back}, longest", max(again), MOST_RECOVERY_SECONDS),
+        *(
+            Target(back.format(model, name), of(seconds), MOST_RECOVERY_SECONDS)
+            for model, seconds in again.items()
+            for name, of in (("median", median), ("longest", max))
+        ),
         *routing_targets(routed_rows),
     ]
     report.results += routed_rows

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message
 
+from paceline.ray import links
 from paceline.ray.calls import Call, body_of, header_of, status_of
 from paceline.ray.links import RANK, Address, Gate, Links
 from paceline.server.config import ServerConfig
@@ -147,6 +148,16 @@ def test_an_answer_that_breaks_is_an_error(answer: bytes) -> None:
             await whole(Links(), address, call_of())
 
     asyncio.run(story())
+
+
+def test_a_machine_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(host: str, port: int) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_connection", nobody)
+    monkeypatch.setattr(links, "CONNECT_SECONDS", 0.01)
+    with pytest.raises(TimeoutError):
+        asyncio.run(whole(Links(), Address("host", 1, TOKEN), call_of()))
 
 
 def test_the_replica_hears_that_the_client_has_left() -> None:

@@ -21,6 +21,8 @@ from paceline.ray.calls import Call, Header
 
 KEEP_ALIVE_SECONDS = 24 * 60 * 60
 """A replica keeps a connection that is not used, so that one which breaks tells of a death."""
+CONNECT_SECONDS = 5.0
+"""Where a machine is gone nobody says no."""
 RANK = b"x-paceline-replica"
 """Header of each answer: the number of the replica."""
 _TOKEN = b"x-paceline-token"
@@ -109,7 +111,8 @@ class _Link(NamedTuple):
 
     @classmethod
     async def to(cls, address: Address) -> _Link:
-        link = cls(*await asyncio.open_connection(address.host, address.port))
+        async with asyncio.timeout(CONNECT_SECONDS):
+            link = cls(*await asyncio.open_connection(address.host, address.port))
         found = link.writer.get_extra_info("socket")
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _PROBES.items():

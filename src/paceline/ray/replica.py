@@ -63,8 +63,10 @@ class Replica:
         app = create_app(client, served.config, others)
         self._models: Models = app.state.models
         self._drain_timeout = served.config.drain_timeout
-        listener = socket.create_server((ray.util.get_node_ip_address(), 0))
-        host, port = listener.getsockname()[:2]
+        host = ray.util.get_node_ip_address()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family)
+        port = listener.getsockname()[1]
         self._address = Address(host, port, secrets.token_hex(16))
         gate = Gate(app, self._address.token, _rank)
         options = {"date_header": False, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
