@@ -155,11 +155,15 @@ def test_estimates_know_how_alike_draft_and_target_are(temperature: float) -> No
         acceptance_estimates([row], scores, likeness(config))[0, 0]
         for config in (
             self_config(1, dtype="int4"),
+            self_config(None, dtype="int2"),
             draft_config(),
+            self_config(None, dtype="int3"),
             self_config(None, dtype="int4"),
+            self_config(None, dtype="int8"),
         )
     ]
     assert found == sorted(found)
+    assert len(set(found)) == len(found)
     assert found[-1] > 0.98
 
 

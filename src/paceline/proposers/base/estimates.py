@@ -42,7 +42,13 @@ class Likeness:
 
 ANOTHER_MODEL = Likeness()
 FEWER_LAYERS = Likeness(0.9, 1.2)
-FEWER_BITS = Likeness(0.99, 0.1)
+FEWER_BITS = {
+    "int4": Likeness(0.99, 0.3),
+    "int3": Likeness(0.99, 0.5),
+    "int2": Likeness(0.99, 1.0),
+}
+"""Copies of a target by their precision: fitted to a model of 135 million weights, greedy."""
+MORE_BITS = Likeness(0.99, 0.1)
 
 
 def ranked(
@@ -67,7 +73,9 @@ def likeness(config: SpeculativeConfig) -> Likeness:
     """How alike a draft and its target are, as far as the draft's configuration says."""
     if config.method != "self":
         return ANOTHER_MODEL
-    return FEWER_BITS if config.draft_layers is None else FEWER_LAYERS
+    if config.draft_layers is not None:
+        return FEWER_LAYERS
+    return FEWER_BITS.get(config.dtype, MORE_BITS)
 
 
 def acceptance_estimates(
@@ -77,7 +85,7 @@ def acceptance_estimates(
 
     A prior: a softmax over the scores of the best candidates, whose sharpness and weight were
     fitted to a pair of trained models on code and prose, greedy and at temperatures 0.6, 0.8 and 1;
-    for parts of a target, to the larger of these two, greedy and at 0.8.
+    for the first layers of a target, to the larger of these two, greedy and at 0.8.
 
     Args:
         rows: whose candidates these are.
