@@ -38,6 +38,7 @@ from tests.models.gguf_writing import CASES, write_gguf
 from tests.models.reference import VOCAB, Driver, save_model
 from tests.proposers.heads import target_info
 from tests.proposers.mtp import mtp_options
+from tests.quick import in_turns
 
 # Classes of decoder layers, and the number of a layer that is like the MTP layer.
 LAYERS: dict[str, tuple[Any, int]] = {
@@ -163,9 +164,7 @@ def check_logits(
     assert_close(torch.as_tensor(found), wanted, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("backend", KINDS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize(("family", "form", "backend"), in_turns(LAYERS, FORMS, KINDS))
 def test_logits_are_those_of_the_decoder_layer(
     tmp_path: Path, family: str, form: str, backend: str
 ) -> None:
