@@ -181,7 +181,7 @@ template <typename Codes> void linear_as(const QuantisedCall& call, int tile_beg
                     if (Codes::BITS == 8) {
                         unpack_codes(call.w.type, count, chunk[t]);
                     }
-                    if (x.rows > MAX_ROWS) {
+                    if (x.rows > MAX_ROWS<Codes>) {
                         bring_near(chunk[t], count);
                     }
                 }
@@ -198,7 +198,7 @@ template <typename Codes> void linear_as(const QuantisedCall& call, int tile_beg
                     }
                 }
 #endif
-                each_block<MAX_ROWS>(row, end, reading, [&](int row, auto rows, Ahead ahead) {
+                each_block<MAX_ROWS<Codes>>(row, end, reading, [&](int row, auto rows, Ahead ahead) {
                     meet_chunk<rows(), TILES, Codes>(x, row, m, ahead,
                                                       y + (row - begin) * TILES);
                 });
@@ -219,7 +219,7 @@ void linear_blocks(const QuantRows& x, const BlockWeights& w, const LinearOut& o
     with_codes(w.type, [&](auto codes) {
         using Codes = decltype(codes);
         if constexpr (MEETS_PACKED) {
-            if (x.rows <= MAX_ROWS) {
+            if (x.rows <= MAX_ROWS<Codes>) {
                 return linear_as<Codes>(call, tile_begin, tile_end);
             }
         }

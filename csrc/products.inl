@@ -26,7 +26,7 @@ constexpr bool MEETS_PACKED = true;
 // Adds the products of the unsigned bytes of w and the signed ones of a. Assembly, since gcc copies
 // the accumulators of the intrinsics and runs out of registers.
 #if defined(__AVX512VNNI__)
-constexpr int MAX_ROWS = 12;
+template <typename> constexpr int MAX_ROWS = 12;
 #if defined(__AMX_INT8__)
 constexpr int MAX_TILES = 2;  // whose registers the inputs are loaded into once
 #else
@@ -41,7 +41,7 @@ ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
 #endif
 }
 #else
-constexpr int MAX_ROWS = 6;
+template <typename> constexpr int MAX_ROWS = 6;
 constexpr int MAX_TILES = 1;
 
 ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
@@ -94,12 +94,16 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
 // --- AVX2 ---------------------------------------------------------------------------------------
 // vpmaddubsw adds two products in 16 bits, with saturation. Signed codes: their sizes are the
 // unsigned operand and the inputs, which have no -128, take over their signs: 2 * 128 * 127 fits.
-// Of the others four quads fit: 8 * 31 * 127. Signed codes that are small become such, by adding
-// their REACH, which is where a row's sum starts from then; of up to 63 two quads fit: 4 * 63 * 127.
+// Of the others eight quads fit where they are at most 15, 16 * 15 * 127, and four up to 31. Signed
+// codes that are small become such, by adding their REACH, which is where a row's sum starts from
+// then; of up to 63 two quads fit: 4 * 63 * 127.
 #elif defined(__AVX2__)
 
 constexpr bool MEETS_PACKED = false;
-constexpr int MAX_ROWS = 4;  // 8 rows of half a tile load twice the inputs and are slower
+// More than 4 rows meet half a tile at a time, or their sums would not fit into the registers.
+template <typename Codes>
+constexpr bool IS_LARGE = Codes::SIGNED && Codes::REACH == CODE_ZERO;
+template <typename Codes> constexpr int MAX_ROWS = IS_LARGE<Codes> ? 8 : 4;
 constexpr int MAX_TILES = 1;
 
 typedef int32_t i32x8 __attribute__((vector_size(32)));
@@ -129,7 +133,42 @@ template <> struct SignedSums<0> {
     void get(i32x16*) const {}
 };
 
-// The same of two or four quads of small codes, as the sums of pairs of inputs.
+// The same of one half of the outputs, for more rows than have registers for both.
+template <int ROWS> struct HalfSums {
+    i32x8 sum = {};
+    HalfSums<ROWS - 1> rest;
+
+    ALWAYS_INLINE void add(__m256i size, __m256i sign, const int8_t* a) {
+        const __m256i inputs = _mm256_sign_epi8(_mm256_set1_epi32(load_quad(a)), sign);
+        const __m256i pairs = _mm256_maddubs_epi16(size, inputs);
+        sum += (i32x8)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        rest.add(size, sign, a + ROW_BYTES);
+    }
+    template <__m256i i32x16::*HALF> ALWAYS_INLINE void get(i32x16* total) const {
+        total->*HALF = (__m256i)sum;
+        rest.template get<HALF>(total + 1);
+    }
+};
+template <> struct HalfSums<0> {
+    void add(__m256i, __m256i, const int8_t*) {}
+    template <__m256i i32x16::*> void get(i32x16*) const {}
+};
+
+inline i32x16 signed_bytes(const uint8_t* codes) {
+    return add_bytes(load_bytes(codes), bytes_of(CODE_ZERO));
+}
+
+template <__m256i i32x16::*HALF, int ROWS, int COUNT>
+ALWAYS_INLINE void exact_half(const uint8_t* codes, const int8_t* a, i32x16* total) {
+    HalfSums<ROWS> sums;
+    for (int i = 0; i < COUNT; ++i) {
+        const __m256i w = signed_bytes(codes + i * TILE_QUAD).*HALF;
+        sums.add(_mm256_abs_epi8(w), w, a + i * QUAD);
+    }
+    sums.template get<HALF>(total);
+}
+
+// The same of two, four or eight quads of small codes, as the sums of pairs of inputs.
 template <int ROWS> struct PairSums {
     i16x16 lo = {}, hi = {};
     PairSums<ROWS - 1> rest;
@@ -158,16 +197,20 @@ template <int ROWS, int TILES, typename Codes, int PART>
 ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
     static_assert(TILES == 1, "registers for one tile");
     const uint8_t* codes = p.codes[0] + PART * Codes::COUNT * TILE_QUAD;
-    if constexpr (Codes::SIGNED && Codes::REACH == CODE_ZERO) {
+    if constexpr (IS_LARGE<Codes> && ROWS > 4) {
+        exact_half<&i32x16::lo, ROWS, Codes::COUNT>(codes, p.a, total);
+        exact_half<&i32x16::hi, ROWS, Codes::COUNT>(codes, p.a, total);
+    } else if constexpr (IS_LARGE<Codes>) {
         SignedSums<ROWS> sums;
         for (int i = 0; i < Codes::COUNT; ++i) {
-            const i32x16 w = add_bytes(load_bytes(codes + i * TILE_QUAD), bytes_of(CODE_ZERO));
+            const i32x16 w = signed_bytes(codes + i * TILE_QUAD);
             const i32x16 size = {_mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)};
             sums.add(size, w, p.a + i * QUAD);
         }
         sums.get(total);
     } else {
-        constexpr int TOGETHER = Codes::REACH <= 16 ? 4 : 2;
+        constexpr int FIT = Codes::REACH <= 8 ? 8 : Codes::REACH <= 16 ? 4 : 2;
+        constexpr int TOGETHER = FIT < Codes::COUNT ? FIT : Codes::COUNT;
         const i32x16 more = bytes_of((Codes::REACH - CODE_ZERO) & 0xff);
         for (int r = 0; r < ROWS; ++r) {
             const int32_t start = p.start[r * ROW_INTS] / CODE_ZERO * Codes::REACH;
@@ -175,7 +218,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
         }
         for (int begin = 0; begin < Codes::COUNT; begin += TOGETHER) {
             PairSums<ROWS> sums;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int i = begin; i < begin + TOGETHER; ++i) {
                 const i32x16 w = load_bytes(codes + i * TILE_QUAD);
                 sums.add(Codes::SIGNED ? add_bytes(w, more) : w, p.a + i * QUAD);
@@ -195,7 +238,7 @@ constexpr int MAX_TILES = 1;
 
 #if defined(__SSE2__) && !defined(PACELINE_PLAIN)
 // Both operands widened to 16 bits, four outputs at a time.
-constexpr int MAX_ROWS = 4;
+template <typename> constexpr int MAX_ROWS = 4;
 
 struct Wide {
     __m128i lo, hi;
@@ -235,7 +278,7 @@ template <int ROWS> struct Sums {
     }
 };
 #elif defined(__ARM_FEATURE_DOTPROD) && !defined(PACELINE_PLAIN)
-constexpr int MAX_ROWS = 6;
+template <typename> constexpr int MAX_ROWS = 6;
 
 struct RowSum {
     int32x4_t part[4];
@@ -267,7 +310,7 @@ template <int ROWS> struct Sums {
     }
 };
 #else
-constexpr int MAX_ROWS = 4;
+template <typename> constexpr int MAX_ROWS = 4;
 
 struct RowSum {
     int32_t outputs[TILE];

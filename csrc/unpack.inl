@@ -54,7 +54,8 @@ template <int BITS, int J> inline i32x16 codes_of_quad(const uint8_t* from) {
     }
 }
 
-// How codes become bytes. Integers with a sign are at least -REACH and below REACH.
+// How codes become bytes. Integers with a sign are at least -REACH and below REACH, others below twice
+// that.
 template <int REACH_> struct AsTheyAre {
     static constexpr int REACH = REACH_;
     static i32x16 of(i32x16 codes) { return codes; }
@@ -70,7 +71,9 @@ template <const uint8_t (&TABLE)[16], int REACH_> struct LookedUp {
 
 // Where products of small integers are cheaper than others, the least of these that holds them all.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-constexpr int reach_class(int reach) { return reach <= 16 ? 16 : reach <= 32 ? 32 : CODE_ZERO; }
+constexpr int reach_class(int reach) {
+    return reach <= 8 ? 8 : reach <= 16 ? 16 : reach <= 32 ? 32 : CODE_ZERO;
+}
 #else
 constexpr int reach_class(int) { return CODE_ZERO; }
 #endif
@@ -122,12 +125,12 @@ template <typename F> inline void with_codes(BlockType type, const F& f) {
         case BlockType::f4_16:
             return f(Codes<4, LookedUp<FP4_TABLE, 13>, false, HALF>());
         case BlockType::q2_k:
-            return f(Codes<2, AsTheyAre<16>, true, HALF>());
+            return f(Codes<2, AsTheyAre<2>, true, HALF>());
         case BlockType::q4_1:
         case BlockType::q4_k:
         case BlockType::z4:
         case BlockType::z4_128:
-            return f(Codes<4, AsTheyAre<16>, true, STRETCH>());
+            return f(Codes<4, AsTheyAre<8>, true, STRETCH>());
         case BlockType::q5_1:
         case BlockType::q5_k:
             return f(Codes<5, AsTheyAre<16>, true, STRETCH>());

@@ -236,7 +236,7 @@ def test_extremes_do_not_saturate(code: int, sign: int) -> None:
     assert np.array_equal(linear.linear(x), want.astype(np.float32))
 
 
-@pytest.mark.parametrize("name", ["Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
 def test_extreme_codes_of_few_bits(name: str) -> None:
     rows = random_rows(name, 16, 512)
     form = FORMATS[name]
