@@ -52,6 +52,8 @@ MOST_OVERHEAD_MS = 8.0
 LEAST_THROUGHPUT, LEAST_HITS, LEAST_ACCEPTED = 0.93, 0.9, 1.2
 MOST_RECOVERY_SECONDS = 10.0
 PATIENCE = 300.0
+EMBEDDED = "embedded"
+"""The model of a server that is given none."""
 RULES = "You edit files of a project. Answer with the changed lines alone, and nothing else. " * 12
 
 
@@ -134,7 +136,8 @@ def num_serving(client: httpx.Client) -> int:
 
 def recoveries(model: str, count: int) -> list[float]:
     """Seconds from the death of a replica until both of them serve."""
-    server, found = ServerProcess(model, *LIMITS, *ARMS[REPLICAS]), list[float]()
+    named = () if model == EMBEDDED else (model,)
+    server, found = ServerProcess(*named, *LIMITS, *ARMS[REPLICAS]), list[float]()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE) as client:
             for index in range(count):
@@ -211,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized("--agents", 8, 4, "at once")
     parser.sized("--turns", 6, 2, "of each agent")
     parser.sized("--streams", 100, 10, "one after another, for the time to the first token")
-    parser.sized("--models", ["embedded", "smollm2"], ["embedded"], "that die", type=names)
+    parser.sized("--models", [EMBEDDED, "smollm2"], [EMBEDDED], "that die", type=names)
     parser.sized("--deaths", 6, 2, "of replicas of each")
     parser.sized("--requests", 160, 16, "of the recorded service, for routing")
     parser.sized("--engines", 4, 2, "that they are routed to")
