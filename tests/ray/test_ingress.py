@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message
 
 pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
 
+from paceline.ray import ingress
 from paceline.ray.calls import Call
 from paceline.ray.ingress import Relay
 from paceline.ray.links import Address, Gate, Links
@@ -220,3 +221,13 @@ def test_an_answer_that_takes_too_long_is_an_error() -> None:
     response = ask(Replicas(a=slow), request_timeout=0.05)
     assert response.status_code == 504
     assert json.loads(response.text)["error"]["code"] == "request_timeout"
+
+
+def test_where_no_replica_comes_the_client_is_told_when_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingress, "_ABSENT_SECONDS", 0.1)
+    response = ask(Replicas())
+    assert response.status_code == 503
+    assert json.loads(response.text)["error"]["code"] == "starting"
+    assert int(response.headers["retry-after"]) >= 1

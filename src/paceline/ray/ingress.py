@@ -44,6 +44,8 @@ _KEPT = ("/v1/responses/", "/responses/")
 _ALL_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 """Between two looks whether there is a replica."""
+_ABSENT_SECONDS = 30.0
+"""Without any replica, until which a request waits for one; a killed one is back sooner."""
 _AVOIDED_SECONDS = 5.0
 """After a connection to a replica broke; if it is dead, Serve has noticed by then."""
 _BUSY = (429, 503)
@@ -127,6 +129,8 @@ class Relay:
         except TimeoutError:
             late = TimeoutError(f"the answer took longer than {config.request_timeout:g} s")
             await sender.fail(scope, receive, late)
+        except ApiError as error:
+            await sender.fail(scope, receive, error)
         except EngineDeadError as error:
             log.warning("a replica failed: %s", error)
             dead = EngineDeadError("the replica that answered died; send the request again")
@@ -152,8 +156,15 @@ class Relay:
 
     @asynccontextmanager
     async def _chosen(self, parts: Sequence[int], refused: set[str]) -> AsyncIterator[_Chosen]:
-        """A replica, to whose unfinished work the request belongs meanwhile."""
+        """A replica, to whose unfinished work the request belongs meanwhile.
+
+        Raises:
+            ApiError: there has been none for long.
+        """
+        deadline = time.monotonic() + _ABSENT_SECONDS
         while not (known := self._reachable()):
+            if time.monotonic() > deadline:
+                raise _nobody_ready()
             await asyncio.sleep(_LOOK_SECONDS)
         left = [name for name in known if name not in refused]
         work = {name: self._work[name] for name in left or known}
@@ -204,11 +215,7 @@ class Relay:
         answers = {rank: told[rank] for rank in sorted(told)}
         if not answers:
             log.warning("no replica answers %s: %s", call.path, found)
-            again = {"Retry-After": "5"}
-            nobody = ApiError(
-                503, "no replica is ready yet", SERVER, code="starting", headers=again
-            )
-            answers = {"": await _messages(refusal(call.path, nobody))}
+            answers = {"": await _messages(refusal(call.path, _nobody_ready()))}
         choose = max if call.path in (METRICS, *_ORDERS) else min
         chosen = choose(answers.values(), key=status_of)
         if call.path == METRICS and status_of(chosen) == 200:
@@ -255,6 +262,11 @@ class _Sender:
             await refusal(path, error)(scope, receive, self._send)
             return
         await self._send({"type": "http.response.body", "body": last_words(path, error)})
+
+
+def _nobody_ready() -> ApiError:
+    again = {"Retry-After": "5"}
+    return ApiError(503, "no replica is ready yet", SERVER, code="starting", headers=again)
 
 
 async def _unless_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
