@@ -6,12 +6,13 @@ level and the plainest run always, and those between are marked slow.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
 
 from paceline.models.ops.native import native_module, why_not_native
-from tests.quick import in_turns
+from tests.quick import once
 
 LEVELS: list[str] = native_module().isas() if why_not_native() is None else []
 BETWEEN = LEVELS[1:-1]
@@ -22,15 +23,12 @@ def marked(name: str, level: str) -> object:
     return pytest.param(name, marks=pytest.mark.slow) if level in BETWEEN else name
 
 
-def in_turns_with_levels(*axes: Iterable[object]) -> list[object]:
-    """As :func:`tests.quick.in_turns`, with the levels before the last axis; those between are
-    slow."""
-    *others, last = axes
-    ordered = [*(level for level in LEVELS if level not in BETWEEN), *BETWEEN]
-    return [
-        pytest.param(*each.values, marks=pytest.mark.slow) if each.values[-2] in BETWEEN else each
-        for each in in_turns(*others, ordered, last)
-    ]
+def once_with_levels(first: Iterable[object], last: Iterable[object]) -> list[object]:
+    """As :func:`tests.quick.once`, with the levels in the middle; those between are slow."""
+    always = [level for level in LEVELS if level not in BETWEEN]
+    others = itertools.product(first, BETWEEN, last)
+    slow = [pytest.param(*values, marks=pytest.mark.slow) for values in others]
+    return [*once(first, always, last), *slow]
 
 
 SOME = [marked(level, level) for level in LEVELS]

@@ -30,7 +30,7 @@ from tests.contracts.test_identity import (
     staggered,
 )
 from tests.proposers.self_drafts import self_drafter
-from tests.quick import in_step, in_turns, only
+from tests.quick import in_step, in_turns, once, only
 from tests.toy import (
     HYBRIDS,
     Job,
@@ -60,7 +60,7 @@ USUAL = KINDS[-len(HYBRIDS) :]
 OTHERS = KINDS[: -len(HYBRIDS)]
 """On the reference, which takes ten times as long: where it is not the usual one, some suffice."""
 kinds = pytest.mark.parametrize("kind", only(USUAL, KINDS))
-DTYPES = in_turns(HYBRIDS, ["int8", "bfloat16"])
+DTYPES = in_step(HYBRIDS, ["int8", "bfloat16"], steps=2)
 if why_not_native() is None:
     packed = [f"native-{dtype}" for dtype in PACKED_DTYPES if dtype != "file"]
     DTYPES += in_step(HYBRIDS, packed)
@@ -83,9 +83,9 @@ def engine_of(kind: str, proposer: str = "", **config: Any) -> Engine:
     return toy_engine(made, shape=HYBRIDS[shape], **config)
 
 
-def some(*axes: Iterable[Any]) -> list[Any]:
-    """Every pair of the axes and the usual kinds; each of the others once."""
-    return in_turns(*axes, USUAL) + (in_step(*axes, OTHERS, steps=len(OTHERS)) if OTHERS else [])
+def others(*axes: Iterable[Any], steps: int) -> list[Any]:
+    """The first steps along axes whose kinds are the others."""
+    return in_step(*axes, steps=steps) if OTHERS else []
 
 
 _plain: dict[str, list[Any]] = {}
@@ -109,13 +109,19 @@ def check(engine: Engine, jobs: list[Job], truth: list[list[Any]], script: Any =
     assert_no_leak(engine)
 
 
-@pytest.mark.parametrize(("sampling", "proposer", "kind"), some(SAMPLING, DRAFTS))
+@pytest.mark.parametrize(
+    ("sampling", "proposer", "kind"),
+    once(SAMPLING, DRAFTS, USUAL) + others(SAMPLING, DRAFTS, OTHERS, steps=4),
+)
 def test_one_request(sampling: str, proposer: str, kind: str) -> None:
     jobs = [Job(prompts()[0], SAMPLING[sampling])]
     check(engine_of(kind, proposer), jobs, plain(kind, jobs))
 
 
-@pytest.mark.parametrize(("mix", "proposer", "kind"), some(STATE_MIXES, DRAFTS))
+@pytest.mark.parametrize(
+    ("proposer", "kind", "mix"),
+    in_turns(DRAFTS, USUAL, STATE_MIXES) + others(DRAFTS, OTHERS, STATE_MIXES, steps=2),
+)
 def test_batch_mixes(mix: str, proposer: str, kind: str) -> None:
     """The second time, where there is a prefix cache, states may be in it."""
     jobs = staggered(DRAFTS.index(proposer) % len(GROUPS))

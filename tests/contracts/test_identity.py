@@ -30,7 +30,7 @@ from tests.proposers.heads import toy_head
 from tests.proposers.mtp import toy_mtp
 from tests.proposers.ngrams import ngram_proposer
 from tests.proposers.parallel_heads import toy_dspark, toy_peagle
-from tests.quick import in_step, in_turns
+from tests.quick import in_step, in_turns, once
 from tests.toy import (
     VOCAB,
     Job,
@@ -210,15 +210,16 @@ def check(engine: Engine, jobs: Sequence[Job], truth: Truth, script: Any = None)
 
 
 @pytest.mark.parametrize(
-    ("proposer", "sampling", "prompt"), in_turns(PROPOSERS, SAMPLING, range(2))
+    ("sampling", "proposer", "prompt"), once(SAMPLING, PROPOSERS, range(2), times=4)
 )
 def test_one_request(proposer: str, sampling: str, prompt: int, truth: Truth) -> None:
     job = Job(prompts()[prompt], SAMPLING[sampling])
     check(make(PROPOSERS[proposer]), [job], truth)
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
-@pytest.mark.parametrize("stop", [("c",), ("ab", "ba", "e"), ("k", "no", "x")])
+@pytest.mark.parametrize(
+    ("proposer", "stop"), once(PROPOSERS, [("c",), ("ab", "ba", "e"), ("k", "no", "x")])
+)
 def test_stop_strings(proposer: str, stop: tuple[str, ...], truth: Truth) -> None:
     for base in (GREEDY, WARM):
         check(make(PROPOSERS[proposer]), [Job(prompts()[0], replace(base, stop=stop))], truth)
@@ -249,7 +250,7 @@ MIXES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("proposer", "mix", "group"), in_turns(PROPOSERS, MIXES, range(len(GROUPS)))
+    ("proposer", "mix", "group"), in_step(PROPOSERS, MIXES, range(len(GROUPS)), steps=39)
 )
 def test_batch_mixes(proposer: str, mix: str, group: int, truth: Truth) -> None:
     engine = make(PROPOSERS[proposer], **MIXES[mix])
@@ -282,7 +283,7 @@ KINDS = (
 
 @pytest.mark.parametrize(
     ("proposer", "dtype", "mix"),
-    in_step(KINDS, ["float32", "int8"], MIXES) + in_turns(KINDS, NATIVE, MIXES),
+    in_step(KINDS, ["float32", "int8"], MIXES) + in_step(KINDS, NATIVE, MIXES),
 )
 def test_every_dtype(proposer: str, dtype: str, mix: str, truth: Truth) -> None:
     engine = make(PROPOSERS[proposer], dtype=dtype, **MIXES[mix])

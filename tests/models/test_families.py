@@ -25,14 +25,15 @@ from tests.models.reference import (
     Driver,
     save_model,
 )
-from tests.quick import in_turns
+from tests.quick import once, share
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+EVERY = [*FAMILIES, *MIXTURES, *HYBRIDS]
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *MIXTURES, *HYBRIDS])
+@pytest.fixture(scope="module", params=EVERY)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Driver]:
     """The same checkpoint on both sides. Short texts, so that tables are the short-text ones."""
     folder: Path = tmp_path_factory.mktemp("model")
@@ -64,6 +65,7 @@ def test_prefill_and_decode(pair: tuple[Any, Driver]) -> None:
         close(driver.chunk(TOKENS[first:last]), truth[first:last])
 
 
+@pytest.mark.parametrize("loaded", share(EVERY, 2), indirect=True)
 def test_tree(pair: tuple[Any, Driver]) -> None:
     """Each node sees exactly the text on its own path; a committed branch goes on from there."""
     model, driver = pair
@@ -79,7 +81,7 @@ def test_tree(pair: tuple[Any, Driver]) -> None:
     close(following, truth[-1:])
 
 
-@pytest.mark.parametrize(("family", "dtype"), in_turns(DENSE, ["float32", "int8"]))
+@pytest.mark.parametrize(("family", "dtype"), once(DENSE, ["float32", "int8"]))
 def test_chunks_do_not_change_a_bit(tmp_path: Path, family: str, dtype: str) -> None:
     save_model(family, tmp_path)
     whole = Driver.of(tmp_path, max_len=64, ops=ReferenceOps(dtype))
@@ -156,14 +158,14 @@ def test_llama4_inside_a_multimodal_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tinystories-656k", "stories260k", "babyllama-tok105"])
 def test_trained_models_tell_the_same_story(shared_data: Path, name: str) -> None:
-    """200 greedy tokens: each is the reference's choice after the same text."""
+    """80 greedy tokens: each is the reference's choice after the same text."""
     folder = shared_data / "models" / name
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     driver = Driver.of(folder, max_len=256)
     prompt = transformers.AutoTokenizer.from_pretrained(folder)("Once upon a time").input_ids
     text = list(prompt)
     logits = driver.chunk(prompt)
-    for _ in range(200):
+    for _ in range(80):
         text.append(int(logits[-1].argmax()))
         logits = driver.chunk(text[-1:])
     assert text[len(prompt) :] == want(model, text).argmax(-1)[len(prompt) - 1 : -1].tolist()

@@ -50,7 +50,7 @@ def want(model: Any, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
-@pytest.mark.parametrize(("family", "kv_dtype", "backend"), in_turns(FAMILIES, KV_BYTES, KINDS))
+@pytest.mark.parametrize(("family", "backend", "kv_dtype"), in_turns(FAMILIES, KINDS, KV_BYTES))
 def test_neither_chunks_nor_threads_change_a_bit(
     tmp_path: Path, family: str, kv_dtype: str, backend: str
 ) -> None:

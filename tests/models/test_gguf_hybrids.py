@@ -22,6 +22,7 @@ from tests.models import gguf_hybrids
 from tests.models.block_rows import HALVES, random_rows
 from tests.models.gguf_writing import convert
 from tests.models.reference import HYBRIDS, LINEAR, VOCAB, Driver, save_model
+from tests.quick import in_step, once
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,8 +72,7 @@ def logits(path: Path, ops: Any) -> torch.Tensor:
     return Driver.of(path, max_len=64, ops=ops).chunk(TOKENS)
 
 
-@pytest.mark.parametrize("backend", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "backend"), once(FAMILIES, KINDS))
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: str) -> None:
     model = convert(family, tmp_path / "m.gguf", changes=CHANGES.get(family, {}))
     with torch.no_grad():
@@ -120,7 +120,7 @@ gguf_quantize = gguf.quants.quantize
     ("family", "qtype"),
     [
         *((family, "Q8_0") for family in WIDTHS),
-        *((family, qtype) for family in WHOLE for qtype in ("Q4_0", "MXFP4", *SUPER)),
+        *in_step(WHOLE, ("Q4_0", "MXFP4", *SUPER)),
     ],
 )
 def test_weights_are_computed_with_as_they_are_stored(

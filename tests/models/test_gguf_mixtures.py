@@ -18,6 +18,7 @@ from paceline.models.stored import StoredTensors
 from tests.arrays import same
 from tests.models.gguf_writing import convert
 from tests.models.reference import MIXTURES, VOCAB, Driver, save_model
+from tests.quick import once
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,8 +34,7 @@ def logits(path: Path, ops: Any) -> torch.Tensor:
     return Driver(load_checkpoint(path, with_tokenizer=False), max_len=64, ops=ops).chunk(TOKENS)
 
 
-@pytest.mark.parametrize("backend", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "backend"), once(FAMILIES, KINDS))
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: str) -> None:
     model = convert(family, tmp_path / "m.gguf")
     with torch.no_grad():

@@ -14,7 +14,7 @@ from paceline.models.ops.threads import set_num_threads
 from paceline.span import DraftTree, Span
 from tests.arrays import same
 from tests.models.reference import HYBRIDS, VOCAB, Driver, save_model
-from tests.quick import in_turns
+from tests.quick import in_turns, once
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,7 +60,7 @@ def test_what_is_certain_changes_no_bit(tmp_path: Path, family: str, certain: in
     assert same(torch.cat([first, second, parts.chunk(TOKENS[30:])]), truth)
 
 
-@pytest.mark.parametrize(("family", "layers_run", "certain"), in_turns(FAMILIES, [0, 2, 4], [0, 4]))
+@pytest.mark.parametrize(("family", "layers_run", "certain"), once(FAMILIES, [0, 2, 4], [0, 4]))
 def test_a_step_that_fails_in_any_layer_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, certain: int, layers_run: int
 ) -> None:

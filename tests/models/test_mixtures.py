@@ -30,7 +30,7 @@ from paceline.training.heads.initial import TargetWeights
 from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.reference import MIXTURES, VOCAB, Driver, edit, save_model
-from tests.quick import in_turns
+from tests.quick import in_turns, once, share
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,7 +46,7 @@ def driver(folder: Path, dtype: str = "float32", backend: str = "reference") -> 
     return Driver.of(folder, max_len=64, ops=KINDS[backend](dtype))
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", share(MIXTURES, 3))
 def test_stacked_experts_are_the_same_model(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path / "each")
     save_model(family, tmp_path / "stacked", stacked=True)
@@ -128,8 +128,7 @@ def chosen_by(model: Any, tokens: list[int]) -> list[torch.Tensor]:
     return found
 
 
-@backends
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize(("family", "backend"), once(MIXTURES, KINDS))
 def test_experts_are_counted_as_the_routers_choose(
     tmp_path: Path, family: str, backend: str
 ) -> None:
@@ -301,7 +300,7 @@ def test_training_refuses_those_that_it_does_not_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", share(MIXTURES, 3, 1))
 def test_a_converted_folder_is_the_same(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path / "plain")
     source = load_checkpoint(tmp_path / "plain", with_tokenizer=False)

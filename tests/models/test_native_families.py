@@ -21,7 +21,7 @@ from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
 from paceline.span import DraftTree
 from tests.arrays import same
-from tests.levels import SOME, in_turns_with_levels
+from tests.levels import SOME, once_with_levels
 from tests.models.reference import FAMILIES, HYBRIDS, MIXTURES, VOCAB, Driver, save_model
 
 pytestmark = [
@@ -87,7 +87,7 @@ def expected(checkpoint: Checkpoint) -> dict[str, list[torch.Tensor]]:
 
 @pytest.mark.parametrize(
     ("checkpoint", "level", "way"),
-    in_turns_with_levels(EVERY, WAYS),
+    once_with_levels(EVERY, WAYS),
     indirect=["checkpoint", "level"],
 )
 def test_what_is_said(checkpoint: Checkpoint, level: str, way: str, expected: Any) -> None:
@@ -105,7 +105,7 @@ def test_activations(tmp_path: Path, level: str, activation: str) -> None:
 
 @pytest.mark.parametrize(
     ("checkpoint", "level", "dtype"),
-    in_turns_with_levels(EVERY, ["int8", "int4"]),
+    once_with_levels(EVERY, ["int8", "int4"]),
     indirect=["checkpoint", "level"],
 )
 def test_chunks_do_not_change_a_bit(checkpoint: Checkpoint, level: str, dtype: str) -> None:

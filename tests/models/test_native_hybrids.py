@@ -21,13 +21,13 @@ from paceline.models.packed_folder import write_packed
 from paceline.span import DraftTree
 from tests.arrays import same
 from tests.models.reference import HYBRIDS, VOCAB, Driver, save_model
+from tests.quick import once
 
 pytest.importorskip("paceline._native")
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("family", [*HYBRIDS])
+@pytest.mark.parametrize(("family", "dtype"), once(HYBRIDS, ["float32", "int8"]))
 def test_chunks_and_trees(tmp_path: Path, family: str, dtype: str) -> None:
     save_model(family, tmp_path)
     whole = Driver.of(tmp_path, max_len=64, ops=CpuOps(dtype))
@@ -43,8 +43,7 @@ def test_chunks_and_trees(tmp_path: Path, family: str, dtype: str) -> None:
     assert same(torch.cat(chunks), truth)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("family", [*HYBRIDS])
+@pytest.mark.parametrize(("family", "dtype"), once(HYBRIDS, ["bfloat16", "int8", "int4"]))
 def test_a_packed_folder_has_the_logits_of_its_source(
     tmp_path: Path, family: str, dtype: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import gc
 import os
 import shutil
@@ -98,13 +99,15 @@ def least_memory(checkpoint: Checkpoint) -> int:
     """The smallest limit that is kept."""
     dtype = "file" if checkpoint.is_quantised else "int8"
     tensors, layers = packed_tensors(checkpoint, dtype), checkpoint.config.num_layers
-    for limit in range(0, 1 << 24, 1 << 12):
+
+    def is_enough(pages: int) -> bool:
         try:
-            streaming.placement_of(tensors, layers, limit)
+            streaming.placement_of(tensors, layers, pages << 12)
         except ConfigError:
-            continue
-        return limit
-    raise AssertionError("no limit is large enough")
+            return False
+        return True
+
+    return bisect.bisect_left(range(1 << 12), True, key=is_enough) << 12
 
 
 def answers(model: Path, **options: Any) -> tuple[Any, int]:
