@@ -35,10 +35,15 @@ bool look(int descriptor, int64_t* size, int64_t* modified) {
 
 void Unmap::operator()(uint8_t* start) const { munmap(start, bytes); }
 
-Mapped map_memory(size_t bytes, int access, int flags, int file, int64_t at, const char* purpose) {
-    void* start = mmap(nullptr, bytes, access, flags, file, at);
+Mapped map_memory(size_t bytes, bool usable, const char* purpose) {
+    const int access = usable ? PROT_READ | PROT_WRITE : PROT_NONE;
+    void* start =
+        mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) {
         throw std::runtime_error(system_reason("no memory for", purpose));
+    }
+    if (usable) {
+        madvise(start, bytes, MADV_HUGEPAGE);
     }
     return Mapped(static_cast<uint8_t*>(start), {bytes});
 }
@@ -117,6 +122,9 @@ DirectFiles::DirectFiles(const std::vector<std::string>&) {
 DirectFiles::~DirectFiles() = default;
 std::string DirectFiles::read(const Chunk&) const { return ""; }
 void Unmap::operator()(uint8_t*) const {}
+Mapped map_memory(size_t, bool, const char* purpose) {
+    throw std::runtime_error(std::string("no memory for ") + purpose);
+}
 
 #endif
 

@@ -39,12 +39,14 @@ std::string system_reason(const char* what, const std::string& of);
 
 // Memory that the system has mapped, for as long as its owner lives.
 struct Unmap {
-    size_t bytes;
+    size_t bytes = 0;
     void operator()(uint8_t* start) const;
 };
 using Mapped = std::unique_ptr<uint8_t, Unmap>;
-// As mmap, and of its arguments. Throws std::runtime_error, which says what there is no memory for.
-Mapped map_memory(size_t bytes, int access, int flags, int file, int64_t at, const char* purpose);
+// Whole pages, or addresses alone where they are not `usable`. They are large where the system offers
+// that: a virtual disk has to find each page of a read, and serves small ones at a quarter of the rate.
+// Throws std::runtime_error, which says what there is no memory for.
+Mapped map_memory(size_t bytes, bool usable, const char* purpose);
 
 class DirectFiles {
   public:

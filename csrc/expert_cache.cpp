@@ -3,10 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace paceline {
 
 namespace {
@@ -71,17 +67,8 @@ ExpertCache::ExpertCache(const std::vector<std::string>& files,
 }
 
 uint8_t* ExpertCache::map(int64_t bytes, bool usable) {
-#if defined(__linux__)
-    const int access = usable ? PROT_READ | PROT_WRITE : PROT_NONE;
-    mappings_.push_back(map_memory(static_cast<size_t>(bytes), access,
-                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, "experts"));
-    if (usable) {
-        madvise(mappings_.back().get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
-    }
+    mappings_.push_back(map_memory(static_cast<size_t>(bytes), usable, "experts"));
     return mappings_.back().get();
-#else
-    throw std::runtime_error("no memory for experts of " + std::to_string(usable ? bytes : 0));
-#endif
 }
 
 int ExpertCache::kind_of(int64_t bytes) {

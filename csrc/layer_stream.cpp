@@ -1,62 +1,41 @@
 #include "layer_stream.h"
 
 #include <algorithm>
-#include <utility>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
 
 namespace paceline {
-
-#if defined(__linux__)
 
 namespace {
 
 constexpr int64_t CHUNK = 4 << 20;
-constexpr const char* PURPOSE = "streamed layers";
 constexpr size_t RESIDENT = SIZE_MAX;  // the turn of a layer that stays
-
-struct Descriptor {
-    const int number;
-    ~Descriptor() { close(number); }
-};
 
 }  // namespace
 
 LayerStream::LayerStream(const std::vector<std::string>& files,
-                         std::vector<std::vector<Extent>> layers, int slots, int readers)
-    : layers_(std::move(layers)), readers_(files) {
-    map_layers(slots);
+                         const std::vector<std::vector<Extent>>& layers, int slots, int readers)
+    : slots_(static_cast<size_t>(slots)), readers_(files) {
+    lay_out(layers);
     readers_.start(readers, [this] { return take(); });
 }
 
-void LayerStream::map_layers(int slots) {
+void LayerStream::lay_out(const std::vector<std::vector<Extent>>& layers) {
     int64_t largest = 0;
-    for (const std::vector<Extent>& extents : layers_) {
+    for (const std::vector<Extent>& extents : layers) {
         int64_t size = 0;
         for (const Extent& each : extents) {
             size += page_ceiling(each.offset + each.bytes) - page_floor(each.offset);
         }
         largest = std::max(largest, size);
     }
-    slots_.resize(static_cast<size_t>(slots));
-    const Descriptor memory{memfd_create("paceline-layers", MFD_CLOEXEC)};  // mappings keep it
-    if (memory.number < 0 || ftruncate(memory.number, largest * slots) != 0) {
-        throw std::runtime_error(system_reason("no memory for", PURPOSE));
-    }
-    for (const std::vector<Extent>& extents : layers_) {
+    memory_ = map_memory(static_cast<size_t>(largest) * slots_.size(), true, "streamed layers");
+    for (const std::vector<Extent>& extents : layers) {
         places_.emplace_back();
         turns_.push_back(extents.empty() ? RESIDENT : chunks_.size());
         if (extents.empty()) {
             continue;
         }
-        const int64_t at = largest * static_cast<int64_t>(chunks_.size() % slots_.size());
-        mappings_.push_back(map_memory(static_cast<size_t>(largest), PROT_READ | PROT_WRITE,
-                                       MAP_SHARED, memory.number, at, PURPOSE));
+        uint8_t* to = memory_.get() + largest * static_cast<int64_t>(chunks_.size() % slots_.size());
         chunks_.emplace_back();
-        uint8_t* to = mappings_.back().get();
         for (const Extent& each : extents) {
             const int64_t first = page_floor(each.offset);
             const int64_t last = page_ceiling(each.offset + each.bytes);
@@ -144,15 +123,5 @@ std::optional<Readers::Task> LayerStream::take() {
     }
     return task;
 }
-
-#else
-
-LayerStream::LayerStream(const std::vector<std::string>& files, std::vector<std::vector<Extent>>, int,
-                         int)
-    : readers_(files) {}
-void LayerStream::begin(size_t) {}
-void LayerStream::end(size_t) {}
-
-#endif
 
 }  // namespace paceline

@@ -6,7 +6,6 @@ Owns the order of advice, the greatest gain first. Knows no terminal.
 from __future__ import annotations
 
 import importlib.metadata
-import mmap
 import os
 import platform
 import shlex
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from paceline import __version__
 from paceline.config import EngineConfig
@@ -26,6 +27,7 @@ from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.packed_cache import packed_place
+from paceline.models.pages import Arena
 from paceline.models.placement import Placement
 from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
 from paceline.workbench.profile_machine import (
@@ -183,14 +185,14 @@ def disk_rate(path: Path, most: int = 512 << 20) -> float:
         descriptor = os.open(path, flags)
     except OSError:
         descriptor = os.open(path, os.O_RDONLY)
-    with mmap.mmap(-1, 8 << 20) as buffer:
-        began, done = time.perf_counter(), 0
-        try:
-            while done < most and (count := os.preadv(descriptor, [buffer], done)):
-                done += count
-        finally:
-            os.close(descriptor)
-        return done / (time.perf_counter() - began)
+    buffer = Arena().zeros(8 << 20, np.uint8)
+    began, done = time.perf_counter(), 0
+    try:
+        while done < most and (count := os.preadv(descriptor, [buffer.data], done)):
+            done += count
+    finally:
+        os.close(descriptor)
+    return done / (time.perf_counter() - began)
 
 
 def installed_parts() -> tuple[Part, ...]:
