@@ -210,7 +210,7 @@ def check(engine: Engine, jobs: Sequence[Job], truth: Truth, script: Any = None)
 
 
 @pytest.mark.parametrize(
-    ("sampling", "proposer", "prompt"), once(SAMPLING, PROPOSERS, range(2), times=4)
+    ("proposer", "sampling", "prompt"), once(PROPOSERS, SAMPLING, range(2), times=6)
 )
 def test_one_request(proposer: str, sampling: str, prompt: int, truth: Truth) -> None:
     job = Job(prompts()[prompt], SAMPLING[sampling])

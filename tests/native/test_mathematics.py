@@ -36,10 +36,10 @@ def ulps(y: np.ndarray, exact: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     "bits",
     [
-        pytest.param(np.arange(0, 1 << 32, 997, dtype=np.uint64), id="all"),
+        pytest.param(np.arange(0, 1 << 32, 4999, dtype=np.uint64), id="all"),
         # where exp and tanh leave their asymptotes: |x| in [2**-6, 128)
-        pytest.param(np.arange(0x3C800000, 0x43000000, 149, dtype=np.uint64), id="positive"),
-        pytest.param(np.arange(0xBC800000, 0xC3000000, 149, dtype=np.uint64), id="negative"),
+        pytest.param(np.arange(0x3C800000, 0x43000000, 499, dtype=np.uint64), id="positive"),
+        pytest.param(np.arange(0xBC800000, 0xC3000000, 499, dtype=np.uint64), id="negative"),
     ],
 )
 def test_within_a_few_ulps(name: str, bits: np.ndarray) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import tokenizers
@@ -42,10 +43,15 @@ def compiler(request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
+@cache
+def answers(pattern: str) -> list[str]:
+    words = ("".join(w) for n in range(5) for w in itertools.product("ab", repeat=n))
+    return [word for word in words if re.fullmatch(pattern, word)]
+
+
 def fits(text: str, pattern: str, opened: bool) -> bool:
     """Whether a text can be the beginning of thoughts and an answer of up to a few letters."""
-    words = ("".join(w) for n in range(5) for w in itertools.product("ab", repeat=n))
-    known = [word for word in words if re.fullmatch(pattern, word)]
+    known = answers(pattern)
     if not opened and not text.startswith("<t>"):
         return "<t>".startswith(text) or any(word.startswith(text) for word in known)
     _, mark, answer = text.removeprefix("" if opened else "<t>").partition("</>")

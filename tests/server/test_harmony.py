@@ -104,7 +104,7 @@ def without_ids(deltas: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_pieces_do_not_matter(data: st.DataObject) -> None:
     parts = [THINK, LOOK, CALL, FINAL, TO_FIRST, NEXT, "{", "<|", "<|end|>", " words "]

@@ -83,7 +83,7 @@ WORDS = st.text(alphabet="<>[](){}|\"'\\=:, \nabt/_", max_size=5)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_pieces_of_anything_add_up(name: str, data: st.DataObject) -> None:
     sample = SAMPLES[name]
