@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,9 +56,20 @@ def test_layers_are_placed_within_the_limit(limit: int) -> None:
         assert len(placed.streamed) % SLOTS == 0 or len(placed.streamed) == len(sizes)
 
 
-def test_a_limit_below_what_has_to_stay_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--weight-memory is 0 MB; this model needs 39 or more"):
-        place_layers([12_000_000] * 8, 3_000_000, 100)
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (lambda limit: place_layers([12_900_000] * 8, 3_000_000, limit), "3 of its 8 layers"),
+        (lambda limit: place_experts([[140_000] * 16] * 2, 40, limit), "and 8 of these"),
+    ],
+)
+def test_a_limit_below_what_has_to_stay_is_refused(place: Any, said: str) -> None:
+    """The one that is asked for is enough."""
+    with pytest.raises(ConfigError, match=rf"--weight-memory is 1M; .* needs .*{said}") as refused:
+        place(1 << 20)
+    asked = re.search(r"needs (\d+)M or more", str(refused.value))
+    assert asked is not None
+    assert place(int(asked[1]) << 20).resident_bytes <= int(asked[1]) << 20
 
 
 @pytest.mark.parametrize("limit", range(152, 300, 13))
@@ -78,6 +90,7 @@ def test_a_limit_below_a_few_experts_is_refused() -> None:
 
 
 PER_TOKEN = 3
+HYBRIDS = ["falcon-h1", "mamba2"]
 MIXTURES = ["qwen3-moe", "gpt-oss", "deepseek-v3"]
 
 
@@ -107,7 +120,7 @@ def drivers(folder: Path) -> tuple[Driver, Driver, Any]:
 
 @native
 @linux
-@pytest.mark.parametrize("packed", ["llama", "qwen3", *MIXTURES], indirect=True)
+@pytest.mark.parametrize("packed", ["llama", "qwen3", *HYBRIDS, *MIXTURES], indirect=True)
 def test_prefill_decoding_and_trees_have_the_same_bits(packed: Path) -> None:
     resident, streamed, stream = drivers(packed)
     for _ in range(3):
@@ -249,7 +262,11 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 
 @native
 @linux
-@pytest.mark.parametrize("dtype", ["int4", "int3", ""])
+@pytest.mark.parametrize(
+    ("packed", "dtype"),
+    [("llama", "int4"), ("llama", "int3"), ("llama", ""), ("falcon-h1", "int4")],
+    indirect=["packed"],
+)
 def test_a_model_from_disk_drafts_with_a_copy_of_itself_if_there_is_room(
     packed: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
@@ -292,7 +309,7 @@ def test_fewer_layers_stay_where_that_makes_room_for_a_copy(
 ) -> None:
     sizes = {"int4": 160, "int3": 130}
     monkeypatch.setattr(self_drafts, "copy_bytes", lambda shape, dtype: sizes[dtype])
-    shape: Any = SimpleNamespace(recurrent=None, num_layers=30)
+    shape: Any = SimpleNamespace(num_layers=30)
     limit = available * 7 // 10
 
     def place(least: int) -> Placement:
@@ -423,6 +440,15 @@ def test_drafts_are_left_out_where_their_rows_read_too_much_from_disk(
     assert drafted[1] > 2.0
     assert drafted[2] < drafted[1] / 5
     assert fetched[1] > 1.5 * fetched[0] > 1.3 * fetched[2]
+
+
+@native
+@linux
+def test_doctor_says_that_a_limit_is_too_small(packed: Path) -> None:
+    """It looks at the machine all the same."""
+    config = EngineConfig(weight_memory=1, max_model_len=64)
+    found = model_facts(str(packed), "tiny", config, Roofs(read_gb_per_s=10.0, gflop_per_s=10.0))
+    assert "--weight-memory is 0M; this model needs" in (found.problem or "")
 
 
 @native

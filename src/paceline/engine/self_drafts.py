@@ -19,6 +19,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.packing import FORMAT_OF, WEIGHT_BITS
 from paceline.models.placement import Placement
 from paceline.runtime.kv_room import DEFAULT_MEMORY_SHARE
+from paceline.runtime.state_room import LEAST_NODES
 
 log = logging.getLogger(__name__)
 COPIES = ("int4", "int3")
@@ -35,7 +36,7 @@ read in each."""
 def self_draft(decoder: Decoder, kv_bytes: int) -> SpeculativeConfig | None:
     """How a target drafts for itself; None where it is in memory, or a copy has no room."""
     placement, shape = decoder.placement, decoder.config
-    if placement is None or not placement.streamed or shape.recurrent:
+    if placement is None or not placement.streamed:
         return None
     _, available = memory()
     left = 0 if available is None else available - kv_bytes
@@ -44,6 +45,8 @@ def self_draft(decoder: Decoder, kv_bytes: int) -> SpeculativeConfig | None:
         copy, bits = copy_bytes(shape, dtype), dtype.removeprefix("int")
         if copy <= WORTH * layers and copy <= ROOM * left:
             log.warning("drafts with a copy of its layers in %s bits, %.2f GB", bits, copy / 1e9)
+            if shape.recurrent:  # whose logs have room for a chain, and no more
+                return SpeculativeConfig("self", dtype=dtype, num_speculative_tokens=LEAST_NODES)
             return SpeculativeConfig(
                 "self", dtype=dtype, num_speculative_tokens=32, max_branching=3, max_tree_nodes=128
             )
@@ -69,7 +72,7 @@ def limit_beside_copy(
         place: the placement by a limit; raises :class:`ConfigError` where it is too small.
     """
     alone = place(limit)
-    if not alone.streamed or shape.recurrent:
+    if not alone.streamed:
         return limit
     layers = alone.streamed_bytes * shape.num_layers / len(alone.streamed)
     for dtype in COPIES:

@@ -37,11 +37,19 @@ def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int 
 
     Args:
         config: resolved for the checkpoint.
+
+    Raises:
+        ConfigError: weights cannot be read from disk here, and a wish asks for it.
     """
     asked, in_memory = config.weight_memory, config.load_format == "memory"
     if asked is not None and in_memory:
         raise ConfigError("--weight-memory reads layers from files: leave out --load-format memory")
     size = packed_size(checkpoint, config.dtype)
+    if asked is not None and size > asked and not can_stream(ops):
+        raise ConfigError(
+            "--weight-memory is for the native kernels on Linux; this is "
+            f"{ops.name} on {sys.platform}: leave it away, or choose a smaller model"
+        )
     if asked is not None:
         return asked if size > asked else None
     _, available = memory()
@@ -57,9 +65,12 @@ def placement_for(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Pla
     """Which weights would stay in memory; None where all would, or the model is to be packed first.
 
     Opens nothing.
+
+    Raises:
+        ConfigError: as :func:`tensors_within`.
     """
     limit, tensors = weight_limit(checkpoint, config, ops), checkpoint.tensors
-    if limit is None or not can_stream(ops):
+    if limit is None:
         return None
     if checkpoint.packed is None and checkpoint.files:
         tensors = find_packed(checkpoint, config.dtype) or {}
@@ -79,11 +90,6 @@ def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Ma
     limit = weight_limit(checkpoint, config, ops)
     if limit is None:
         return checkpoint.tensors
-    if not can_stream(ops):
-        raise ConfigError(
-            "--weight-memory is for the native kernels on Linux; this is "
-            f"{ops.name} on {sys.platform}: leave it away, or choose a smaller model"
-        )
     tensors = checkpoint.tensors
     if checkpoint.packed is None:
         tensors = packed_tensors(checkpoint, config.dtype, config.packed_space)

@@ -86,8 +86,8 @@ def place_layers(layers: Sequence[int], others: int, limit: int) -> Placement:
     least = others + SLOTS * largest
     if least > limit:
         raise ConfigError(
-            f"--weight-memory is {limit / 1e6:.0f} MB; this model needs {least / 1e6:.0f} or more: "
-            f"its embedding and its head, and {SLOTS} of its {len(layers)} layers"
+            f"{_too_small(limit, least)}: its embedding and its head, and {SLOTS} of its "
+            f"{len(layers)} layers"
         )
     count = SLOTS
     while others + SLOTS * largest + whole - sum(layers[i] for i in _spread(count, layers)) > limit:
@@ -96,6 +96,11 @@ def place_layers(layers: Sequence[int], others: int, limit: int) -> Placement:
     streamed = _spread(count, layers)
     num_bytes = sum(layers[i] for i in streamed)
     return Placement(streamed, others + SLOTS * largest + whole - num_bytes, num_bytes)
+
+
+def _too_small(limit: int, least: int) -> str:
+    """In the units of the option, rounded so that what it asks for is enough."""
+    return f"--weight-memory is {limit >> 20}M; this model needs {-(-least >> 20)}M or more"
 
 
 def _spread(count: int, layers: Sequence[int]) -> tuple[int, ...]:
@@ -123,8 +128,7 @@ def place_experts(layers: Sequence[Sequence[int]], others: int, limit: int) -> P
     least = others + min(LEAST_EXPERTS, rarest) * -(-whole // rarest)
     if least > limit:
         raise ConfigError(
-            f"--weight-memory is {limit / 1e6:.0f} MB; this model needs {least / 1e6:.0f} or more: "
-            f"all but its experts, and {LEAST_EXPERTS} of these"
+            f"{_too_small(limit, least)}: all but its experts, and {LEAST_EXPERTS} of these"
         )
     kept, mean = (limit - others) * len(sizes) // whole, whole // len(sizes)
     return Placement((), limit, 0, len(sizes), kept, mean)

@@ -21,7 +21,7 @@ from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.build import expert_cost, resolve_config
 from paceline.engine.compute_thread import COMPUTE
-from paceline.engine.weight_memory import can_stream, placement_for, weight_limit
+from paceline.engine.weight_memory import placement_for, weight_limit
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
@@ -135,12 +135,12 @@ def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs)
     try:
         checkpoint = load_checkpoint(path, with_tokenizer=False)
         config, ops = resolve_config(config, checkpoint)
+        placement = placement_for(checkpoint, config, ops)
     except Exception as error:  # whatever is wrong with it, the machine can be looked at
         return ModelFacts(name, problem=str(error))
     shape = checkpoint.config
     work = Work.of(shape, config.dtype, config.kv_cache_dtype, checkpoint.num_bytes)
     is_large = work.weight_bytes >= READ_BYTES  # the roof is that of as much memory
-    placement = placement_for(checkpoint, config, ops)
     table = stored_table(
         checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype, placement
     )
@@ -164,7 +164,7 @@ def _from_disk(
     """What of a model would be read from disk, and how fast that is."""
     if placement is None:
         fits = weight_limit(checkpoint, config, ops) is None
-        if fits or checkpoint.packed is not None or not can_stream(ops):
+        if fits or checkpoint.packed is not None:
             return {}
         return {"packs_into": str(packed_place(checkpoint, config.dtype))}
     cost = expert_cost(checkpoint.config)
