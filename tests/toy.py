@@ -321,8 +321,9 @@ def assert_no_leak(engine: Engine) -> None:
     pool, states, kept = engine.kv.pool, engine.kv.states, engine.kv.checkpoints
     if states is not None:
         assert states.num_available == states.memory.num_slots - 1 - len(kept)
-    assert pool.num_used <= kept.num_blocks  # several may share the block of their tails
-    assert sum(pool.users(b) for b in range(pool.num_blocks)) == kept.num_blocks
+    assert engine.kv.num_used == 0
+    users = {block: pool.users(block) for block in range(pool.num_blocks)}
+    assert {block: count for block, count in users.items() if count} == kept.blocks()
 
 
 def lookup_config(**options: Any) -> SpeculativeConfig:

@@ -267,3 +267,24 @@ def test_states_of_long_prompts_are_kept_on_the_way(
         check(engine, [job], [wanted])
     if slots == 40:
         assert engine.stats().num_cached_tokens == 64
+
+
+@kinds
+def test_ends_of_texts_that_are_kept_make_way_for_requests(kind: str) -> None:
+    """Their blocks count as free: the second request does not wait until the first one is done."""
+    engine, params = engine_of(kind, num_blocks=12), replace(GREEDY, max_tokens=4, ignore_eos=True)
+    for first in range(6):
+        check(engine, [job := Job([1 + first, 2, 3], params)], plain(kind, [job]))
+    kept = len(engine.kv.checkpoints.blocks())
+    assert kept >= 3
+    assert engine.stats().kv_blocks_used == 0
+    half = (engine.kv.pool.num_blocks - 1) // 2
+    assert 2 * half > engine.kv.pool.num_available
+    jobs = [Job([7 + i] * (half * 16 - 8), params) for i in range(2)]
+    running = []
+
+    def look(engine: Engine, ids: list[list[int]]) -> None:
+        running.append(len(engine.scheduler.running))
+
+    check(engine, jobs, plain(kind, jobs), dict.fromkeys(range(60), look))
+    assert max(running) == 2

@@ -52,5 +52,5 @@ def snapshot(
     copied.num_running = len(queue.running)
     copied.num_waiting = len(queue.waiting)
     copied.kv_blocks_total = runner.kv.pool.num_blocks - 1
-    copied.kv_blocks_used = runner.kv.pool.num_used
+    copied.kv_blocks_used = runner.kv.num_used
     return copied

@@ -234,7 +234,7 @@ class Scheduler:
 
     def _has_room(self, request: Request, reuse: int) -> bool:
         """Whether there are blocks for all tokens of a request that others do not hold already."""
-        needed, available = blocks_for(len(request.token_ids)), self._kv.pool.num_available
+        needed, available = blocks_for(len(request.token_ids)), self._kv.num_available
         if needed <= available:
             return True
         held = self._kv.blocks_held(request.token_ids[:reuse], request.cache_salt)

@@ -7,6 +7,7 @@ confirmed by the tokens after those, whose keys and values lie in a block of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
@@ -37,10 +38,10 @@ class Checkpoints:
     def __len__(self) -> int:
         return len(self._order)
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that are kept for tails."""
-        return sum(bool(tail) for _, tail in self._order)
+    def blocks(self) -> Counter[int]:
+        """Blocks that are kept for tails, and for how many of them each."""
+        kept = (self._kept[key][tail].block for key, tail in self._order if tail)
+        return Counter(block for block in kept if block is not None)
 
     def has(self, key: bytes, tail: tuple[int, ...]) -> bool:
         return (key, tail) in self._order

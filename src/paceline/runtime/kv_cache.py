@@ -81,6 +81,20 @@ class KVCache:
         """Whether another sequence can be opened; of states there may be room for so many."""
         return self.states is None or self.states.has_lane
 
+    @property
+    def num_available(self) -> int:
+        """Blocks that sequences can get; tails of checkpoints make way."""
+        return self.pool.num_available + len(self._only_kept())
+
+    @property
+    def num_used(self) -> int:
+        return self.pool.num_blocks - 1 - self.num_available
+
+    def _only_kept(self) -> set[int]:
+        """Blocks that nothing but checkpoints uses."""
+        kept = self.checkpoints.blocks()
+        return {block for block, count in kept.items() if self.pool.users(block) == count}
+
     def open(self, request_id: int, salt: str = "", adapter: str | None = None) -> SequenceKV:
         """Start an empty sequence.
 
@@ -121,7 +135,8 @@ class KVCache:
             if self.checkpoints.find(found[-1][1], rest) is not None:
                 break
             found.pop()
-        return sum(self.pool.users(block) > 0 for block, _ in found)
+        only_kept = self._only_kept()
+        return sum(self.pool.users(b) > 0 and b not in only_kept for b, _ in found)
 
     def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
         """Let a sequence that is still empty start with cached blocks.
@@ -233,7 +248,7 @@ class KVCache:
     def _allocate(self, count: int) -> list[int] | None:
         """Blocks for a sequence; tails of checkpoints make way. None where there are too few."""
         blocks = self.pool.allocate(count) if count > 0 else []
-        while blocks is None and self.checkpoints.num_blocks:
+        while blocks is None and self.checkpoints.blocks():
             self._evict()
             blocks = self.pool.allocate(count)
         return blocks
