@@ -80,9 +80,20 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def written() -> dict[str, Path]:
+    return {}
+
+
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Path:
-    """A model that nobody packed."""
+def model(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    written: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    request: Any,
+) -> Path:
+    """A model that nobody packed: a copy of the one that was written first."""
     quantize = gguf.quants.quantize
 
     def with_k_types(data: np.ndarray, kind: Any) -> np.ndarray:
@@ -92,7 +103,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Path
         return random_rows(kind.name, *data.shape, seed=data.size)
 
     monkeypatch.setattr(gguf.quants, "quantize", with_k_types)
-    return SOURCES[getattr(request, "param", "Q8_0")](tmp_path)
+    source = getattr(request, "param", "Q8_0")
+    if source not in written:
+        written[source] = SOURCES[source](tmp_path_factory.mktemp(source))
+    shutil.copytree(written[source].parent, tmp_path, dirs_exist_ok=True)
+    return tmp_path / written[source].name
 
 
 def least_memory(checkpoint: Checkpoint) -> int:

@@ -28,7 +28,7 @@ from paceline.runtime.sampler import (
     token_noise,
 )
 from paceline.sampling_params import SamplingParams
-from tests.quick import in_turns
+from tests.quick import once
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 
@@ -141,7 +141,9 @@ SIZES = [(1, 1), (3, 3), (48, 48), (63, 63), (1000, 1000), (4096, 300), (32_007,
 
 
 @pytest.mark.parametrize(
-    ("at", "size", "isa"), in_turns(range(len(OPTIONS)), SIZES, native.isas()), indirect=["isa"]
+    ("at", "size", "isa"),
+    once(range(len(OPTIONS)), SIZES, native.isas(), times=3),
+    indirect=["isa"],
 )
 def test_every_survivor_is_the_same(at: int, size: tuple[int, int]) -> None:
     vocab, k = size
