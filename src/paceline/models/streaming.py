@@ -23,7 +23,7 @@ from paceline.models.placement import SLOTS, Placement, place_experts, place_lay
 from paceline.models.stored import FilePart, StoredTensors
 
 log = logging.getLogger(__name__)
-READERS = 2
+READERS = 4
 EXPERT_READERS = 16
 """Reads of experts at once."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
