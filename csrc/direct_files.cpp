@@ -31,6 +31,18 @@ bool look(int descriptor, int64_t* size, int64_t* modified) {
     return true;
 }
 
+// Some file systems take the flag, and refuse the reads.
+int open_direct(const std::string& path) {
+    const int descriptor = open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+    alignas(FILE_PAGE) uint8_t page[FILE_PAGE];
+    if (descriptor >= 0 && pread(descriptor, page, sizeof(page), 0) < 0 && errno == EINVAL) {
+        close(descriptor);
+        errno = EINVAL;
+        return -1;
+    }
+    return descriptor;
+}
+
 }  // namespace
 
 void Unmap::operator()(uint8_t* start) const { munmap(start, bytes); }
@@ -68,7 +80,7 @@ void DirectFiles::give_back() {
 }
 
 void DirectFiles::add(const std::string& path) {
-    File file{path, open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC), true, 0, 0};
+    File file{path, open_direct(path), true, 0, 0};
     if (file.descriptor < 0 && errno == EINVAL) {
         file.is_direct = false;
         file.descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.commands.doctor import streaming_rows
+from paceline.workbench.doctor import ModelFacts
 from tests.commands.conftest import Result
 
 Cli = Callable[..., Result]
@@ -38,3 +40,17 @@ def test_the_document_and_a_model_that_is_not_there(cli: Cli) -> None:
     assert "no model" in document["model"]["problem"]
     assert document["roofs"]["read_gb_per_s"] > 0
     assert {part["extra"] for part in document["parts"]} >= {"server", "grammar"}
+
+
+def test_what_comes_from_disk() -> None:
+    """Layers in every step; of experts those that its rows choose."""
+    placed = {"layers": 30, "streamed_layers": 27, "streamed_bytes": 2_000_000_000}
+    dense = dict(streaming_rows(ModelFacts("m", resident_bytes=480_000_000, **placed), 3.0))
+    assert dense["in memory"] == "0.48 GB: 3 of 30 layers, and all that is none"
+    assert dense["from disk"] == "2.00 GB in a step of one row, 27 layers, at 3.00 GB/s"
+    assert dense["plain"] == "1.5 tok/s at most"
+    assert dense["drafts"].endswith(": 4.5 with 3, 7.5 with 5, 12.0 with 8")
+    experts = dict(streaming_rows(ModelFacts("m", experts=64, kept_experts=16, layers=4), 1.0))
+    assert "16 of 64 experts" in experts["in memory"]
+    assert "among all experts alike" in experts["from disk"]
+    assert "experts of its own" in experts["drafts"]

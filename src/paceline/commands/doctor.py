@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 EMBEDDED = "the embedded model"
 WIDTH = 100
 INDENT = 16
+TOKENS_PER_STEP = (3, 5, 8)
+"""With drafts, for which a model's speed from disk is told."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -69,7 +71,7 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         if model.packs_into:
             yield "from disk", f"once the first run has packed the weights into {model.packs_into}"
         if model.disk_gb_per_s is not None:
-            yield "from disk", _streaming(model, model.disk_gb_per_s)
+            yield from streaming_rows(model, model.disk_gb_per_s)
         yield "profile", "measured" if model.has_profile else "none"
     for part in found.parts:
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
@@ -91,20 +93,22 @@ def _model(model: ModelFacts) -> str:
     return f"{text}, so plain decoding makes at most {model.best_plain_rate:.1f} tok/s"
 
 
-def _streaming(model: ModelFacts, rate: float) -> str:
-    plain = rate * 1e9 / max(1, model.streamed_bytes)
+def streaming_rows(model: ModelFacts, rate: float) -> Iterator[tuple[str, str]]:
+    """What stays, what is read, and how fast that can be at most."""
+    read, plain = model.streamed_bytes / 1e9, rate * 1e9 / max(1, model.streamed_bytes)
     if model.experts:
-        return (
-            f"{model.kept_experts} of {model.experts} experts stay in memory with all that is no "
-            f"expert; a step of one row reads {model.streamed_bytes / 1e9:.2f} GB at {rate:.2f} "
-            f"GB/s if it chooses among all alike, so plain decoding makes {plain:.1f} tok/s; less "
-            "is read where a text chooses the same ones again"
-        )
-    return (
-        f"{model.streamed_layers} of {model.layers} layers, {model.streamed_bytes / 1e9:.2f} GB in "
-        f"every step at {rate:.2f} GB/s, so plain decoding makes at most {plain:.1f} tok/s, and "
-        f"speculation that many times the tokens of a step: {5 * plain:.1f} with 5"
-    )
+        kept, layers = f"{model.kept_experts} of {model.experts} experts", ""
+        several = "up to {}: each row of a step chooses experts of its own"
+    else:
+        kept = f"{model.layers - model.streamed_layers} of {model.layers} layers"
+        layers = f", {model.streamed_layers} layers"
+        several = "{}"
+    yield "in memory", f"{model.resident_bytes / 1e9:.2f} GB: {kept}, and all that is none"
+    if_alike = " if it chooses among all experts alike" if model.experts else ""
+    yield "from disk", f"{read:.2f} GB in a step of one row{layers}, at {rate:.2f} GB/s{if_alike}"
+    yield "plain", f"{plain:.1f} tok/s at most"
+    faster = ", ".join(f"{n * plain:.1f} with {n}" for n in TOKENS_PER_STEP)
+    yield "drafts", f"at most, by the tokens that a step makes: {several.format(faster)}"
 
 
 def _cores(machine: Machine) -> str:

@@ -77,7 +77,8 @@ class ModelFacts:
         packs_into: the folder that the first run would pack the weights into, so that they can be
             read from disk; empty where they fit, or are packed.
         layers: of the model; ``streamed_layers`` of them would be. ``streamed_bytes`` come from
-            disk in a step of one row, at ``disk_gb_per_s``.
+            disk in a step of one row, at ``disk_gb_per_s``; ``resident_bytes`` stay, with the room
+            for what is read.
         experts: that would come from disk where they are not in memory, as ``kept_experts`` are.
     """
 
@@ -94,6 +95,7 @@ class ModelFacts:
     layers: int = 0
     streamed_layers: int = 0
     streamed_bytes: int = 0
+    resident_bytes: int = 0
     experts: int = 0
     kept_experts: int = 0
     disk_gb_per_s: float | None = None
@@ -172,6 +174,7 @@ def _from_disk(
     return {
         "streamed_layers": len(placement.streamed),
         "streamed_bytes": placement.bytes_of_row(cost.least if cost else 0),
+        "resident_bytes": placement.resident_bytes,
         "experts": placement.experts,
         "kept_experts": placement.kept,
         "disk_gb_per_s": rate / 1e9,
