@@ -46,11 +46,12 @@ def test_what_comes_from_disk() -> None:
     """Layers in every step; of experts those that its rows choose."""
     placed = {"layers": 30, "streamed_layers": 27, "streamed_bytes": 2_000_000_000}
     dense = dict(streaming_rows(ModelFacts("m", resident_bytes=480_000_000, **placed), 3.0))
-    assert dense["in memory"] == "0.48 GB: 3 of 30 layers, and all that is none"
-    assert dense["from disk"] == "2.00 GB in a step of one row, 27 layers, at 3.00 GB/s"
+    assert dense["in memory"] == "0.48 GB: 3 of 30 layers, and all but layers"
+    assert dense["from disk"] == "2.00 GB at 3.00 GB/s in every step, 27 layers"
     assert dense["plain"] == "1.5 tok/s at most"
     assert dense["drafts"].endswith(": 4.5 with 3, 7.5 with 5, 12.0 with 8")
-    experts = dict(streaming_rows(ModelFacts("m", experts=64, kept_experts=16, layers=4), 1.0))
-    assert "16 of 64 experts" in experts["in memory"]
-    assert "among all experts alike" in experts["from disk"]
-    assert "experts of its own" in experts["drafts"]
+    mixture = ModelFacts("m", experts=64, kept_experts=16, layers=4, streamed_bytes=10**9)
+    experts = dict(streaming_rows(mixture, 1.0))
+    assert experts["in memory"].endswith("16 of 64 experts, and all but experts")
+    assert experts["from disk"].endswith("if it chooses among all alike")
+    assert "up to 3.0 with 3" in experts["drafts"]

@@ -96,19 +96,19 @@ def _model(model: ModelFacts) -> str:
 def streaming_rows(model: ModelFacts, rate: float) -> Iterator[tuple[str, str]]:
     """What stays, what is read, and how fast that can be at most."""
     read, plain = model.streamed_bytes / 1e9, rate * 1e9 / max(1, model.streamed_bytes)
-    if model.experts:
-        kept, layers = f"{model.kept_experts} of {model.experts} experts", ""
-        several = "up to {}: each row of a step chooses experts of its own"
-    else:
-        kept = f"{model.layers - model.streamed_layers} of {model.layers} layers"
-        layers = f", {model.streamed_layers} layers"
-        several = "{}"
-    yield "in memory", f"{model.resident_bytes / 1e9:.2f} GB: {kept}, and all that is none"
-    if_alike = " if it chooses among all experts alike" if model.experts else ""
-    yield "from disk", f"{read:.2f} GB in a step of one row{layers}, at {rate:.2f} GB/s{if_alike}"
-    yield "plain", f"{plain:.1f} tok/s at most"
     faster = ", ".join(f"{n * plain:.1f} with {n}" for n in TOKENS_PER_STEP)
-    yield "drafts", f"at most, by the tokens that a step makes: {several.format(faster)}"
+    if model.experts:
+        parts, kept, number = "experts", model.kept_experts, model.experts
+        row = "in a step of one row, if it chooses among all alike"
+        faster = f"up to {faster}: each row of a step chooses experts of its own"
+    else:
+        parts, kept, number = "layers", model.layers - model.streamed_layers, model.layers
+        row = f"in every step, {model.streamed_layers} layers"
+    resident = model.resident_bytes / 1e9
+    yield "in memory", f"{resident:.2f} GB: {kept} of {number} {parts}, and all but {parts}"
+    yield "from disk", f"{read:.2f} GB at {rate:.2f} GB/s {row}"
+    yield "plain", f"{plain:.1f} tok/s at most"
+    yield "drafts", f"at most, by the tokens that a step makes: {faster}"
 
 
 def _cores(machine: Machine) -> str:
