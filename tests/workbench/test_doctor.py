@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -103,3 +106,23 @@ def test_a_missing_part_has_no_versions(monkeypatch) -> None:
     monkeypatch.setattr(doctor, "PARTS", (("x", ("pydantic", "no-such-package"), "much"),))
     (part,) = doctor.installed_parts()
     assert (part.extra, part.gives, part.versions) == ("x", "much", {})
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system reads through its cache")
+def test_a_disk_that_refuses_direct_reads_is_measured_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems take the flag, and refuse the reads."""
+    read, refused = os.preadv, []
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return read(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    (path := tmp_path / "weights").write_bytes(bytes(1 << 16))
+    assert doctor.disk_rate(path) > 0
+    if not refused:
+        pytest.skip("this file system takes no such flag")

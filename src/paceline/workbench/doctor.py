@@ -183,11 +183,14 @@ def _from_disk(
 
 def disk_rate(path: Path, most: int = 512 << 20) -> float:
     """Bytes per second of reading a file from its beginning, past the cache where it can be."""
-    flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
     try:
-        descriptor = os.open(path, flags)
-    except OSError:
-        descriptor = os.open(path, os.O_RDONLY)
+        return _read_rate(path, most, getattr(os, "O_DIRECT", 0))
+    except OSError:  # some file systems refuse the flag, others the reads
+        return _read_rate(path, most, 0)
+
+
+def _read_rate(path: Path, most: int, flags: int) -> float:
+    descriptor = os.open(path, os.O_RDONLY | flags)
     buffer = Arena().zeros(8 << 20, np.uint8)
     began, done = time.perf_counter(), 0
     try:
