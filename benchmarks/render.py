@@ -75,6 +75,9 @@ def provenance(document: Document) -> str:
         facts.append(f"{config['prompts']} prompts")
     if "head" in config:
         facts.append(f"`{config['model']}` with `{config['head']}`")
+    if "weight_memory" in config:
+        size = f", {config['bytes'] / 1e6:.0f} MB" if "bytes" in config else ""
+        facts.append(f"`{config['model']}`{size} in {config['memory'] * 1.048576:.0f} MB")
     if config.get("quick"):
         facts.append("reduced run")
     if document["num_failed"]:
@@ -199,7 +202,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "hybrid": ("hybrid*", printed(hybrid_tables)),
     "pipeline": ("pipeline", printed(pipeline_tables)),
     "pipeline_overlap": ("pipeline_overlap", printed(pipeline_tables)),
-    "streaming": ("streaming", shown(streaming_tables)),
+    "streaming": ("streaming_layers-*", shown(streaming_tables)),
     "self_bits": ("self_bits", shown(self_bits_tables)),
     "streaming_experts": ("streaming_experts-random", shown(expert_streaming_tables)),
     "streaming_trained": ("streaming_experts-trained", shown(expert_streaming_tables)),

@@ -169,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
     parser.add_argument("--packed", required=True, help="folder that paceline convert wrote")
     parser.add_argument("--gguf", required=True, help="the file that it was made of")
+    parser.add_argument("--name", required=True, help="of the model, for the result's file")
     parser.add_argument("--draft", required=True, help="draft model that fits")
     parser.add_argument("--memory", type=int, required=True, help="of a control group, in MB")
     parser.add_argument("--weight-memory", type=int, required=True, help="of that, in MB")
@@ -182,8 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     options.temperatures = [0.0, 0.8]
     settings = ("memory", "weight_memory", "threads", "num_prompts", "max_tokens", "plain_tokens")
-    report = Report("streaming", chosen(options, "quick", *settings))
+    report = Report(f"streaming_layers-{options.name}", chosen(options, "quick", *settings))
     report.config["model"] = Path(options.gguf).stem
+    report.config["bytes"] = Path(options.gguf).stat().st_size
     run(options, report)
     report.targets = targets(report)
     return report.finish(options, tables(report.results))

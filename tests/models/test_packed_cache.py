@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.embedded import embedded_model
 from paceline.models.ops.native import why_not_native
 from paceline.models.packed_cache import packed_place, packed_tensors
+from paceline.models.placement import SLOTS, Placement
 from paceline.workbench.doctor import model_facts
 from paceline.workbench.profile_machine import Roofs
 from tests.models.block_rows import random_rows
@@ -112,12 +114,20 @@ def model(
 
 def least_memory(checkpoint: Checkpoint) -> int:
     """The smallest limit that is kept."""
-    dtype = "file" if checkpoint.is_quantised else "int8"
-    tensors, layers = packed_tensors(checkpoint, dtype), checkpoint.config.num_layers
+    tensors, layers = packed_tensors(checkpoint, dtype_of(checkpoint)), checkpoint.config.num_layers
+    return least_of(lambda limit: streaming.placement_of(tensors, layers, limit))
+
+
+def dtype_of(checkpoint: Checkpoint) -> str:
+    return "file" if checkpoint.is_quantised else "int8"
+
+
+def least_of(place: Callable[[int], Placement]) -> int:
+    """The smallest limit that a rule takes."""
 
     def is_enough(pages: int) -> bool:
         try:
-            streaming.placement_of(tensors, layers, pages << 12)
+            place(pages << 12)
         except ConfigError:
             return False
         return True
@@ -348,9 +358,9 @@ def test_without_a_wish_only_what_cannot_fit_is_packed(
         assert cache.exists() == packs
 
 
-def test_doctor_says_where_to(model: Path, cache: Path) -> None:
+def test_doctor_says_where_to_and_about_what_will_stay(model: Path, cache: Path) -> None:
     checkpoint = load_checkpoint(model, with_tokenizer=False)
-    config = EngineConfig(weight_memory=checkpoint.num_bytes - 1, max_model_len=64)
+    config = EngineConfig(weight_memory=checkpoint.num_bytes * 4 // 5, max_model_len=64)
     roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=10.0)
     before = model_facts(str(model), "tiny", config, roofs)
     assert Path(before.packs_into).parent == cache
@@ -358,3 +368,17 @@ def test_doctor_says_where_to(model: Path, cache: Path) -> None:
     after = model_facts(str(model), "tiny", config, roofs)
     assert after.packs_into == ""
     assert after.streamed_layers > 0
+    assert abs(before.streamed_layers - after.streamed_layers) <= SLOTS
+
+
+def test_a_limit_that_is_far_too_small_is_refused_before_packing(model: Path, cache: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--weight-memory is 0M; this model needs \d+M or more"):
+        LLM(str(model), weight_memory=1 << 10)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("model", SOURCES, indirect=True)
+def test_what_is_expected_before_packing_is_about_what_comes(model: Path) -> None:
+    checkpoint = load_checkpoint(model, with_tokenizer=False)
+    expected = least_of(partial(weight_memory.expected_placement, checkpoint, dtype_of(checkpoint)))
+    assert expected == pytest.approx(least_memory(checkpoint), rel=weight_memory.ABOUT - 1.0)

@@ -69,7 +69,7 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "model", _model(model)
     if model.problem is None:
         if model.packs_into:
-            yield "from disk", f"once the first run has packed the weights into {model.packs_into}"
+            yield "packed", f"by the first run, into {model.packs_into}, about as follows"
         if model.disk_gb_per_s is not None:
             yield from streaming_rows(model, model.disk_gb_per_s)
         yield "profile", "measured" if model.has_profile else "none"

@@ -6,7 +6,8 @@ Owns the rule; which weights stay by a limit is :mod:`paceline.models.placement`
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from paceline.config import EngineConfig
 from paceline.engine.self_drafts import limit_beside_copy
@@ -16,12 +17,14 @@ from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.ops.base import Ops
 from paceline.models.packed_cache import find_packed, packed_size, packed_tensors
-from paceline.models.placement import Placement
+from paceline.models.placement import Placement, place_experts, place_layers
 from paceline.models.stored import StoredTensors
 from paceline.models.streaming import StreamedTensors, placement_of
 
 WEIGHTS_SHARE = 0.7
 """Of the available memory; keys and values, and whatever else there is, have the rest."""
+ABOUT = 1.25
+"""By how much what is expected of a model that is not packed yet may be too large."""
 
 
 def can_stream(ops: Ops) -> bool:
@@ -62,23 +65,47 @@ def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int 
 
 
 def placement_for(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Placement | None:
-    """Which weights would stay in memory; None where all would, or the model is to be packed first.
+    """Which weights would stay in memory; None where all would.
 
-    Opens nothing.
+    Opens nothing. Of a model that is not packed yet it is what is expected, by its shape alone.
 
     Raises:
         ConfigError: as :func:`tensors_within`.
     """
-    limit, tensors = weight_limit(checkpoint, config, ops), checkpoint.tensors
-    if limit is None:
+    limit = weight_limit(checkpoint, config, ops)
+    if limit is None or not (checkpoint.packed or checkpoint.files):
         return None
-    if checkpoint.packed is None and checkpoint.files:
-        tensors = find_packed(checkpoint, config.dtype) or {}
-    if not tensors or not isinstance(tensors, StoredTensors):
-        return None
-    limit = _beside_copy(checkpoint, tensors, config, limit)
-    found = placement_of(tensors, checkpoint.config.num_layers, limit)
+    packed = checkpoint.tensors
+    if checkpoint.packed is None:
+        packed = find_packed(checkpoint, config.dtype) or {}
+    place = (
+        _placing(checkpoint, packed)
+        if packed
+        else partial(expected_placement, checkpoint, config.dtype)
+    )
+    found = place(_beside_copy(checkpoint, config, limit, place))
     return found if found.streamed or found.experts else None
+
+
+def expected_placement(checkpoint: Checkpoint, dtype: str, limit: int) -> Placement:
+    """Which weights would stay of a model that is to be packed, about: all are taken to be of as
+    many bits.
+
+    Raises:
+        ConfigError: the limit is too small.
+    """
+    shape, size = checkpoint.config, packed_size(checkpoint, dtype)
+    of_weight = size / shape.num_weights
+
+    def num_bytes(weights: int) -> int:
+        return round(weights * of_weight)
+
+    mixtures = filter(None, map(shape.experts_of, range(shape.num_layers)))
+    experts = [[num_bytes(shape.mlp_weights(e.width))] * e.number for e in mixtures]
+    if experts:
+        return place_experts(experts, size - sum(map(sum, experts)), limit)
+    layers = [num_bytes(shape.layer_weights(layer)) for layer in range(shape.num_layers)]
+    return place_layers(layers, size - sum(layers), limit)
 
 
 def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
@@ -92,25 +119,35 @@ def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Ma
         return checkpoint.tensors
     tensors = checkpoint.tensors
     if checkpoint.packed is None:
+        if checkpoint.files:
+            _check_before_packing(checkpoint, config.dtype, limit)
         tensors = packed_tensors(checkpoint, config.dtype, config.packed_space)
     assert isinstance(tensors, StoredTensors)
-    limit = _beside_copy(checkpoint, tensors, config, limit)
+    limit = _beside_copy(checkpoint, config, limit, _placing(checkpoint, tensors))
     found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
     return tensors if found.stream is None else found
 
 
+def _check_before_packing(checkpoint: Checkpoint, dtype: str, limit: int) -> None:
+    """Packing takes minutes: refuse a limit that is clearly too small instead."""
+    try:
+        expected_placement(checkpoint, dtype, int(limit * ABOUT))
+    except ConfigError:
+        expected_placement(checkpoint, dtype, limit)  # says so of this limit
+
+
+def _placing(checkpoint: Checkpoint, tensors: Mapping[str, Array]) -> Callable[[int], Placement]:
+    """The placement of packed tensors by a limit."""
+    assert isinstance(tensors, StoredTensors)
+    return partial(placement_of, tensors, checkpoint.config.num_layers)
+
+
 def _beside_copy(
-    checkpoint: Checkpoint, tensors: StoredTensors, config: EngineConfig, limit: int
+    checkpoint: Checkpoint, config: EngineConfig, limit: int, place: Callable[[int], Placement]
 ) -> int:
     """A limit that nobody asked for leaves room for a copy that drafts, where it is worth more."""
-    drafts, layers = config.self_drafts and config.speculative, checkpoint.config.num_layers
+    drafts = config.self_drafts and config.speculative
     _, available = memory()
     if config.weight_memory is not None or available is None or not drafts:
         return limit
-    return limit_beside_copy(
-        checkpoint.config,
-        available,
-        limit,
-        config.kv_cache_memory,
-        lambda least: placement_of(tensors, layers, least),
-    )
+    return limit_beside_copy(checkpoint.config, available, limit, config.kv_cache_memory, place)

@@ -235,21 +235,27 @@ class ModelConfig:
         """Of the embeddings, the head and all layers' matrices: norms and biases are left out."""
         total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
         total += self.learned_positions * self.max_position * self.hidden_size
-        for layer in range(self.num_layers):
-            mixture, width = self.experts_of(layer), self.mlp_width(layer)
-            if mixture:
-                total += (mixture.number + mixture.shared_gate) * self.hidden_size
-                width = mixture.number * mixture.width + mixture.shared_width
-            total += self._attention_weights(layer) if self.has_attention(layer) else 0
-            recurrent = self.recurrent_of(layer)
-            total += recurrent.num_weights(self.hidden_size) if recurrent else 0
-            if self.has_mlp(layer):
-                total += self.hidden_size * (3 if self.gated_mlp else 2) * width
+        total += sum(map(self.layer_weights, range(self.num_layers)))
         if self.layer_inputs:
             total += self.layer_inputs.num_weights(self.hidden_size, self.num_layers)
         if self.altup:
             total += self.altup.num_weights(self.hidden_size, self.num_layers)
         return total
+
+    def layer_weights(self, layer: int) -> int:
+        """Of a layer's matrices."""
+        total, width = 0, self.mlp_width(layer)
+        mixture, recurrent = self.experts_of(layer), self.recurrent_of(layer)
+        if mixture:
+            total += (mixture.number + mixture.shared_gate) * self.hidden_size
+            width = mixture.number * mixture.width + mixture.shared_width
+        total += self._attention_weights(layer) if self.has_attention(layer) else 0
+        total += recurrent.num_weights(self.hidden_size) if recurrent else 0
+        return total + (self.mlp_weights(width) if self.has_mlp(layer) else 0)
+
+    def mlp_weights(self, width: int) -> int:
+        """Of a feed-forward of so many units, such as an expert."""
+        return self.hidden_size * (3 if self.gated_mlp else 2) * width
 
     def _attention_weights(self, layer: int) -> int:
         if self.latent:

@@ -21,12 +21,12 @@ from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.build import expert_cost, resolve_config
 from paceline.engine.compute_thread import COMPUTE
-from paceline.engine.weight_memory import placement_for, weight_limit
+from paceline.engine.weight_memory import placement_for
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.ops.threads import set_num_threads
-from paceline.models.packed_cache import packed_place
+from paceline.models.packed_cache import find_packed, packed_place
 from paceline.models.pages import Arena
 from paceline.models.placement import Placement
 from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
@@ -75,7 +75,8 @@ class ModelFacts:
             takes all of the time; None where a cache may hold them.
         can_be_int4: loading it with half the bits is possible.
         packs_into: the folder that the first run would pack the weights into, so that they can be
-            read from disk; empty where they fit, or are packed.
+            read from disk, until when the following is expected by the model's shape; empty where
+            they fit, or are packed.
         layers: of the model; ``streamed_layers`` of them would be. ``streamed_bytes`` come from
             disk in a step of one row, at ``disk_gb_per_s``; ``resident_bytes`` stay, with the room
             for what is read.
@@ -165,13 +166,12 @@ def _from_disk(
 ) -> dict[str, Any]:
     """What of a model would be read from disk, and how fast that is."""
     if placement is None:
-        fits = weight_limit(checkpoint, config, ops) is None
-        if fits or checkpoint.packed is not None:
-            return {}
-        return {"packs_into": str(packed_place(checkpoint, config.dtype))}
+        return {}
+    is_packed = checkpoint.packed is not None or find_packed(checkpoint, config.dtype) is not None
     cost = expert_cost(checkpoint.config)
     rate = disk_rate(max(checkpoint.files, key=lambda path: path.stat().st_size))
     return {
+        "packs_into": "" if is_packed else str(packed_place(checkpoint, config.dtype)),
         "streamed_layers": len(placement.streamed),
         "streamed_bytes": placement.bytes_of_row(cost.least if cost else 0),
         "resident_bytes": placement.resident_bytes,
