@@ -39,9 +39,9 @@ def iter_until(lines: Iterable[str], words: str) -> Iterator[str]:
 
 @contextmanager
 def serving(
-    *options: str, **variables: str
+    *options: str, code: int = 0, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server and a client of it; it must end by itself when it is told to."""
+    """A server and a client of it; it must end by itself when it is told to, or before."""
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *SMALL, *options]
     process = subprocess.Popen(
         command, env=environment(**variables), stderr=subprocess.PIPE, text=True
@@ -57,7 +57,7 @@ def serving(
                 with httpx.Client(base_url=url, timeout=PATIENCE) as client:
                     yield process, client
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(60) == 0
+                assert process.wait(60) == code
             finally:
                 process.kill()  # or the reader would wait for what a failed test leaves behind
     finally:

@@ -5,17 +5,28 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 import paceline
+from paceline.models.embedded import embedded_model
 from paceline.ray import build_app
-from tests.ray.servers import LONG, by_replica, replicas_of, serving, until
+from tests.ray.servers import (
+    LONG,
+    PATIENCE,
+    by_replica,
+    descendants,
+    replicas_of,
+    serving,
+    until,
+)
 
 pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -132,6 +143,16 @@ def test_requests_in_flight_end_before_the_server_does() -> None:
         until(lambda: sum(by_replica(client, "num_requests_running").values()))
         process.send_signal(signal.SIGTERM)
         assert running.result().text.endswith("data: [DONE]\n\n")
+
+
+def test_replicas_that_cannot_start_again_end_the_server(tmp_path: Path) -> None:
+    """Serve gives them up once its controller knows nothing of earlier ones."""
+    model = Path(shutil.copytree(embedded_model("target"), tmp_path / "model"))
+    with serving(str(model), "--replicas", "1", code=2) as (process, _):
+        model.rename(tmp_path / "gone")
+        for name in ("ServeController", "ServeReplica:paceline:engine"):
+            os.kill(descendants(process.pid, name)[0], signal.SIGKILL)
+        process.wait(PATIENCE)
 
 
 def test_an_application_for_serves_own_configuration() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.schema import ApplicationStatus, ServeStatus
 
 from paceline.errors import ConfigError, EngineDeadError
 from paceline.ray.cluster import cluster
@@ -31,6 +32,8 @@ from paceline.server.run import Listener, address, bind, loop_factory, start_lin
 from paceline.server.tracing import TraceMiddleware
 
 _POLL_SECONDS = 0.2
+_LOOK_SECONDS = 10.0
+"""Between two questions to Serve whether it still starts replicas."""
 
 
 def run(
@@ -50,7 +53,7 @@ def run(
 
     Raises:
         ConfigError: the address cannot be listened on; the cluster cannot be joined, or runs Serve.
-        EngineDeadError: the replicas cannot be started.
+        EngineDeadError: the replicas cannot be started, or not again.
     """
     config, ends = served.config, (Event(), Event())
     with bind(config) as listener, cluster(ray_address, count * threads), _signals(*ends):
@@ -65,9 +68,13 @@ def run(
             info, names = engines.info.remote().result()
             with _listening(engines, config, listener) as listening:
                 announce(start_line(info, names, address(listener)))
+                look = time.monotonic() + _LOOK_SECONDS
                 while not ends[0].wait(_POLL_SECONDS):
                     if listening.done():
                         listening.result()
+                    if time.monotonic() > look:
+                        _check(serve.status())
+                        look = time.monotonic() + _LOOK_SECONDS
                 _drain(engines, time.monotonic() + config.drain_timeout, ends[1])
                 serve.shutdown()
         finally:
@@ -83,6 +90,18 @@ def _deployed(app: serve.Application) -> Any:
     except (RuntimeError, RayError) as error:
         raise EngineDeadError(f"the replicas did not start: {error}") from error
     return serve.get_deployment_handle(REPLICAS, NAME)
+
+
+def _check(status: ServeStatus) -> None:
+    """End where Serve has given the replicas up: whoever watches this process can start it again.
+
+    Serve does so where several starts in a row fail before a single replica runs, as after a
+    deployment; and after its controller was started again, whose memory begins anew.
+    """
+    app = status.applications.get(NAME)
+    if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
+        cause = app.deployments[REPLICAS].message.strip().rpartition("\n")[2]
+        raise EngineDeadError(f"the replicas did not start again: {cause}")
 
 
 @contextmanager
