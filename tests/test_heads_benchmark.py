@@ -140,6 +140,7 @@ def test_llama_cpp_may_say_something_else_and_is_compared_by_the_token() -> None
 # The whole program
 
 
+@pytest.mark.slow
 def test_the_program_runs_and_its_results_can_be_shown(
     head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

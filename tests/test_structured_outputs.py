@@ -92,7 +92,12 @@ def plain() -> list[Any]:
 
 @pytest.mark.parametrize(
     ("speculation", "planner"),
-    [("lookup", "auto"), ("grammar", "fixed"), ("draft tree", "fixed"), ("all", "auto")],
+    [
+        ("grammar", "fixed"),
+        ("all", "auto"),
+        pytest.param("lookup", "auto", marks=pytest.mark.slow),
+        pytest.param("draft tree", "fixed", marks=pytest.mark.slow),
+    ],
 )
 def test_plain_equals_speculative(speculation: str, planner: str, plain: list[Any]) -> None:
     with LLM(speculative_config=SPECULATION[speculation], planner=planner) as llm:

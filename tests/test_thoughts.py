@@ -92,7 +92,13 @@ def test_every_answer_is_valid_and_thoughts_come_first(plain: list[Any]) -> None
 
 @pytest.mark.parametrize(
     ("drafts", "at_once"),
-    [("suffix", 8), ("grammar", 8), ("draft tree", 8), ("merged", 8), ("merged", 1)],
+    [
+        ("suffix", 8),
+        ("merged", 8),
+        pytest.param("grammar", 8, marks=pytest.mark.slow),
+        pytest.param("draft tree", 8, marks=pytest.mark.slow),
+        pytest.param("merged", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_drafts_across_the_boundary_change_nothing(
     drafts: str, at_once: int, plain: list[Any]

@@ -15,6 +15,7 @@ from tests.models.gguf_writing import convert
 from tests.models.test_gguf_blocks import WIDE
 from tests.models.test_quantised_checkpoints import save_quantised
 from tests.proposers.heads import embedded_head
+from tests.quick import share
 
 native = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 BLOCKED = "import sys; sys.modules['torch'] = None\n"
@@ -67,7 +68,7 @@ def made(folder: Path, kind: str) -> tuple[str, dict[str, object]]:
 
 
 @native
-@pytest.mark.parametrize("kind", ["gguf", "gptq", "head", "draft", "self", "suffix"])
+@pytest.mark.parametrize("kind", share(["gguf", "gptq", "head", "draft", "self", "suffix"], 2))
 def test_models_and_drafts_of_every_kind_run(tmp_path: Path, kind: str) -> None:
     model, method = made(tmp_path, kind)
     prompts = [[5, 9, 7, 5, 9, 7, 5, 9], [11, 12, 13]]

@@ -13,12 +13,14 @@ from paceline.policy.exploration import SHARE
 from paceline.policy.planner import Source, StepReport
 from paceline.request import Request
 from tests.policy.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
+from tests.quick import once
 
 FLAT = [10.0 + 0.2 * w for w in range(600)]
 STEEP = [10.0 * w for w in range(1, 600)]
 CLIFFS = [10.0, 18.8, 27.1, 21.1, 24.7, 28.8, 35.3, 36.5] + [54.0 + 0.01 * w for w in range(592)]
 """The first widths of an M1 Ultra, where four rows are cheaper than three."""
 MATCHED = Source("prompt_lookup", matched=lambda request: 20)
+RIGHT = (0.0, 0.3, 0.6, 0.9)
 
 
 def best_fixed(times: list[float], right: float, draft: DraftTime) -> float:
@@ -31,9 +33,10 @@ def best_fixed(times: list[float], right: float, draft: DraftTime) -> float:
     return max(speeds)
 
 
-@pytest.mark.parametrize("times", [FLAT, STEEP, CLIFFS], ids=["flat", "steep", "cliffs"])
-@pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9])
-@pytest.mark.parametrize("draft", [DraftTime(0.05), DraftTime(0.4, 0.4)], ids=["free", "costly"])
+@pytest.mark.parametrize(
+    ("right", "times", "draft"),
+    once(RIGHT, [FLAT, STEEP, CLIFFS], [DraftTime(0.05), DraftTime(0.4, 0.4)], times=2),
+)
 def test_close_to_the_best_fixed_length(times: list[float], right: float, draft: DraftTime) -> None:
     machine = Machine(times, draft_time=draft)
     machine.run([request(1)], lambda _: right, 1500)

@@ -221,7 +221,7 @@ def plain_answers() -> list[list[Any]]:
     return answers(run_jobs(reference_engine(), jobs()))
 
 
-@pytest.mark.parametrize("mix", only(("chunked", "preempted_cached"), MIXES))
+@pytest.mark.parametrize("mix", only(("preempted_cached",), MIXES))
 def test_no_state_is_stale_whatever_happens_to_requests(mix: str) -> None:
     tensors = head_tensors(1)
     plain = plain_answers()

@@ -43,6 +43,7 @@ from tests.proposers.parallel_heads import (
 )
 from tests.proposers.test_dflash import BROKEN, check_broken
 from tests.proposers.test_heads import jobs, paths, with_norms
+from tests.quick import once
 from tests.toy import TOY, VOCAB, assert_no_leak, run_jobs, toy_engine, toy_runner
 
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
@@ -182,8 +183,7 @@ def watched(kind: str, runner: ModelRunner, **options: Any) -> FeatureDrafter:
     return proposer
 
 
-@pytest.mark.parametrize("mix", ["staggered", "preempted_cached"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mix"), once(KINDS, ["staggered", "preempted_cached"]))
 def test_no_state_is_stale_whatever_happens_to_requests(kind: str, mix: str) -> None:
     seen.clear()
     _, config, tensors = KINDS[kind]
