@@ -78,11 +78,7 @@ def placement_for(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Pla
     packed = checkpoint.tensors
     if checkpoint.packed is None:
         packed = find_packed(checkpoint, config.dtype) or {}
-    place = (
-        _placing(checkpoint, packed)
-        if packed
-        else partial(expected_placement, checkpoint, config.dtype)
-    )
+    place = _placing(checkpoint, packed) if packed else partial(_expected, checkpoint, config.dtype)
     found = place(_beside_copy(checkpoint, config, limit, place))
     return found if found.streamed or found.experts else None
 
@@ -120,7 +116,7 @@ def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Ma
     tensors = checkpoint.tensors
     if checkpoint.packed is None:
         if checkpoint.files:
-            _check_before_packing(checkpoint, config.dtype, limit)
+            _expected(checkpoint, config.dtype, limit)  # packing takes minutes: refuse it before
         tensors = packed_tensors(checkpoint, config.dtype, config.packed_space)
     assert isinstance(tensors, StoredTensors)
     limit = _beside_copy(checkpoint, config, limit, _placing(checkpoint, tensors))
@@ -128,12 +124,15 @@ def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Ma
     return tensors if found.stream is None else found
 
 
-def _check_before_packing(checkpoint: Checkpoint, dtype: str, limit: int) -> None:
-    """Packing takes minutes: refuse a limit that is clearly too small instead."""
+def _expected(checkpoint: Checkpoint, dtype: str, limit: int) -> Placement:
+    """The same, where only a limit that is clearly too small is refused."""
     try:
-        expected_placement(checkpoint, dtype, int(limit * ABOUT))
-    except ConfigError:
-        expected_placement(checkpoint, dtype, limit)  # says so of this limit
+        return expected_placement(checkpoint, dtype, limit)
+    except ConfigError as error:
+        try:
+            return expected_placement(checkpoint, dtype, int(limit * ABOUT))
+        except ConfigError:
+            raise error from None
 
 
 def _placing(checkpoint: Checkpoint, tensors: Mapping[str, Array]) -> Callable[[int], Placement]:

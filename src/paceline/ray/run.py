@@ -20,7 +20,8 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.schema import ApplicationStatus, ServeStatus
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from paceline.errors import ConfigError, EngineDeadError
 from paceline.ray.cluster import cluster
@@ -73,7 +74,7 @@ def run(
                     if listening.done():
                         listening.result()
                     if time.monotonic() > look:
-                        _check(serve.status())
+                        _check_replicas()
                         look = time.monotonic() + _LOOK_SECONDS
                 _drain(engines, time.monotonic() + config.drain_timeout, ends[1])
                 serve.shutdown()
@@ -92,15 +93,23 @@ def _deployed(app: serve.Application) -> Any:
     return serve.get_deployment_handle(REPLICAS, NAME)
 
 
-def _check(status: ServeStatus) -> None:
+def _check_replicas() -> None:
     """End where Serve has given the replicas up: whoever watches this process can start it again.
 
     Serve does so where several starts in a row fail before a single replica runs, as after a
-    deployment; and after its controller was started again, whose memory begins anew.
+    deployment; and after its controller was started again, whose memory begins anew. A controller
+    that does not answer is asked again later.
+
+    Raises:
+        EngineDeadError: it has.
     """
-    app = status.applications.get(NAME)
+    try:
+        app = serve.status().applications.get(NAME)
+    except (RayError, RayServeException):
+        return
     if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
-        cause = app.deployments[REPLICAS].message.strip().rpartition("\n")[2]
+        told = app.deployments.get(REPLICAS, app)
+        cause = told.message.strip().rpartition("\n")[2]
         raise EngineDeadError(f"the replicas did not start again: {cause}")
 
 
