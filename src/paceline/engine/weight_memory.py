@@ -104,6 +104,17 @@ def expected_placement(checkpoint: Checkpoint, dtype: str, limit: int) -> Placem
     return place_layers(layers, size - sum(layers), limit)
 
 
+def _expected(checkpoint: Checkpoint, dtype: str, limit: int) -> Placement:
+    """As :func:`expected_placement`, where only a limit that is clearly too small is refused."""
+    try:
+        return expected_placement(checkpoint, dtype, limit)
+    except ConfigError as error:
+        try:
+            return expected_placement(checkpoint, dtype, int(limit * ABOUT))
+        except ConfigError:
+            raise error from None
+
+
 def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
     """The checkpoint's tensors, some of which are read from disk where they do not all fit.
 
@@ -122,17 +133,6 @@ def tensors_within(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Ma
     limit = _beside_copy(checkpoint, config, limit, _placing(checkpoint, tensors))
     found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
     return tensors if found.stream is None else found
-
-
-def _expected(checkpoint: Checkpoint, dtype: str, limit: int) -> Placement:
-    """The same, where only a limit that is clearly too small is refused."""
-    try:
-        return expected_placement(checkpoint, dtype, limit)
-    except ConfigError as error:
-        try:
-            return expected_placement(checkpoint, dtype, int(limit * ABOUT))
-        except ConfigError:
-            raise error from None
 
 
 def _placing(checkpoint: Checkpoint, tensors: Mapping[str, Array]) -> Callable[[int], Placement]:
