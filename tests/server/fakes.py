@@ -1,4 +1,4 @@
-"""An engine without a model: the interface of ``EngineClient``, tokens by rule, one per piece.
+"""An engine without a model: the interface of ``EngineClient``, tokens by rule.
 
 By default the answer to a prompt is the text :data:`ANSWER`, then the end-of-sequence token.
 Another answer is a string, a list of token ids, or a function of the prompt's ids. Stop strings,
@@ -11,7 +11,7 @@ import asyncio
 import functools
 import math
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -23,6 +23,7 @@ from paceline.models.detokenizer import TextStream
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
+from paceline.server.engine.wire import joined
 from paceline.server.messages import EngineInfo, EngineState, Piece
 
 ANSWER = " The rain in Spain stays mainly in the plain."
@@ -68,7 +69,7 @@ class FakeGeneration:
         for call in self.calls:
             told = engine.answer_ids(call.token_ids)
             for _ in range(call.params.n):
-                samples.append(engine.pieces(call, told, len(samples)))
+                samples.append(engine.cut(engine.pieces(call, told, len(samples))))
         for step in range(max(len(pieces) for pieces in samples)):
             await engine.pause(step)
             for pieces in samples:
@@ -85,6 +86,7 @@ class FakeEngine:
 
     Attributes:
         answer: what every prompt is answered with.
+        cuts: after how many tokens a piece ends and another begins; None: each token is a piece.
         seconds_per_token: pause before each token.
         dies_at: the engine is dead when that many tokens of an answer have been told.
         error_at: (token, error): the generation raises that error there.
@@ -107,6 +109,7 @@ class FakeEngine:
     calls: list[Call] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
     num_flushes: int = 0
+    cuts: Collection[int] | None = None
     stats_to_tell: EngineStats = field(default_factory=EngineStats)
 
     def __post_init__(self) -> None:
@@ -221,6 +224,13 @@ class FakeEngine:
             if end:
                 break
         return found
+
+    def cut(self, pieces: list[Piece]) -> list[Piece]:
+        """Pieces of one token each as those that are told."""
+        if self.cuts is None:
+            return pieces
+        ends = [*sorted({end for end in self.cuts if 0 < end < len(pieces)}), len(pieces)]
+        return [joined(pieces[i:j]) for i, j in zip([0, *ends], ends, strict=False)]
 
     def embedding_of(self, token_ids: Sequence[int], pooling: str) -> bytes:
         """A vector of length 1 that depends on nothing else."""

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.calls.json_formats import HERMES, LLAMA
-from paceline.server.chat.choice import joined
 from paceline.server.chat.constraints import OfferedTool, ToolUse
+from paceline.server.chat.parts import CallArguments, CallOpening, Part, Words
 from paceline.server.chat.tool_formats import FORMATS
+from paceline.server.chat.wrapping import Wrapping
 from paceline.structured_outputs import ThoughtMarks
+from tests.server.answer_parts import added_up, in_order
 
 NAMES = ("weather", "add")
 POSSIBLE = ThoughtMarks(("<think>",), ("</think>",))
@@ -27,18 +29,15 @@ def tool_use(form: ToolFormat, max_calls: int | None = None) -> ToolUse:
     return ToolUse(form, [OfferedTool(name, {}) for name in NAMES], max_calls=max_calls)
 
 
-def message(text: str, parser: AnswerParser) -> dict[str, Any]:
-    """What a whole answer adds up to, told in one piece."""
-    told = joined([{"delta": parser.push(text, final=True), "logprobs": None}])["message"]
-    assert isinstance(told, dict)
-    return told
+def told(text: str, parser: AnswerParser) -> tuple[str, str, list[Any]]:
+    """Thoughts, words and calls of an answer that comes in one piece."""
+    return added_up(parser.push(text, final=True))
 
 
-def read(text: str, form: ToolFormat, max_calls: int | None = None) -> tuple[str | None, list[Any]]:
-    """Content and calls of a whole answer."""
-    told = message(text, AnswerParser(None, tool_use(form, max_calls)))
-    calls = [call["function"] for call in told.get("tool_calls", [])]
-    return told["content"], [(call["name"], call["arguments"]) for call in calls]
+def read(text: str, form: ToolFormat, max_calls: int | None = None) -> tuple[str, list[Any]]:
+    """Words and calls of a whole answer."""
+    _, words, calls = told(text, AnswerParser(None, tool_use(form, max_calls)))
+    return words, calls
 
 
 WEATHER = ("weather", '{"city": "Rome"}')
@@ -54,30 +53,30 @@ L_ADD = '{"name":"add","parameters":{"a":[1,{"b":"}<\\"]"}]}}'
     [
         ("", "", []),
         (" plain <b> {words} ", " plain <b> {words} ", []),
-        (H_WEATHER, None, [WEATHER]),
-        (f"\n\n{H_WEATHER}\n{H_ADD}\n", None, [WEATHER, ADD]),
-        (f"{H_WEATHER}{H_ADD}", None, [WEATHER, ADD]),
+        (H_WEATHER, "", [WEATHER]),
+        (f"\n\n{H_WEATHER}\n{H_ADD}\n", "", [WEATHER, ADD]),
+        (f"{H_WEATHER}{H_ADD}", "", [WEATHER, ADD]),
         (f"I look.\n{H_WEATHER}", "I look.\n", [WEATHER]),
         (f"{H_WEATHER}\nDone.", "\nDone.", [WEATHER]),
-        (f"{H_WEATHER[:-3]}", None, [WEATHER]),
+        (f"{H_WEATHER[:-3]}", "", [WEATHER]),
         # other orders, other members, arguments under Llama's key
         (
             '<tool_call>{"arguments": {"a": "é"}, "name": "add"}</tool_call>',
-            None,
+            "",
             [("add", '{"a": "é"}')],
         ),
-        ('<tool_call>{"name": "add", "arguments": {}, "id": {"x": 1}}</tool_call>', None,
+        ('<tool_call>{"name": "add", "arguments": {}, "id": {"x": 1}}</tool_call>', "",
          [("add", "{}")]),
-        ('<tool_call>{"name": "add", "parameters": {"a": 1}}', None, [("add", '{"a": 1}')]),
+        ('<tool_call>{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
         # one that never closes is one all the same; a tag ends arguments that are no JSON
-        (f'<tool_call>{{"name": "add", "arguments": {{"a": 1}}}}\n{H_WEATHER}', None,
+        (f'<tool_call>{{"name": "add", "arguments": {{"a": 1}}}}\n{H_WEATHER}', "",
          [("add", '{"a": 1}'), WEATHER]),
         ('<tool_call>{"name": "add", "arguments": {"a": oh}</tool_call> dear', " dear",
          [("add", '{"a": oh}')]),
-        ('<tool_call>{"name": "add", "arguments": {"a": [</tool_call>', None,
+        ('<tool_call>{"name": "add", "arguments": {"a": [</tool_call>', "",
          [("add", '{"a": [')]),
-        ('<tool_call>{"name": "add", "arguments": {"a": "x\\', None, [("add", '{"a": "x\\')]),
-        ('<tool_call>{"name": "add", "arguments": {"a": "x\\\\"}}', None,
+        ('<tool_call>{"name": "add", "arguments": {"a": "x\\', "", [("add", '{"a": "x\\')]),
+        ('<tool_call>{"name": "add", "arguments": {"a": "x\\\\"}}', "",
          [("add", '{"a": "x\\\\"}')]),
         # no calls: unknown tool, no object, no JSON, cut short
         *(
@@ -100,19 +99,19 @@ L_ADD = '{"name":"add","parameters":{"a":[1,{"b":"}<\\"]"}]}}'
          '<tool_call>{"name": ', [("add", "{}")]),
     ],
 )  # fmt: skip
-def test_hermes(text: str, content: str | None, calls: list[Any]) -> None:
+def test_hermes(text: str, content: str, calls: list[Any]) -> None:
     assert read(text, HERMES) == (content, calls)
 
 
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
-        (L_WEATHER, None, [WEATHER]),
-        (f"<|python_tag|>{L_WEATHER}", None, [WEATHER]),
-        (f" {L_WEATHER}; {L_ADD}\n{L_WEATHER}", None, [WEATHER, ADD, WEATHER]),
+        (L_WEATHER, "", [WEATHER]),
+        (f"<|python_tag|>{L_WEATHER}", "", [WEATHER]),
+        (f" {L_WEATHER}; {L_ADD}\n{L_WEATHER}", "", [WEATHER, ADD, WEATHER]),
         (f"I look: <|python_tag|>{L_WEATHER};{L_ADD}", "I look: ", [WEATHER, ADD]),
         (f"{L_WEATHER} is how it goes", " is how it goes", [WEATHER]),
-        ('{"name": "add", "arguments": {}}', None, [("add", "{}")]),
+        ('{"name": "add", "arguments": {}}', "", [("add", "{}")]),
         *(
             (text, text, [])
             for text in (
@@ -126,12 +125,12 @@ def test_hermes(text: str, content: str | None, calls: list[Any]) -> None:
         ),
     ],
 )
-def test_llama(text: str, content: str | None, calls: list[Any]) -> None:
+def test_llama(text: str, content: str, calls: list[Any]) -> None:
     assert read(text, LLAMA) == (content, calls)
 
 
 def test_further_calls_are_dropped_where_one_is_allowed() -> None:
-    assert read(H_WEATHER + H_ADD, HERMES, max_calls=1) == (None, [WEATHER])
+    assert read(H_WEATHER + H_ADD, HERMES, max_calls=1) == ("", [WEATHER])
 
 
 @pytest.mark.parametrize(
@@ -150,14 +149,12 @@ def test_further_calls_are_dropped_where_one_is_allowed() -> None:
     ],
 )
 def test_thoughts(text: str, thoughts: ThoughtMarks | None, reasoning: str, content: str) -> None:
-    told = message(text, AnswerParser(thoughts, None))
-    assert (told.get("reasoning_content", ""), told["content"]) == (reasoning, content)
+    assert told(text, AnswerParser(thoughts, None)) == (reasoning, content, [])
 
 
 def test_calls_inside_of_thoughts_are_thoughts() -> None:
-    told = message(f"<think>{H_WEATHER}</think>{H_ADD}", AnswerParser(POSSIBLE, tool_use(HERMES)))
-    assert told["reasoning_content"] == H_WEATHER
-    assert [call["function"]["name"] for call in told["tool_calls"]] == ["add"]
+    parser = AnswerParser(POSSIBLE, tool_use(HERMES))
+    assert told(f"<think>{H_WEATHER}</think>{H_ADD}", parser) == (H_WEATHER, "", [ADD])
 
 
 FRAGMENTS = st.sampled_from(
@@ -171,23 +168,6 @@ FRAGMENTS = st.sampled_from(
 TEXTS = st.lists(FRAGMENTS | st.text(alphabet='{}"\\<>/ a;:,', max_size=4), max_size=12).map(
     "".join
 )
-
-
-def added_up(deltas: list[dict[str, Any]]) -> tuple[str, str, list[list[Any]]]:
-    """As the clients do it: a delta with an id begins a call, the others go on at their index."""
-    calls: list[list[Any]] = []
-    for delta in deltas:
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                assert call["index"] == len(calls)
-                assert call["function"]["name"] in NAMES
-                calls.append([call["function"]["name"], ""])
-            calls[call["index"]][1] += call["function"]["arguments"]
-    reasoning, content = (
-        "".join(delta.get(name, "") for delta in deltas)
-        for name in ("reasoning_content", "content")
-    )
-    return reasoning, content, calls
 
 
 @settings(max_examples=120, deadline=None)
@@ -208,29 +188,44 @@ def test_pieces_add_up_to_the_whole(
     def parser() -> AnswerParser:
         return AnswerParser(thoughts, form and tool_use(form, max_calls))
 
-    streamed, deltas, position, count = parser(), [], 0, 0
+    streamed, parts, position, count = parser(), list[Part](), 0, 0
     while position < len(text):
         size = sizes[count % len(sizes)]
-        deltas.append(streamed.push(text[position : position + size]))
+        parts += streamed.push(text[position : position + size])
         position, count = position + size, count + 1
-    deltas.append(streamed.push("", final=True))
-    whole = message(text, parser())
-    told = [list(c["function"].values()) for c in whole.get("tool_calls", [])]
-    reasoning, content, calls = added_up(deltas)
-    assert reasoning == whole.get("reasoning_content", "")
-    assert content == (whole["content"] or "")
-    assert calls == told
-    assert max_calls is None or len(calls) <= max_calls
+    parts += streamed.push("", final=True)
+    whole = parser().push(text, final=True)
+    assert in_order(parts) == in_order(whole)
+    assert places(parts) == places(whole)
+    assert max_calls is None or len(added_up(parts)[2]) <= max_calls
+
+
+def places(parts: list[Part]) -> list[int]:
+    """Where each character of the words stood."""
+    return [
+        at
+        for part in parts
+        if isinstance(part, Words)
+        for start, end in part.places
+        for at in range(start, end)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS, form=st.sampled_from([*FORMATS.values(), None]))
+def test_words_know_where_they_stood(text: str, form: ToolFormat | None) -> None:
+    parser = AnswerParser(POSSIBLE, form and tool_use(form), Wrapping("<a>", "</a>"))
+    text = f"<think>a</think> <a> {text} </a> a"
+    parts = parser.push(text, final=True)
+    assert "".join(text[at] for at in places(parts)) == added_up(parts)[1]
 
 
 def test_arguments_stream_as_they_come() -> None:
     parser = AnswerParser(None, tool_use(HERMES))
-    deltas = [parser.push(character) for character in H_WEATHER]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-    assert calls[0]["function"]["name"] == "weather"
-    assert calls[0]["id"]
-    assert len(calls) == len(WEATHER[1])  # one for each character of the arguments
-    assert not any("content" in delta for delta in deltas)
+    parts = [part for character in H_WEATHER for part in parser.push(character)]
+    assert isinstance(parts[0], CallOpening)
+    assert parts[0].name == "weather"
+    assert parts[1:] == [CallArguments(0, character) for character in WEATHER[1]]
 
 
 @settings(max_examples=25, deadline=None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.parts import PlacedText
 from paceline.server.chat.reasoning import FORMATS, reasoning_format
 from paceline.server.chat.wrapping import Unwrapper, Wrapping
 from paceline.server.config import REASONING_PARSERS
@@ -73,7 +74,8 @@ WRAPPING = Wrapping("<answer>", "</answer>")
 
 def unwrapped(pieces: Iterable[str], marks: Wrapping = WRAPPING) -> str:
     reader = Unwrapper(marks)
-    return "".join(reader.push(each, final=False) for each in pieces) + reader.push("", final=True)
+    told = [reader.push(PlacedText(each), final=False).text for each in pieces]
+    return "".join(told) + reader.push(PlacedText(), final=True).text
 
 
 @pytest.mark.parametrize(

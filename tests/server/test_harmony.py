@@ -15,12 +15,13 @@ from paceline.models.detokenizer import TextStream
 from paceline.models.gguf_tokenizer import end_ids
 from paceline.models.tokenizer import HARMONY, Tokenizer
 from paceline.runtime.grammar import GrammarCompiler
-from paceline.server.chat.choice import joined
 from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.harmony import Harmony, HarmonyParser, Place, words_of
 from paceline.server.chat.harmony_shapes import harmony_constraint
+from paceline.server.chat.parts import CallArguments, CallOpening, Part
 from paceline.structured_outputs import StructuredOutputs
 from tests.models.vocabularies import byte_level_json
+from tests.server.answer_parts import added_up, in_order
 from tests.server.chats import ADD_TOOL, CHATML, HARMONY_CHAT, TOOLS, USER, WEATHER_TOOL, ChatServer
 
 NAMES = ("weather", "add")
@@ -35,21 +36,13 @@ FINAL = "<|channel|>final<|message|>It rains."
 WEATHER = ("weather", ARGUMENTS)
 
 
-def message(deltas: list[dict[str, Any]]) -> tuple[str, str, list[tuple[str, str]]]:
-    parts = [{"delta": delta, "logprobs": None} for delta in deltas or [{}]]
-    told = joined(parts)["message"]
-    calls = [call["function"] for call in told.get("tool_calls", ())]
-    named = [(call["name"], call["arguments"]) for call in calls]
-    return told.get("reasoning_content", ""), told["content"] or "", named
-
-
 def read(text: str, *cuts: int, begun: Harmony = BEGIN, max_calls: int | None = None) -> Any:
-    """Deltas of an answer that comes in pieces."""
-    parser, found = HarmonyParser(begun, NAMES, max_calls), list[dict[str, Any]]()
+    """The parts of an answer that comes in pieces."""
+    parser, found = HarmonyParser(begun, NAMES, max_calls), list[Part]()
     ends = [*sorted(cuts), len(text)]
     for first, last in zip([0, *ends], ends, strict=False):
-        found += parser.deltas(text[first:last])
-    return found + parser.deltas("", final=True)
+        found += parser.push(text[first:last])
+    return found + parser.push("", final=True)
 
 
 CASES = [
@@ -87,21 +80,7 @@ CASES = [
 
 @pytest.mark.parametrize(("text", "thoughts", "content", "calls"), CASES)
 def test_what_is_read(text: str, thoughts: str, content: str, calls: list[Any]) -> None:
-    assert message(read(text)) == (thoughts, content, calls)
-
-
-def without_ids(deltas: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """What follows what, in whatever pieces it was told."""
-    found: list[tuple[str, str]] = []
-    for delta in deltas:
-        ((kind, value),) = delta.items()
-        told = [(kind, value)]
-        if kind == "tool_calls":
-            told = [(f"call {call['index']}", call["function"]["arguments"]) for call in value]
-        for name, text in told:
-            before = found.pop()[1] if found and found[-1][0] == name else ""
-            found.append((name, before + text))
-    return found
+    assert added_up(read(text)) == (thoughts, content, calls)
 
 
 @settings(max_examples=100, deadline=None)
@@ -110,18 +89,19 @@ def test_pieces_do_not_matter(data: st.DataObject) -> None:
     parts = [THINK, LOOK, CALL, FINAL, TO_FIRST, NEXT, "{", "<|", "<|end|>", " words "]
     text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=6)))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
-    assert without_ids(read(text, *cuts)) == without_ids(read(text))
+    assert in_order(read(text, *cuts)) == in_order(read(text))
 
 
 def test_a_call_is_told_as_it_is_written() -> None:
     at = THINK.__len__() + len(CALL) - len(ARGUMENTS)
-    first, *others = read(THINK + CALL, *range(at, at + len(ARGUMENTS)))[-len(ARGUMENTS) :]
-    assert first["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{"}
-    assert [list(each["tool_calls"][0]) for each in others] == [["index", "function"]] * len(others)
+    called, *told = read(THINK + CALL, *range(at, at + len(ARGUMENTS)))[-len(ARGUMENTS) - 1 :]
+    assert isinstance(called, CallOpening)
+    assert called.name == "weather"
+    assert told == [CallArguments(0, character) for character in ARGUMENTS]
 
 
 def test_further_calls_are_dropped_where_one_is_allowed() -> None:
-    assert message(read(CALL + NEXT + CALL, max_calls=1))[2] == [WEATHER]
+    assert added_up(read(CALL + NEXT + CALL, max_calls=1))[2] == [WEATHER]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +115,7 @@ def test_further_calls_are_dropped_where_one_is_allowed() -> None:
     ],
 )  # fmt: skip
 def test_answers_that_the_prompt_has_begun(begun: str, text: str, found: Any) -> None:
-    assert message(read(text, begun=Harmony(begun))) == found
+    assert added_up(read(text, begun=Harmony(begun))) == found
 
 
 def test_what_a_conversation_remembers() -> None:

@@ -47,7 +47,7 @@ def test_a_response_has_the_words_of_the_chat() -> None:
     assert told.usage.output_tokens > 0
     (message,) = told.output
     tokens = "".join(each.token for each in message.content[0].logprobs)
-    assert tokens.startswith(told.output_text), "the token that ends it comes last"
+    assert tokens == told.output_text, "the token that ends it is none of them"
     assert len(message.content[0].logprobs[0].top_logprobs) == 2
     params = server.engine.calls[-1].params
     assert (params.temperature, params.max_tokens) == (0.5, 50)
@@ -95,6 +95,27 @@ def test_a_stream_tells_the_response_in_order() -> None:
     assert text == whole.output_text == "In Rome."
 
 
+def test_words_behind_a_call_come_back_as_one_message_with_it() -> None:
+    server = ChatServer(f"I look.{CALL}Now wait.")
+    first = ask(server, tools=[TOOL])
+    assert [item.type for item in first.output] == ["message", "function_call", "message"]
+    call = first.output[1]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+    ask(server, [USER, *(item.model_dump() for item in first.output), result], tools=[TOOL])
+    chat = ChatServer()
+    answer = chat_message("I look.Now wait.", call)
+    outcome = {"role": "tool", "tool_call_id": call.call_id, "content": "Sunny."}
+    chat.post([USER, answer, outcome], tools=[CHAT_TOOL])
+    assert server.prompt == chat.prompt
+
+
+def chat_message(words: str, call: Any) -> dict[str, Any]:
+    """The answer of a chat that a response with one call is."""
+    called = {"name": "weather", "arguments": call.arguments}
+    calls = [{"id": call.call_id, "type": "function", "function": called}]
+    return {"role": "assistant", "content": words, "tool_calls": calls}
+
+
 @pytest.mark.parametrize("way", ["items", "references", "previous", "encoded"])
 def test_an_earlier_answer_is_what_the_chat_would_be_sent(way: str) -> None:
     server = ChatServer(f"<think>Where?</think>In Rome.{CALL}", THINKING)
@@ -112,12 +133,10 @@ def test_an_earlier_answer_is_what_the_chat_would_be_sent(way: str) -> None:
         if way == "references":
             items = [{"type": "item_reference", "id": item["id"]} for item in items]
         ask(server, [USER, *items, result], tools=[TOOL])
-    called = {"name": "weather", "arguments": call.arguments}
     chat = ChatServer("It rains.", THINKING)
-    answer = {"role": "assistant", "content": "In Rome.", "reasoning_content": "Where?"}
-    calls = [{"id": call.call_id, "type": "function", "function": called}]
+    answer = {**chat_message("In Rome.", call), "reasoning_content": "Where?"}
     outcome = {"role": "tool", "tool_call_id": call.call_id, "content": "Sunny."}
-    chat.post([USER, {**answer, "tool_calls": calls}, outcome], tools=[CHAT_TOOL])
+    chat.post([USER, answer, outcome], tools=[CHAT_TOOL])
     assert server.prompt == chat.prompt
 
 

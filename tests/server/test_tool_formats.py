@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,26 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.models.shown_marks import SHOWN
+from paceline.server.chat.parts import CallArguments, CallOpening, Part, PlacedText
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
 from paceline.server.config import TOOL_CALL_PARSERS
+from tests.server.answer_parts import added_up, in_order
 from tests.server.chats import chat_tokenizer
 from tests.server.tool_samples import BARE, CALLS, SAMPLES, SCHEMAS, deepseek
 
 
 def read(name: str, pieces: Iterable[str], tools: Any = SCHEMAS) -> tuple[str, list[Any]]:
     """Words and calls, as text of JSON."""
+    _, words, calls = added_up(parts_of(name, pieces, tools))
+    return words, calls
+
+
+def parts_of(name: str, pieces: Iterable[str], tools: Any = SCHEMAS) -> Iterator[Part]:
     reader = ToolCallReader(FORMATS[name], tools)
-    words, calls = "", list[list[str]]()
-    told = [reader.push(piece, final=False) for piece in pieces]
-    for more, parts in [*told, reader.push("", final=True)]:
-        words += more
-        for part in parts:
-            if "id" in part:
-                assert part["index"] == len(calls)
-                calls.append([part["function"]["name"], ""])
-            calls[part["index"]][1] += part["function"]["arguments"]
-    return words, [(each[0], each[1]) for each in calls]
+    for piece in pieces:
+        yield from reader.push(PlacedText(piece), final=False)
+    yield from reader.push(PlacedText(), final=True)
 
 
 def parsed(calls: list[Any]) -> list[Any]:
@@ -50,9 +50,10 @@ def test_calls_are_read_however_they_are_cut(name: str) -> None:
         text = lead + SAMPLES[name]
         words, calls = read(name, [text])
         assert (words, parsed(calls)) == (lead if lead.strip() else "", CALLS)
-        assert read(name, text) == (words, calls)
+        whole = in_order(parts_of(name, [text]))
+        assert in_order(parts_of(name, text)) == whole
         for at in range(1, len(text)):
-            assert read(name, [text[:at], text[at:]]) == (words, calls)
+            assert in_order(parts_of(name, [text[:at], text[at:]])) == whole
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -228,10 +229,10 @@ def test_no_calls(name: str, text: str) -> None:
 
 
 def test_strings_between_tags_stream_as_they_come() -> None:
-    reader = ToolCallReader(FORMATS["qwen3_coder"], ANYTHING)
-    parts = [part for each in QWEN % ("s", "a long text") for part in reader.push(each, False)[1]]
+    parts = [*parts_of("qwen3_coder", QWEN % ("s", "a long text"), ANYTHING)]
     assert len(parts) > len("a long text")
-    assert parts[0]["function"] == {"name": "f", "arguments": "{"}
+    assert isinstance(parts[0], CallOpening)
+    assert parts[1] == CallArguments(0, "{")
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "pythonic", "gemma4", "mistral"])
@@ -239,10 +240,10 @@ def test_long_arguments_are_read_in_linear_time(name: str) -> None:
     """A quadratic reader would need minutes."""
     begin = SAMPLES[name].partition("Rome")[0]
     reader = ToolCallReader(FORMATS[name], SCHEMAS)
-    reader.push(begin, False)
+    reader.push(PlacedText(begin), False)
     for _ in range(20_000):
-        reader.push('\\" <', False)
-    assert reader.push(SAMPLES[name].removeprefix(begin + "Rome"), True)[1]
+        reader.push(PlacedText('\\" <'), False)
+    assert reader.push(PlacedText(SAMPLES[name].removeprefix(begin + "Rome")), True)
 
 
 TEMPLATES = {

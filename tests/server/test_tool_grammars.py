@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
+from paceline.server.chat.parts import PlacedText, Words
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
 from paceline.structured_outputs import StructuredOutputs
@@ -150,7 +151,8 @@ def test_schemas_in_formats_of_their_own(
     assert [text for text in bad if matches(forced, text)] == []
     for text in good:  # what the grammar allows is read as a call
         reader = ToolCallReader(FORMATS[name], {"f": schema})
-        assert reader.push(text, final=True)[0] == ""
+        parts = reader.push(PlacedText(text), final=True)
+        assert not any(isinstance(part, Words) for part in parts)
         assert reader.num_calls == 1
 
 

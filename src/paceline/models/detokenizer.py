@@ -153,8 +153,8 @@ class IncrementalDecoder:
         """Take tokens; return the text that has become certain."""
         tokenizer, fresh, is_settled = self._tokenizer, "", True
         for token_id in token_ids:
-            if tokenizer.is_special(token_id) or tokenizer.id_to_token(token_id) is None:
-                continue  # decoding leaves it out
+            if not has_text(tokenizer, token_id):
+                continue
             byte = tokenizer.byte_of(token_id)
             if byte is not None:
                 if not is_settled:
@@ -233,6 +233,11 @@ class _ByteRun:
         return len(self._decoder.getstate()[0])
 
 
+def has_text(tokenizer: Tokenizer, token_id: int) -> bool:
+    """Whether decoding shows the token."""
+    return not tokenizer.is_special(token_id) and tokenizer.id_to_token(token_id) is not None
+
+
 def _prompt_tail(tokenizer: Tokenizer, prompt: Sequence[int]) -> tuple[list[int], list[int]]:
     """The prompt's last tokens that have text, and the bytes of the run that it ends with, if any.
 
@@ -241,7 +246,7 @@ def _prompt_tail(tokenizer: Tokenizer, prompt: Sequence[int]) -> tuple[list[int]
     tail: list[int] = []
     run: list[int] = []
     for token_id in reversed(prompt[-_MAX_PROMPT_SCAN:]):
-        if tokenizer.is_special(token_id) or tokenizer.id_to_token(token_id) is None:
+        if not has_text(tokenizer, token_id):
             continue
         byte = tokenizer.byte_of(token_id)
         if byte is not None and len(run) == len(tail):

@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.server.sse import encode_json
 
+Event = dict[str, Any]
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def event(value: dict[str, Any]) -> bytes:
+def event(value: Event) -> bytes:
     """One event, named by its type."""
     name: str = value["type"]
     return b"event: " + name.encode() + b"\ndata: " + encode_json(value) + b"\n\n"
@@ -42,89 +43,73 @@ def stop_of(choice: dict[str, Any], stop_sequences: Sequence[str]) -> dict[str, 
     return {"stop_reason": _REASONS[choice["finish_reason"]], "stop_sequence": None}
 
 
-def blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The content of a whole message of a chat."""
-    blocks = list[dict[str, Any]]()
-    thoughts = message.get("reasoning_content")
-    if thoughts:
-        blocks.append({"type": "thinking", "thinking": thoughts, "signature": _signature(thoughts)})
-    if message.get("content"):
-        blocks.append({"type": "text", "text": message["content"]})
-    for call in message.get("tool_calls", ()):
-        function = call["function"]
-        called = {"id": _tool_id(call["id"]), "name": function["name"]}
-        blocks.append({"type": "tool_use", **called, "input": _input(function["arguments"])})
-    return blocks
+class Content:
+    """The blocks of one message while they grow, and the events that tell them.
 
+    Both are made by one reader of the chat's parts, so that a stream adds up to the message.
 
-class MessageEvents:
-    """The events of one message."""
+    Attributes:
+        blocks: all of them; the last one may go on.
+        end: why the chat ended, once it has.
+    """
 
-    def __init__(self, head: dict[str, Any], stop_sequences: Sequence[str]) -> None:
-        self._head, self._stops = head, stop_sequences
-        self._index = -1
-        self._kind = ""  # of the block that is open
-        self._thoughts = ""
-        self._end: dict[str, Any] = {}
+    def __init__(self, stop_sequences: Sequence[str]) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self.end: dict[str, Any] = {}
+        self._stops = stop_sequences
+        self._is_open = False
+        self._arguments = ""  # of the call that is open
 
-    def begin(self, usage: dict[str, int]) -> bytes:
-        empty: dict[str, Any] = {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
-        start = {"type": "message_start", "message": {**self._head, **empty}}
-        return event(start) + event({"type": "ping"})
-
-    def take(self, part: dict[str, Any]) -> bytes:
+    def take(self, part: dict[str, Any]) -> Iterator[Event]:
         """What a part of the chat's choice adds."""
-        delta, told = part["delta"], b""
+        delta = part["delta"]
         thoughts, words = delta.get("reasoning_content"), delta.get("content")
         if thoughts:
-            self._thoughts += thoughts
-            told += self._opened("thinking", {"thinking": "", "signature": ""})
-            told += self._delta("thinking_delta", thinking=thoughts)
+            yield from self._open("thinking", thinking="", signature="")
+            yield self._more("thinking", "thinking_delta", thoughts)
         if words:
-            told += self._opened("text", {"text": ""}) + self._delta("text_delta", text=words)
+            yield from self._open("text", text="")
+            yield self._more("text", "text_delta", words)
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             if "id" in call:
-                told += self._closed()
                 named = {"id": _tool_id(call["id"]), "name": function["name"], "input": {}}
-                told += self._opened("tool_use", named)
+                yield from self._open("tool_use", **named)
             if function["arguments"]:
-                told += self._delta("input_json_delta", partial_json=function["arguments"])
+                self._arguments += function["arguments"]
+                yield self._delta("input_json_delta", partial_json=function["arguments"])
         if part["finish_reason"] is not None:
-            self._end = stop_of(part, self._stops)
-        return told
+            self.end = stop_of(part, self._stops)
+            yield from self._close()
 
-    def end(self, usage: dict[str, int]) -> bytes:
-        last = {"type": "message_delta", "delta": self._end, "usage": usage}
-        return self._closed() + event(last) + event({"type": "message_stop"})
-
-    def _opened(self, kind: str, block: dict[str, Any]) -> bytes:
+    def _open(self, kind: str, **fields: Any) -> Iterator[Event]:
         """The block that what follows goes into; the one before it ends where it is another."""
-        if self._kind == kind:
-            return b""
-        before = self._closed()
-        self._index, self._kind = self._index + 1, kind
-        start = {"type": "content_block_start", "index": self._index}
-        return before + event({**start, "content_block": {"type": kind, **block}})
+        if self._is_open and self.blocks[-1]["type"] == kind != "tool_use":
+            return
+        yield from self._close()
+        self.blocks.append({"type": kind, **fields})
+        self._is_open, self._arguments = True, ""
+        begun = {"index": len(self.blocks) - 1, "content_block": dict(self.blocks[-1])}
+        yield {"type": "content_block_start", **begun}
 
-    def _delta(self, kind: str, **more: str) -> bytes:
+    def _more(self, name: str, kind: str, text: str) -> Event:
+        self.blocks[-1][name] += text
+        return self._delta(kind, **{name: text})
+
+    def _delta(self, kind: str, **more: str) -> Event:
         delta = {"type": kind, **more}
-        return event({"type": "content_block_delta", "index": self._index, "delta": delta})
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
-    def _closed(self) -> bytes:
-        if not self._kind:
-            return b""
-        told = b""
-        if self._kind == "thinking":
-            told = self._delta("signature_delta", signature=_signature(self._thoughts))
-            self._thoughts = ""
-        self._kind = ""
-        return told + event({"type": "content_block_stop", "index": self._index})
+    def _close(self) -> Iterator[Event]:
+        if not self._is_open:
+            return
+        block, self._is_open = self.blocks[-1], False
+        if block["type"] == "thinking":
+            block["signature"] = _signature(block["thinking"])
+            yield self._delta("signature_delta", signature=block["signature"])
+        elif block["type"] == "tool_use":
+            block["input"] = _input(self._arguments)
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
 
 def _signature(thoughts: str) -> str:

@@ -11,12 +11,11 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.anthropic.answer import MessageEvents, blocks_of, event, stop_of, usage_of
+from paceline.server.anthropic.answer import Content, event, usage_of
 from paceline.server.anthropic.conversation import chat_of
 from paceline.server.anthropic.fields import Conversation, Message, MessagesRequest, TokenCount
 from paceline.server.api.chat import Chat, num_prompt_tokens
 from paceline.server.api.common import received, respond
-from paceline.server.chat.choice import joined
 from paceline.server.errors import to_api_error
 from paceline.server.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.serving import Serving
@@ -94,7 +93,7 @@ class Messages(Chat):
 
     def __init__(self, serving: Serving, body: MessagesRequest, deadline: Deadline) -> None:
         super().__init__(serving, chat_of(body), deadline)
-        self._stops = body.stop_sequences or ()
+        self._content = Content(body.stop_sequences or ())
         self._message = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -103,21 +102,29 @@ class Messages(Chat):
         }
 
     async def document(self, request: Request) -> dict[str, Any]:
-        parts = list[dict[str, Any]]()
         async with self._answers(request) as found:
             async for piece in found:
-                parts += await self._parts(found, piece)
-        choice, usage = joined(parts), usage_of(self._usage.document())
-        content = blocks_of(choice["message"])
-        return {**self._message, "content": content, **stop_of(choice, self._stops), "usage": usage}
+                for part in await self._parts(found, piece):
+                    for _ in self._content.take(part):
+                        pass
+        content, usage = self._content, usage_of(self._usage.document())
+        return {**self._message, "content": content.blocks, **content.end, "usage": usage}
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        events, has_begun = MessageEvents(self._message, self._stops), False
+        has_begun = False
         async with self._answers(request) as found:
             yield b""
             async for piece in found:
                 parts = await self._parts(found, piece)
-                begin = b"" if has_begun else events.begin(usage_of(self._usage.document()))
+                begin = b"" if has_begun else self._begin()
                 has_begun = True
-                yield begin + b"".join([events.take(part) for part in parts])
-        yield events.end(usage_of(self._usage.document()))
+                told = [event(each) for part in parts for each in self._content.take(part)]
+                yield begin + b"".join(told)
+        usage = usage_of(self._usage.document())
+        last = {"type": "message_delta", "delta": self._content.end, "usage": usage}
+        yield event(last) + event({"type": "message_stop"})
+
+    def _begin(self) -> bytes:
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        message = {**self._message, **empty, "usage": usage_of(self._usage.document())}
+        return event({"type": "message_start", "message": message}) + event({"type": "ping"})

@@ -17,9 +17,10 @@ from starlette.responses import Response
 from paceline.errors import RequestError
 from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.api.common import Answering, PlainRoute, encode, received, respond
-from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
+from paceline.server.chat.choice import ChatChoice, joined
 from paceline.server.chat.demands import Demands
 from paceline.server.chat.harmony import harmony_of
+from paceline.server.chat.logprobs import AllLogprobs, ChatLogprobs
 from paceline.server.chat.prompt import prompt_text, thoughts_of, wrapping_of
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
@@ -115,12 +116,15 @@ class Chat(Answering[ChatCompletionRequest]):
 
     def _choice(self, index: int) -> ChatChoice:
         body, serving = self.body, self._serving
-        logprobs = ChatLogprobs(serving.texts) if body.logprobs else None
+        logprobs = self._logprobs() if body.logprobs else None
         origins = None
         if body.return_origins:
             origins = OriginTokens(serving.tokenizer, self._token_ids)
         parser, returns_ids = self._demands.parser(), body.return_token_ids
         return ChatChoice(index, parser, logprobs, origins, returns_ids)
+
+    def _logprobs(self) -> ChatLogprobs:
+        return AllLogprobs(self._serving.texts)
 
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return joined(parts)

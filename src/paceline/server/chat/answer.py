@@ -1,4 +1,4 @@
-"""One sample's text as the parts of a message: reasoning, content, tool calls.
+"""One sample's text as the parts of a message: thoughts, words, tool calls.
 
 Owns the order: thoughts first, between their marks, and tool calls only in what follows them.
 White space at both ends of the thoughts and before the answer is dropped: templates put it back.
@@ -6,10 +6,9 @@ White space at both ends of the thoughts and before the answer is dropped: templ
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.server.chat.calls.kind import unfinished_tag
 from paceline.server.chat.constraints import ToolUse
+from paceline.server.chat.parts import Part, PlacedText, Thoughts, Words, add
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.wrapping import Unwrapper, Wrapping
 from paceline.structured_outputs import ThoughtMarks
@@ -32,6 +31,7 @@ class AnswerParser:
     ) -> None:
         self._unwrapper = None if wrapping is None else Unwrapper(wrapping)
         self._marks = thoughts  # None as soon as there can be no more of them
+        self._length = 0  # of the whole answer until now
         self._begin = ""  # the text, while it may be thoughts
         self._num_thought = 0  # characters of thoughts that have been told
         self._tools: ToolCallReader | None = None
@@ -45,22 +45,20 @@ class AnswerParser:
     def has_calls(self) -> bool:
         return self._tools is not None and self._tools.num_calls > 0
 
-    def push(self, text: str, final: bool = False) -> dict[str, Any]:
-        """Take the next piece; return what became certain, as the ``delta`` of a choice."""
+    def push(self, text: str, final: bool = False) -> list[Part]:
+        """Take the next piece; return the parts that became certain, in their order."""
+        self._length += len(text)
         thoughts, text = self._split(text, final, self._marks) if self._marks else ("", text)
+        parts = list[Part]()
+        add(parts, Thoughts(thoughts))
+        answer = PlacedText(text, self._length - len(text))  # the answer is what comes last
         if self._unwrapper is not None:
-            text = self._unwrapper.push(text, final)
-        calls = list[dict[str, Any]]()
-        if self._tools is not None:
-            text, calls = self._tools.push(text, final)
-        content = text if self._has_words else ""
-        told = {"reasoning_content": thoughts, "content": content, "tool_calls": calls}
-        return {name: value for name, value in told.items() if value}
-
-    def deltas(self, text: str, final: bool = False) -> list[dict[str, Any]]:
-        """As :meth:`push`; an empty list where nothing became certain."""
-        delta = self.push(text, final)
-        return [delta] if delta else []
+            answer = self._unwrapper.push(answer, final)
+        told = [answer.words] if self._tools is None else self._tools.push(answer, final)
+        for part in told:
+            if self._has_words or not isinstance(part, Words):
+                add(parts, part)
+        return parts
 
     def _split(self, text: str, final: bool, marks: ThoughtMarks) -> tuple[str, str]:
         """What is certain of the thoughts, and of what follows them."""

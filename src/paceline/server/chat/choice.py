@@ -1,6 +1,6 @@
 """One sample of a chat while it grows: what each piece adds, as parts of OpenAI's choices.
 
-Owns the order of a stream (role, words, end) and the format of log-probabilities. Knows no HTTP.
+Owns the order of a stream: role, what the answer consists of, end. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -9,34 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import EngineClosedError
-from paceline.request import TokenLogprobs
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.harmony import HarmonyParser
+from paceline.server.chat.logprobs import ChatLogprobs
+from paceline.server.chat.parts import delta_of
 from paceline.server.messages import Piece
-from paceline.server.tokens import OriginTokens, TokenTexts, finite
-
-
-class ChatLogprobs:
-    """Log-probabilities as chats have them: one object per token."""
-
-    def __init__(self, texts: TokenTexts) -> None:
-        self._texts = texts
-
-    def part(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The ``logprobs`` of a choice with these tokens."""
-        return {"content": [self._entry(entry) for entry in entries]}
-
-    def _entry(self, entry: TokenLogprobs) -> dict[str, Any]:
-        top = [self._token(*each) for each in entry.top]
-        return {**self._token(entry.token_id, entry.logprob), "top_logprobs": top}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        texts = self._texts
-        return {
-            "token": texts.text(token_id),
-            "logprob": finite(logprob),
-            "bytes": list(texts.raw(token_id)),
-        }
+from paceline.server.tokens import OriginTokens
 
 
 class ChatChoice:
@@ -61,13 +39,13 @@ class ChatChoice:
         return self._part({"role": "assistant", "content": ""})
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
-        """What a piece adds: parts with words, and one that ends the sample."""
-        deltas = self._parser.deltas(piece.text, final=piece.finish_reason is not None)
-        parts = [self._part(delta) for delta in deltas]
+        """What a piece adds: parts of one kind each, in order, and one that ends the sample."""
+        told = self._parser.push(piece.text, final=piece.finish_reason is not None)
+        parts = [self._part(delta_of(each)) for each in told]
         if piece.token_ids and (self._logprobs or self._origins or self._returns_ids):
             parts = parts or [self._part({})]
             if self._logprobs is not None:
-                parts[0]["logprobs"] = self._logprobs.part(piece.logprobs)
+                self._logprobs.tell(piece, told, parts)
             if self._origins is not None:
                 parts[0]["tokens"] = self._origins.take(piece)
             if self._returns_ids:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import enum
 import re
-import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.calls.kind import unfinished_tag
+from paceline.server.chat.parts import CallArguments, Part, Thoughts, Words, add, opening
 from paceline.server.config import ServerConfig
 
 REASONING_PARSER, TOOL_CALL_PARSER = "openai_gptoss", "openai"
@@ -62,8 +61,8 @@ def words_of(answer: str) -> str:
     """The content of a whole answer in this format; all of one in another format."""
     if CHANNEL not in answer:
         return answer
-    deltas = HarmonyParser(Harmony(ASSISTANT)).deltas(answer, final=True)
-    return "".join(delta.get("content", "") for delta in deltas)
+    parts = HarmonyParser(Harmony(ASSISTANT)).push(answer, final=True)
+    return "".join(part.text for part in parts if isinstance(part, Words))
 
 
 class Place(enum.Enum):
@@ -93,28 +92,30 @@ class HarmonyParser:
     ) -> None:
         self._names, self._max_calls = frozenset(names), max_calls
         self.place, self._rest = Place.HEAD, ""
-        self._deltas: list[dict[str, Any]] = []
+        self._parts: list[Part] = []
+        self._length = 0  # of the whole answer until now
         self._is_fresh = True  # nothing of the message has been told
-        self._told = set[str]()
+        self._told = set[Place]()  # of what there was a message before
         self._call = ""  # the name of the tool that the message is for
         self._num_calls = 0
-        self.deltas(harmony.begun)
+        self.push(harmony.begun)
         self.has_start = self.place is Place.HEAD and START in self._rest
         self._rest = self._rest.removeprefix(ASSISTANT)
         self._told.clear()
-        self._num_calls = 0
+        self._num_calls = self._length = 0
 
     @property
     def has_calls(self) -> bool:
         return self._num_calls > 0
 
-    def deltas(self, text: str, final: bool = False) -> list[dict[str, Any]]:
-        """Take the next piece; return what became certain, each as the ``delta`` of a choice."""
+    def push(self, text: str, final: bool = False) -> list[Part]:
+        """Take the next piece; return the parts that became certain, in their order."""
         self._rest += text
-        self._deltas = []
+        self._length += len(text)
+        self._parts = []
         while self._read_head(final) if self.place is Place.HEAD else self._read_text(final):
             pass
-        return self._deltas
+        return self._parts
 
     def _read_head(self, final: bool) -> bool:
         """Up to a message's text; False when all that can be told has been."""
@@ -169,30 +170,23 @@ class HarmonyParser:
         return False
 
     def _tell(self, text: str) -> None:
+        """More of a message's text, behind which is what has not been read."""
         if not text:
             return
         if self.place is Place.CALL:
             self._tell_call(text)
         else:
-            name = "content" if self.place is Place.WORDS else "reasoning_content"
-            gap = _GAP if self._is_fresh and name in self._told else ""
-            self._told.add(name)
-            self._add(name, gap + text)
+            gap = _GAP if self._is_fresh and self.place in self._told else ""
+            self._told.add(self.place)
+            end = self._length - len(self._rest)
+            words = Words(gap + text, ((end - len(text), end),))
+            add(self._parts, words if self.place is Place.WORDS else Thoughts(words.text))
         self._is_fresh = False
 
     def _tell_call(self, text: str) -> None:
         if self._max_calls is not None and self._num_calls > self._max_calls:
             return
-        call: dict[str, Any] = {"index": self._num_calls - 1, "function": {"arguments": text}}
+        index = self._num_calls - 1
         if self._is_fresh:
-            call |= {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
-            call["function"] = {"name": self._call, "arguments": text}
-        self._add("tool_calls", [call])
-
-    def _add(self, name: str, more: Any) -> None:
-        """What follows something of its kind becomes one with it."""
-        last = self._deltas[-1] if self._deltas else {}
-        if name in last:
-            last[name] += more
-        else:
-            self._deltas.append({name: more})
+            add(self._parts, opening(index, self._call))
+        add(self._parts, CallArguments(index, text))

@@ -8,12 +8,11 @@ pieces. A tool that was not offered is no call. What a call looks like is a matt
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.calls.kind import Call, Tools, unfinished_tag
+from paceline.server.chat.parts import CallArguments, Part, PlacedText, add, opening
 
 
 class ToolCallReader:
@@ -28,103 +27,99 @@ class ToolCallReader:
         self._form = form
         self._tools = tools
         self._max_calls = max_calls
-        self._text = ""  # not told yet
-        self._space = ""  # held at the start and after a call: it counts only if words follow
+        self._parts: list[Part] = []
+        self._text = PlacedText()  # not told yet
+        self._space = PlacedText()  # at the start and after a call: it counts only if words follow
         self._in_words = False
-        self._tag: str | None = None  # what the call began with that the text may be
+        self._opening: PlacedText | None = None  # what the call began with that the text may be
         self._call = self._form.call.reader(self._tools)
         self._told: int | None = None  # characters of its arguments; None until it is certain
         self.num_calls = 0
 
-    def push(self, text: str, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Take the next piece; return the words and the parts of calls that became certain.
-
-        A part of a call is as OpenAI's streams have it: with ``id`` and name it begins one,
-        otherwise it goes on.
-        """
-        self._text += text
-        words, calls = list[str](), list[dict[str, Any]]()
-        goes_on = True
-        while goes_on:
-            if self._tag is None:
-                goes_on = self._read_words(words, final)
-            else:
-                goes_on = self._read_call(words, calls, final)
+    def push(self, text: PlacedText, final: bool) -> list[Part]:
+        """Take the next piece; return the words and the parts of calls that became certain."""
+        self._text.append(text)
+        self._parts = []
+        while self._read_words(final) if self._opening is None else self._read_call(final):
+            pass
         if final and not self.num_calls:
-            words.append(self._space)
-        return "".join(words), calls
+            add(self._parts, self._space.take_all().words)
+        return self._parts
 
-    def _read_words(self, words: list[str], final: bool) -> bool:
+    def _read_words(self, final: bool) -> bool:
         """Up to where a call begins; False when all that can be told has been."""
         form = self._form
         begins = tags = form.opening + form.inner
         if not self._in_words:
-            rest = self._text.lstrip()
-            self._space += self._text[: len(self._text) - len(rest)]
-            self._text = rest
+            text = self._text.text
+            rest = text.lstrip()
+            self._space.append(self._text.take(len(text) - len(rest)))
             if self.num_calls:
                 tags = begins + form.closing
                 for tag in form.closing:
                     if rest.startswith(tag):
-                        self._text, self._space = rest[len(tag) :], ""
+                        self._text.take(len(tag))
+                        self._space.take_all()
                         return True
             if rest and rest[0] in (form.again if self.num_calls else form.start):
                 self._begin("")
                 return True
-        found = [(self._text.find(tag), tag) for tag in begins if tag in self._text]
+        text = self._text.text
+        found = [(text.find(tag), tag) for tag in begins if tag in text]
         if found:
             start, tag = min(found)
-            self._release(words, start)
-            self._text = self._text[len(tag) :]
+            self._release(start)
             self._begin(tag)
             return True
-        held = unfinished_tag(self._text, tags)
+        held = unfinished_tag(text, tags)
         if not final:
-            self._release(words, len(self._text) - held)
-        elif tags is begins or self._in_words or not _begins_one(self._text, form.closing):
-            self._release(words, len(self._text))
+            self._release(len(text) - held)
+        elif tags is begins or self._in_words or not _begins_one(text, form.closing):
+            self._release(len(text))
         return False
 
     def _begin(self, tag: str) -> None:
-        self._tag, self._call = tag, self._form.call.reader(self._tools)
+        self._opening = self._text.take(len(tag))
+        self._call = self._form.call.reader(self._tools)
 
-    def _release(self, words: list[str], count: int) -> None:
+    def _release(self, count: int) -> None:
         """So many characters of the text are words."""
-        found, self._text = self._space + self._text[:count], self._text[count:]
-        self._in_words = self._in_words or bool(found.strip())
-        self._space = "" if self._in_words else found
-        words.append(found if self._in_words else "")
+        self._space.append(self._text.take(count))
+        self._in_words = self._in_words or bool(self._space.text.strip())
+        if self._in_words:
+            add(self._parts, self._space.take_all().words)
 
-    def _read_call(self, words: list[str], calls: list[dict[str, Any]], final: bool) -> bool:
-        inner = self._tag if self._tag in self._form.inner else ""
-        call = self._call.read(f"{inner}{self._text}")
+    def _read_call(self, final: bool) -> bool:
+        opening = self._opening
+        assert opening is not None
+        inner = opening.text if opening.text in self._form.inner else ""
+        call = self._call.read(f"{inner}{self._text.text}")
         if call is None and not final:
             return False
         if call is None or not call.name:  # words after all
-            words.append(f"{self._space}{self._tag}")
-            self._space, self._in_words, self._tag = "", True, None
+            self._space.append(opening)
+            add(self._parts, self._space.take_all().words)
+            self._in_words, self._opening = True, None
             return True
         if self._told is None:
             self.num_calls += 1
-            self._in_words, self._space = False, ""
+            self._in_words = False
+            self._space.take_all()
         if self._max_calls is None or self.num_calls <= self._max_calls:
-            calls += self._part(call)
+            self._tell(call)
         self._told = len(call.arguments)
         if call.end is None and not final:
             return False
-        self._text = "" if call.end is None else self._text[call.end - len(inner) :]
-        self._tag = self._told = None
+        self._text.take(len(self._text.text) if call.end is None else call.end - len(inner))
+        self._opening = self._told = None
         return True
 
-    def _part(self, call: Call) -> list[dict[str, Any]]:
+    def _tell(self, call: Call) -> None:
         """What of a call has not been told."""
         index = self.num_calls - 1
         if self._told is None:
-            function = {"name": call.name, "arguments": call.arguments}
-            call_id = f"call_{secrets.token_hex(12)}"
-            return [{"index": index, "id": call_id, "type": "function", "function": function}]
-        more = call.arguments[self._told :]
-        return [{"index": index, "function": {"arguments": more}}] if more else []
+            add(self._parts, opening(index, call.name))
+        add(self._parts, CallArguments(index, call.arguments[self._told or 0 :]))
 
 
 def _begins_one(text: str, tags: Sequence[str]) -> bool:

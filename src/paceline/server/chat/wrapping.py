@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from paceline.server.chat.calls.kind import unfinished_tag
+from paceline.server.chat.parts import PlacedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,47 +33,49 @@ class Unwrapper:
     def __init__(self, marks: Wrapping) -> None:
         self._marks = marks
         self._place = _Place.INSIDE if marks.opened else _Place.BEGIN
-        self._text = ""  # not told yet
+        self._text = PlacedText()  # not told yet
         self._is_padding = marks.opened  # white space that comes is dropped
 
-    def push(self, text: str, final: bool) -> str:
+    def push(self, text: PlacedText, final: bool) -> PlacedText:
         """Take the next piece; return what became certain."""
-        self._text += text
-        told = ""
+        self._text.append(text)
+        told = PlacedText()
         if self._place is _Place.BEGIN and not self._opens(final):
-            return ""
+            return told
         if self._place is _Place.INSIDE:
             told = self._inside(final)
         if self._place is _Place.BARE:
             self._drop_padding()
-            told, self._text = told + self._text, ""
+            told.append(self._text.take_all())
         return told
 
     def _opens(self, final: bool) -> bool:
         """Whether it is certain if there are marks."""
-        begin, opening = self._text.lstrip(), self._marks.opening
+        text, opening = self._text.text, self._marks.opening
+        begin = text.lstrip()
         if begin.startswith(opening):
-            self._text = begin.removeprefix(opening)
+            self._text.take(len(text) - len(begin) + len(opening))
             self._place, self._is_padding = _Place.INSIDE, True
         elif final or not opening.startswith(begin):
             self._place = _Place.BARE
         return self._place is not _Place.BEGIN
 
-    def _inside(self, final: bool) -> str:
+    def _inside(self, final: bool) -> PlacedText:
         self._drop_padding()
-        before, found, behind = self._text.partition(self._marks.closing)
+        text, closing = self._text.text, self._marks.closing
+        before, found, _ = text.partition(closing)
         if found:
-            self._text, self._place, self._is_padding = behind, _Place.BARE, True
-            return before.rstrip()
-        end = len(self._text)
-        if not final:
-            end = len(
-                self._text[: end - unfinished_tag(self._text, [self._marks.closing])].rstrip()
-            )
-        told, self._text = self._text[:end], self._text[end:]
-        return told
+            told = self._text.take(len(before.rstrip()))
+            self._text.take(len(before) + len(closing) - len(told.text))
+            self._place, self._is_padding = _Place.BARE, True
+            return told
+        if final:
+            return self._text.take_all()
+        certain = text[: len(text) - unfinished_tag(text, [closing])]
+        return self._text.take(len(certain.rstrip()))
 
     def _drop_padding(self) -> None:
         if self._is_padding:
-            self._text = self._text.lstrip()
-            self._is_padding = not self._text
+            text = self._text.text
+            self._text.take(len(text) - len(text.lstrip()))
+            self._is_padding = not self._text.text

@@ -59,18 +59,20 @@ class Telling:
         """What became certain with a part."""
         delta = part["delta"] if "delta" in part else {"content": part["text"]}
         told = list[dict[str, Any]]()
+        words, thoughts = delta.get("content"), delta.get("reasoning_content")
+        if words or thoughts:
+            told += self._end_call()
+        logprobs = (part.get("logprobs") or {}).get("content")
+        if words or thoughts or logprobs:
+            told.append({"content": words or ""})
+            told[-1] |= {"thinking": thoughts} if thoughts else {}
+            told[-1] |= {"logprobs": logprobs} if logprobs else {}
         for begun in delta.get("tool_calls", ()):
             if "id" in begun:
                 told += self._end_call()
                 self._begin_call(begun)
             else:
                 self._calls[-1]["arguments"] += begun["function"]["arguments"]
-        words, thoughts = delta.get("content"), delta.get("reasoning_content")
-        logprobs = (part.get("logprobs") or {}).get("content")
-        if words or thoughts or logprobs:
-            told.append({"content": words or ""})
-            told[-1] |= {"thinking": thoughts} if thoughts else {}
-            told[-1] |= {"logprobs": logprobs} if logprobs else {}
         if part["finish_reason"] is not None:
             self.reason = "length" if part["finish_reason"] == "length" else "stop"
             told += self._end_call()

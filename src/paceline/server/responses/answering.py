@@ -14,6 +14,7 @@ from starlette.requests import Request
 from paceline.errors import RequestError
 from paceline.server.api.chat import Chat
 from paceline.server.api.common import encode
+from paceline.server.chat.logprobs import ChatLogprobs, WordLogprobs
 from paceline.server.errors import ApiError, to_api_error
 from paceline.server.responses.conversation import chat_of, new_id, told
 from paceline.server.responses.fields import ENCRYPTED, Item, ResponsesRequest
@@ -100,6 +101,10 @@ class Responses(Chat):
 
     def _blamed(self, error: RequestError) -> Exception:
         return _renamed(super()._blamed(error))
+
+    def _logprobs(self) -> ChatLogprobs:
+        serving = self._serving
+        return WordLogprobs(serving.texts, serving.tokenizer, self._token_ids)
 
     async def document(self, request: Request) -> dict[str, Any]:
         async with self._answers(request) as found:

@@ -175,9 +175,10 @@ def _messages(items: Iterable[Any]) -> list[dict[str, Any]]:
                     before = answer.get("reasoning_content")
                     answer["reasoning_content"] = f"{before}\n{thoughts}" if before else thoughts
             case MessageItem(role="assistant"):
-                if "content" in answer or "tool_calls" in answer:
+                if "content" in answer and "tool_calls" not in answer:
                     end_answer()
-                answer["content"] = _text(item.content, "")
+                # Words behind a call are of the message that calls.
+                answer["content"] = answer.get("content", "") + _text(item.content, "")
             case CallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}

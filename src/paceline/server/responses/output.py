@@ -29,7 +29,6 @@ class Output:
         self.finish_reason: str | None = None
         self._encodes = encodes
         self._is_open = False
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose words are still held back
 
     @property
     def thoughts(self) -> str:
@@ -38,16 +37,15 @@ class Output:
     def take(self, part: dict[str, Any]) -> Iterator[Event]:
         """What a part of the chat's choice adds."""
         delta = part["delta"]
-        self._logprobs += (part["logprobs"] or {}).get("content", ())
         if delta.get("reasoning_content"):
             yield from self._open("reasoning")
             yield self._more("response.reasoning_text.delta", delta["reasoning_content"])
         if delta.get("content"):
             yield from self._open("message")
             told = self._more("response.output_text.delta", delta["content"])
-            yield {**told, "logprobs": self._take_logprobs()}
-        elif delta:
-            self._logprobs.clear()  # of thoughts and calls
+            logprobs = (part["logprobs"] or {}).get("content", [])
+            self.items[-1]["content"][0]["logprobs"] += logprobs
+            yield {**told, "logprobs": logprobs}
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             if "id" in call:
@@ -60,15 +58,7 @@ class Output:
             self.finish_reason = part["finish_reason"]
             if not self.items:
                 yield from self._open("message")
-            if self._is_open and self.items[-1]["type"] == "message":
-                self._take_logprobs()  # of the end itself
             yield from self._close("completed" if self.finish_reason != "length" else "incomplete")
-
-    def _take_logprobs(self) -> list[dict[str, Any]]:
-        """Those of the words that have just been told; the message has them too."""
-        taken, self._logprobs = self._logprobs, []
-        self.items[-1]["content"][0]["logprobs"] += taken
-        return taken
 
     def _open(self, kind: str, **call: str) -> Iterator[Event]:
         """The item that what follows goes into; the one before it ends where it is another."""

@@ -1,0 +1,99 @@
+"""Log-probabilities of a chat: of all its tokens, or of those alone that its words consist of.
+
+Owns the format, one object per token, and which part of an answer tells which token. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from paceline.models.detokenizer import IncrementalDecoder, has_text
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import TokenLogprobs
+from paceline.server.chat.parts import Part, Places, Words
+from paceline.server.messages import Piece
+from paceline.server.tokens import TokenTexts, finite
+
+
+class ChatLogprobs(Protocol):
+    """Adds the log-probabilities of one sample to the parts of its choice."""
+
+    def tell(self, piece: Piece, told: Sequence[Part], parts: Sequence[dict[str, Any]]) -> None:
+        """
+        Args:
+            piece: what came; it has tokens.
+            told: the parts of the answer that became certain with it.
+            parts: the choice's parts that tell them, in the same order; at least one.
+        """
+        ...
+
+
+class AllLogprobs:
+    """Those of every token, that of the end included, told when the token comes."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+
+    def tell(self, piece: Piece, told: Sequence[Part], parts: Sequence[dict[str, Any]]) -> None:
+        parts[0]["logprobs"] = {"content": [entry_of(each, self._texts) for each in piece.logprobs]}
+
+
+class WordLogprobs:
+    """Those of the tokens that words consist of, in whole or in part, told with these words.
+
+    Thoughts, calls, marks, what a stop string cuts off, and the end have none.
+    """
+
+    def __init__(
+        self, texts: TokenTexts, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
+    ) -> None:
+        self._texts = texts
+        self._tokenizer = tokenizer
+        self._decoder = IncrementalDecoder(tokenizer, prompt_token_ids)
+        self._length = 0  # of the text that is certain
+        self._uncertain: list[TokenLogprobs] = []  # of tokens whose text is to come
+        self._placed = deque[tuple[int, int, TokenLogprobs]]()  # with where the token's text stands
+
+    def tell(self, piece: Piece, told: Sequence[Part], parts: Sequence[dict[str, Any]]) -> None:
+        for token_id, entry in zip(piece.token_ids, piece.logprobs, strict=True):
+            if has_text(self._tokenizer, token_id):
+                self._uncertain.append(entry)
+                self._place(self._decoder.push(token_id))
+        if piece.finish_reason is not None:
+            self._place(self._decoder.flush())
+        for part, choice in zip(told, parts, strict=False):
+            if isinstance(part, Words):
+                found = self._take(part.places)
+                choice["logprobs"] = {"content": [entry_of(each, self._texts) for each in found]}
+
+    def _place(self, text: str) -> None:
+        """Text has become certain: it is that of the tokens that had none yet."""
+        if text:
+            start, self._length = self._length, self._length + len(text)
+            self._placed.extend((start, self._length, entry) for entry in self._uncertain)
+            self._uncertain.clear()
+
+    def _take(self, places: Places) -> list[TokenLogprobs]:
+        """Those of the tokens at these places; what comes before is not asked for again."""
+        taken, last = list[TokenLogprobs](), places[-1][1]
+        while self._placed and self._placed[0][0] < last:
+            start, end, entry = self._placed.popleft()
+            if any(start < stop and begin < end for begin, stop in places):
+                taken.append(entry)
+        return taken
+
+
+def entry_of(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
+    """A token with the likeliest ones at its place."""
+    top = [_token(*each, texts) for each in entry.top]
+    return {**_token(entry.token_id, entry.logprob, texts), "top_logprobs": top}
+
+
+def _token(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
+    return {
+        "token": texts.text(token_id),
+        "logprob": finite(logprob),
+        "bytes": list(texts.raw(token_id)),
+    }
