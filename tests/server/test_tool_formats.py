@@ -228,6 +228,49 @@ def test_no_calls(name: str, text: str) -> None:
         assert read(name, pieces, ANYTHING) == (text, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[f()]\n[f(), f()]"),
+        ("xlam", '[{"name": "f", "arguments": {}}] [{"name": "f", "arguments": {}}, '
+         '{"name": "f", "arguments": {}}]'),
+        ("granite", '<|tool_call|>[{"name": "f", "arguments": {}}]\n'
+         '[{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]'),
+        ("lfm2", "<|tool_call_start|>[f()]\n[f(), f()]<|tool_call_end|>"),
+    ],
+)  # fmt: skip
+def test_a_second_list_of_calls(name: str, text: str) -> None:
+    for pieces in ([text], text):
+        assert read(name, pieces, ANYTHING) == ("", [("f", "{}")] * 3)
+
+
+@pytest.mark.parametrize(
+    ("call_id", "name"),
+    [
+        ("functions.get_weather:0", "get_weather"),
+        ("functions.functions.a:12", "functions.a"),
+        ("get_weather:0", "get_weather"),  # vLLM 0.14 reads these four
+        ("functions.get_weather", "get_weather"),
+        ("tool.get_weather:1", "get_weather"),
+        ("chatcmpl-tool-functions.a:0", "a"),
+        ("functions_get_weather_1", "get_weather"),  # of clients that allow [A-Za-z0-9_-] alone
+        ("functions.get_weather:x", "get_weather"),
+        ("functions-functions-a-0", "functions.a"),
+        ("functions.rm:0", None),
+        ("functions.rm.a:0", None),
+        ("call_0Xaf3", None),
+    ],
+)
+def test_ids_of_kimis_calls(call_id: str, name: str | None) -> None:
+    tools: Any = {key: {} for key in ("weather", "get_weather", "a", "functions.a")}
+    text = f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    text = f"<|tool_call_section_begin|>{text}<|tool_call_section_end|>"
+    for pieces in ([text], text):
+        assert read("kimi_k2", pieces, tools)[1] == ([(name, "{}")] if name else [])
+    only = read("kimi_k2", text, {"get_weather": {}})[1]
+    assert bool(only) is (name == "get_weather" or call_id.startswith("call_"))
+
+
 def test_strings_between_tags_stream_as_they_come() -> None:
     parts = [*parts_of("qwen3_coder", QWEN % ("s", "a long text"), ANYTHING)]
     assert len(parts) > len("a long text")

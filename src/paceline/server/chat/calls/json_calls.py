@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.server.chat.calls.forms import Form, call_tag, json_of
@@ -108,11 +109,13 @@ class NamedJson:
         head: the pattern of what comes before the object.
         begin: what a forced call is written with up to the object, see :func:`call_tag`.
         end: and behind it.
+        named_by: the tool that is meant by what the head has as the name; "" for none.
     """
 
     head: str
     begin: str
     end: str
+    named_by: Callable[[str, Tools], str] = lambda name, tools: name if name in tools else ""
 
     def reader(self, tools: Tools) -> NamedText:
         return NamedText(self, tools)
@@ -136,11 +139,12 @@ class NamedText:
         head = find_head(self._kind.head, "{", text)
         if head is None:
             return None
-        if head.name not in self._tools:
+        name = self._kind.named_by(head.name, self._tools)
+        if not name:
             return Call()
         if self._arguments is None:
             self._arguments = Brackets(head.end)
         found = self._arguments.read(text)
         is_open = found.nesting is Nesting.OPEN
         told = len(text) if is_open else found.end
-        return Call(head.name, text[head.end : told], None if is_open else told)
+        return Call(name, text[head.end : told], None if is_open else told)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from paceline.server.chat.calls.call_ids import tool_of_id
 from paceline.server.chat.calls.format import LIST_END, ToolFormat
 from paceline.server.chat.calls.json_calls import JsonCalls, NamedJson
 from paceline.server.chat.calls.kind import NAME, CallKind, EitherKind
@@ -57,7 +60,7 @@ def _listed(
         call,
         opening,
         closing=(*LIST_END, *filter(None, [after, drops])),
-        again="{",
+        again="{[",
         before=f"{before}[",
         after=f"]{after}",
         separator=", ",
@@ -65,7 +68,7 @@ def _listed(
 
 
 XLAM = ToolFormat(
-    "xlam", LIST, (), LIST_END, start="[", again="{", before="[", after="]", separator=", "
+    "xlam", LIST, (), LIST_END, start="[", again="{[", before="[", after="]", separator=", "
 )
 GRANITE = _listed("granite", "<|tool_call|>", "", ("<|tool_call|>",))
 PHI4_MARKS = ("<|tool_call|>", "<|/tool_call|>")
@@ -141,17 +144,20 @@ def _deepseek(name: str, begin: str, end: str, separator: str) -> ToolFormat:
 
 DEEPSEEK_V3 = _deepseek("deepseek_v3", f"function{_SEP}%s\n```json\n", "\n```", "\n")
 DEEPSEEK_V31 = _deepseek("deepseek_v31", f"%s{_SEP}", "", "")
+_KIMI_K2_BEGIN, _KIMI_K2_ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 KIMI_K2 = ToolFormat(
     "kimi_k2",
     NamedJson(
-        rf"\s*(?:<\|tool_call_begin\|>)?\s*(?:functions\.)?{NAME}:\d+\s*"
-        r"<\|tool_call_argument_begin\|>\s*(?=\{)",
-        "<|tool_call_begin|>functions.%s:#<|tool_call_argument_begin|>",
+        rf"\s*(?:{re.escape(_KIMI_K2_BEGIN)})?\s*(?P<name>[^<{{]{{1,128}}?)\s*"
+        rf"{re.escape(_KIMI_K2_ARGUMENTS)}\s*(?=\{{)",
+        f"{_KIMI_K2_BEGIN}functions.%s:#{_KIMI_K2_ARGUMENTS}",
         "<|tool_call_end|>",
+        named_by=tool_of_id,
     ),
-    opening=("<|tool_calls_section_begin|>",),
-    inner=("<|tool_call_begin|>",),
-    closing=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    # Some write the mark of a section with "call"; vLLM's parser takes both.
+    opening=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+    inner=(_KIMI_K2_BEGIN,),
+    closing=("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
     before="<|tool_calls_section_begin|>",
     after="<|tool_calls_section_end|>",
 )

@@ -129,11 +129,14 @@ class Syntax:
             those that are quotation marks.
         brackets: characters that nest.
         breaks: a character that cannot stand outside of strings; there something else begins.
+        before: characters, or white space, that a quotation mark has to stand behind to begin a
+            string; "" where it always does.
     """
 
     quotes: tuple[str, ...]
     brackets: str
     breaks: str = ""
+    before: str = ""
 
 
 def escapes(quote: str) -> bool:
@@ -146,8 +149,9 @@ JSON = Syntax(('"',), "{}[]", "<")
 
 @functools.cache
 def _outside(syntax: Syntax) -> re.Pattern[str]:
-    marks = "|".join(map(re.escape, syntax.quotes))
-    return re.compile(f"{marks}|[{re.escape(syntax.brackets + syntax.breaks)}]")
+    behind = rf"(?<=[{re.escape(syntax.before)}\s])" if syntax.before else ""
+    marks = [(behind if escapes(each) else "") + re.escape(each) for each in syntax.quotes]
+    return re.compile("|".join([*marks, f"[{re.escape(syntax.brackets + syntax.breaks)}]"]))
 
 
 @functools.cache
@@ -186,8 +190,8 @@ class Brackets:
         quote = self._quote
         marks = (quote,) if quote else self._syntax.quotes
         limit = max(self.end, len(text) - unfinished_tag(text, marks))
-        found = (inside(quote) if quote else _outside(self._syntax)).search(text, self.end, limit)
-        if found is None:
+        found = (inside(quote) if quote else _outside(self._syntax)).search(text, self.end)
+        if found is None or found.start() >= limit:  # what comes next says which mark it is
             ends_escaping = quote and escapes(quote) and text.endswith("\\", self.end, limit)
             self.end = limit - bool(ends_escaping)
             return False

@@ -5,9 +5,8 @@ A call is told when it is whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceline.server.chat.calls.forms import (
     Form,
@@ -27,11 +26,15 @@ from paceline.server.chat.calls.kind import (
     Call,
     Nesting,
     Schema,
-    Syntax,
     Tools,
     find_head,
 )
-from paceline.server.chat.calls.literals import PYTHON, MalformedError, arguments_of
+from paceline.server.chat.calls.literals import (
+    PYTHON,
+    Literals,
+    MalformedError,
+    json_of_arguments,
+)
 from paceline.server.chat.calls.parameters import (
     SCALARS,
     STRING,
@@ -52,6 +55,7 @@ class LiteralCalls:
         head: the pattern of what comes before the bracket that opens the arguments.
         begin: what a forced call is written with up to that bracket; ``%s`` is the name.
         after: and behind the bracket that closes them.
+        literals: how their values are written.
         brackets: the two of them.
         mark: what stands between key and value.
         separator: and between two arguments.
@@ -61,7 +65,7 @@ class LiteralCalls:
     head: str
     begin: str
     after: str
-    syntax: Syntax = field(default=PYTHON)
+    literals: Literals = PYTHON
     brackets: str = "()"
     mark: str = "="
     separator: str = ", "
@@ -166,13 +170,14 @@ class LiteralText:
         if head.name not in self._tools:
             return Call()
         if self._arguments is None:
-            self._arguments = Brackets(head.end, kind.syntax)
+            self._arguments = Brackets(head.end, kind.literals.syntax)
         found = self._arguments.read(text)
         if found.nesting is Nesting.OPEN:
             return None
         try:
             inner = text[head.end + 1 : found.end - 1]
-            arguments = arguments_of(inner, kind.syntax, kind.mark)
+            names = [each.key for each in parameters(self._tools[head.name]) or ()]
+            arguments = json_of_arguments(inner, kind.literals, kind.mark, names)
         except MalformedError:
             return Call()
-        return Call(head.name, json.dumps(arguments, ensure_ascii=False), found.end)
+        return Call(head.name, arguments, found.end)

@@ -1,65 +1,88 @@
 """Values and arguments as source code writes them: Python's literals, and those of Gemma.
 
-Owns their grammar. Knows no tool.
+Owns their grammar, and tells what they mean as JSON. Knows no tool.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
 
 from paceline.server.chat.calls.kind import Syntax, escapes, inside
+from paceline.server.chat.calls.python_leaves import number_of, unescaped
 
-PYTHON = Syntax(('"""', "'''", '"', "'"), "{}[]()")
+_T = TypeVar("_T")
 _WORDS = {
-    **dict.fromkeys(("True", "true"), True),
-    **dict.fromkeys(("False", "false"), False),
-    **dict.fromkeys(("None", "null"), None),
+    **dict.fromkeys(("True", "true"), "true"),
+    **dict.fromkeys(("False", "false"), "false"),
+    **dict.fromkeys(("None", "null"), "null"),
 }
 _SPACE = re.compile(r"\s*")
-_BARE = re.compile(r"[^,:=\[\]{}()\s\"']+")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
-_ESCAPED = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "b": "\b",
-    "f": "\f",
-    "0": "\0",
-    "\n": "",
-    "\\": "\\",
-    '"': '"',
-    "'": "'",
-    "/": "/",
-}
+_PREFIX = re.compile(r"""[rRuU](?=["'])""")
+_JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """How values are written.
+
+    Attributes:
+        syntax: of strings and brackets.
+        key: the pattern of a key without quotation marks.
+        word: the pattern of a value without quotation marks and brackets.
+        is_python: strings have prefixes, and those next to each other are one; keys may be given
+            as ``**{...}``. Otherwise a word that means nothing else is a string.
+    """
+
+    syntax: Syntax
+    key: re.Pattern[str]
+    word: re.Pattern[str]
+    is_python: bool
+
+
+PYTHON = Literals(
+    Syntax(('"""', "'''", '"', "'"), "{}[]()"),
+    key=re.compile(r"[^,:=*\[\]{}()\s\"']+"),
+    word=re.compile(r"[^,:=\[\]{}()\s\"']+"),
+    is_python=True,
+)
 
 
 class MalformedError(Exception):
     """A text is no value."""
 
 
-def value_of(text: str, syntax: Syntax) -> Any:
-    """
+def json_of_literal(text: str, literals: Literals = PYTHON) -> str:
+    """A value as JSON.
+
     Raises:
         MalformedError: the text is no value.
+
+    >>> json_of_literal("[0x10, 'a' \\"b\\", None]")
+    '[16, "ab", null]'
     """
-    return _whole(text, syntax, lambda reader: reader.value())
+    return _whole(text, literals, _Reader.value)
 
 
-def arguments_of(text: str, syntax: Syntax, mark: str) -> dict[str, Any]:
-    """Keys and values with a mark between them, as a call has them between its brackets.
+def json_of_arguments(text: str, literals: Literals, mark: str, names: Collection[str] = ()) -> str:
+    """The object that keys and values with a mark between them make, as JSON.
+
+    Args:
+        text: what a call has between its brackets.
+        names: keys that may be written bare, whatever characters they have.
 
     Raises:
         MalformedError: the text is none.
     """
-    found: dict[str, Any] = _whole(text, syntax, lambda reader: reader.members(mark, ""))
-    return found
+    known = sorted(names, key=len, reverse=True)
+    return _whole(text, literals, lambda reader: _object(reader.members(mark, "", known)))
 
 
-def _whole(text: str, syntax: Syntax, read: Any) -> Any:
-    reader = _Reader(text, syntax)
+def _whole(text: str, literals: Literals, read: Callable[[_Reader], _T]) -> _T:
+    reader = _Reader(text, literals)
     try:
         value = read(reader)
     except RecursionError:
@@ -71,56 +94,78 @@ def _whole(text: str, syntax: Syntax, read: Any) -> Any:
 
 
 class _Reader:
-    """A text, read up to ``at``."""
+    """A text, read up to ``at``. Values are told as JSON."""
 
-    def __init__(self, text: str, syntax: Syntax) -> None:
+    def __init__(self, text: str, literals: Literals) -> None:
         self._text = text
-        self._syntax = syntax
+        self._literals = literals
         self.at = 0
 
     def skip_space(self) -> None:
         found = _SPACE.match(self._text, self.at)
         self.at = found.end() if found else self.at
 
-    def value(self) -> Any:
+    def value(self) -> str:
         self.skip_space()
         if self._quote():
-            return self._string()
+            return _dumped(self._strings())
         if self._takes("{"):
-            return self.members(":", "}")
-        for begin, end in ("[]", "()"):
-            if self._takes(begin):
-                return self._elements(end)
+            return _object(self.members(":", "}"))
+        if self._takes("["):
+            return f"[{', '.join(self._elements(']')[0])}]"
+        if self._literals.is_python and self._takes("("):
+            found, has_comma = self._elements(")")
+            is_tuple = has_comma or not found
+            return f"[{', '.join(found)}]" if is_tuple else found[0]
         return self._scalar()
 
-    def members(self, mark: str, end: str) -> dict[str, Any]:
+    def members(self, mark: str, end: str, names: Collection[str] = ()) -> dict[str, str]:
         """Up to the bracket ``end``, or with "" to the end of the text."""
-        found: dict[str, Any] = {}
+        found: dict[str, str] = {}
         while not self._ends(end):
-            key = self._string() if self._quote() else self._bare()
-            self.skip_space()
-            if not self._takes(mark):
-                raise MalformedError
-            found[key] = self.value()
+            if mark == "=" and self._takes("**{"):
+                found |= self.members(":", "}")
+            else:
+                key = self._key(mark, names)
+                found[key] = self.value()
             self._separate(end)
         return found
 
-    def _elements(self, end: str) -> list[Any]:
-        found = []
+    def _key(self, mark: str, names: Collection[str]) -> str:
+        """Past a key and the mark behind it."""
+        for name in names:
+            begin = self.at
+            if self._takes(name):
+                self.skip_space()
+                if self._takes(mark):
+                    return name
+                self.at = begin
+        key = self._strings() if self._quote() else self._bare(self._literals.key)
+        self.skip_space()
+        if not self._takes(mark):
+            raise MalformedError
+        return key
+
+    def _elements(self, end: str) -> tuple[list[str], bool]:
+        """What stands between commas, and whether one of them is the last."""
+        found, has_comma = list[str](), False
         while not self._ends(end):
             found.append(self.value())
-            self._separate(end)
-        return found
+            has_comma = self._separate(end)
+        return found, has_comma or len(found) > 1
 
     def _ends(self, end: str) -> bool:
         self.skip_space()
         return self._takes(end) if end else self.at == len(self._text)
 
-    def _separate(self, end: str) -> None:
-        """Past a comma, which may be missing before the end."""
+    def _separate(self, end: str) -> bool:
+        """Past a comma, if there is one; it may be missing before the end."""
         self.skip_space()
-        if not self._takes(",") and self._text[self.at : self.at + 1] != end:
+        if self._takes(","):
+            return True
+        if self._text[self.at : self.at + 1] != end:
             raise MalformedError
+        return False
 
     def _takes(self, text: str) -> bool:
         takes = self._text.startswith(text, self.at)
@@ -128,50 +173,60 @@ class _Reader:
         return takes
 
     def _quote(self) -> str:
-        quotes = self._syntax.quotes
-        return next((each for each in quotes if self._text.startswith(each, self.at)), "")
+        """What the string begins with that comes next; "" if none does."""
+        prefix = _PREFIX.match(self._text, self.at) if self._literals.is_python else None
+        begin = self.at + len(prefix[0] if prefix else "")
+        quotes = self._literals.syntax.quotes
+        quote = next((each for each in quotes if self._text.startswith(each, begin)), "")
+        return self._text[self.at : begin] + quote
+
+    def _strings(self) -> str:
+        """One string, or in Python all of those that are next to each other."""
+        found = self._string()
+        while self._literals.is_python:
+            begin = self.at
+            self.skip_space()
+            if not self._quote():
+                self.at = begin
+                break
+            found += self._string()
+        return found
 
     def _string(self) -> str:
-        quote = self._quote()
-        begin = self.at + len(quote)
+        opening = self._quote()
+        quote = opening.lstrip("rRuU")
+        begin = self.at + len(opening)
         marks = inside(quote).finditer(self._text, begin)
         closing = next((each for each in marks if each[0] == quote), None)
         if closing is None:
             raise MalformedError
         self.at = closing.end()
         text = self._text[begin : closing.start()]
-        return _unescaped(text) if escapes(quote) else text
+        is_raw = not escapes(quote) or opening[0] in "rR"
+        return text if is_raw else unescaped(text)
 
-    def _bare(self) -> str:
-        found = _BARE.match(self._text, self.at)
-        if found is None:
+    def _bare(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self.at)
+        if found is None or not found[0].strip():
             raise MalformedError
         self.at = found.end()
-        return found[0]
+        return found[0].strip()
 
-    def _scalar(self) -> Any:
-        text = self._bare()
+    def _scalar(self) -> str:
+        text = self._bare(self._literals.word)
         if text in _WORDS:
             return _WORDS[text]
-        if not _NUMBER.fullmatch(text):
+        if _JSON_NUMBER.fullmatch(text):
+            return text
+        number = number_of(text)
+        if number is None and self._literals.is_python:
             raise MalformedError
-        try:
-            value = json.loads(text)
-        except ValueError:  # more digits than Python converts
-            raise MalformedError from None
-        if value in (float("inf"), float("-inf")):
-            raise MalformedError
-        return value
+        return _dumped(text if number is None else number)
 
 
-def _unescaped(text: str) -> str:
-    if "\\" not in text:
-        return text
-    found = _ESCAPE.sub(_character, text)
-    # Two halves of a character beyond the first plane, as JSON writes them, become one.
-    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _object(members: dict[str, str]) -> str:
+    return f"{{{', '.join(f'{_dumped(key)}: {value}' for key, value in members.items())}}}"
 
 
-def _character(escape: re.Match[str]) -> str:
-    digits = escape[1] or escape[2]
-    return chr(int(digits, 16)) if digits else _ESCAPED.get(escape[3], escape[0])
+def _dumped(value: str | float) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.json_schema import KINDS, kinds, mapping, required, target
 from paceline.server.chat.calls.kind import Schema
-from paceline.server.chat.calls.literals import PYTHON, MalformedError, value_of
+from paceline.server.chat.calls.literals import MalformedError, json_of_literal
 
 _DEEPEST = 8
 _DEFINITIONS = ("$defs", "definitions")
@@ -165,8 +165,8 @@ def _json_of(text: str) -> str | None:
     except (ValueError, RecursionError):
         pass
     try:
-        value = value_of(text, PYTHON)
-        return None if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        found = json_of_literal(text)
+        return None if found.startswith('"') else found
     except MalformedError:
         return None
 

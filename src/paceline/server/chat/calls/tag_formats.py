@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import string
+
 from paceline.server.chat.calls.format import LIST_END, ToolFormat
 from paceline.server.chat.calls.json_formats import LIST
 from paceline.server.chat.calls.kind import NAME, EitherKind, Syntax
 from paceline.server.chat.calls.literal_calls import LiteralCalls
+from paceline.server.chat.calls.literals import Literals
 from paceline.server.chat.calls.xml_calls import XmlCalls
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+_IN_NAMES = f"{string.ascii_letters}{string.digits}_.-"
 
 
 def _qwen_xml(name: str, mark: str) -> ToolFormat:
@@ -104,7 +108,7 @@ PYTHONIC = ToolFormat(
     opening=("<|python_start|>",),
     closing=(*LIST_END, "<|python_end|>"),
     start="[",
-    again=_LETTERS,
+    again=_IN_NAMES + "[",
     before="[",
     after="]",
     separator=", ",
@@ -114,7 +118,7 @@ OLMO3 = ToolFormat(
     _PYTHON,
     opening=("<function_calls>",),
     closing=("</function_calls>",),
-    again=_LETTERS,
+    again=_IN_NAMES + "[",
     before="<function_calls>\n",
     after="\n</function_calls>",
     separator="\n",
@@ -124,7 +128,7 @@ LFM2 = ToolFormat(
     EitherKind((_PYTHON, LIST)),
     opening=("<|tool_call_start|>",),
     closing=(*LIST_END, "<|tool_call_end|>"),
-    again=_LETTERS + "{",
+    again=_IN_NAMES + "[{",
     before="<|tool_call_start|>[",
     after="]<|tool_call_end|>",
     separator=", ",
@@ -132,9 +136,15 @@ LFM2 = ToolFormat(
 
 
 def _gemma(name: str, begin: str, end: str, quote: str) -> ToolFormat:
-    syntax = Syntax((quote, '"'), "{}[]")
+    literals = Literals(
+        # Models write quotation marks too; as apostrophes they begin nothing.
+        Syntax((quote, '"', "'"), "{}[]", before=":,{["),
+        key=re.compile(r"[^:,{}\[\]]+"),
+        word=re.compile(rf"(?:(?!{re.escape(quote)})[^,{{}}\[\]])+"),
+        is_python=False,
+    )
     call = LiteralCalls(
-        rf"\s*call:\s*{NAME}\s*(?=\{{)", f"{begin}call:%s", end, syntax, "{}", ":", ",", quote
+        rf"\s*call:\s*{NAME}\s*(?=\{{)", f"{begin}call:%s", end, literals, "{}", ":", ",", quote
     )
     return ToolFormat(name, call, opening=(begin,), closing=(end,))
 
