@@ -22,7 +22,7 @@ _WORDS = {
 }
 _SPACE = re.compile(r"\s*")
 _PREFIX = re.compile(r"""[rRuU](?=["'])""")
-_JSON
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)

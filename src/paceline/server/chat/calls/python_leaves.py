@@ -7,7 +7,6 @@ import contextlib
 import math
 import re
 
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?\.?[0-9](?:[eE][+-]|[0-9a-zA-Z_.])*", re.ASCII)
 _ESCAPE = re.compile(
     r"""\\(?:N\{[^{}"\\\n]+\}|U[0-9a-fA-F]{8}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}"""
