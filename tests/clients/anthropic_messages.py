@@ -46,11 +46,14 @@ def main(url: str, key: str, model: str) -> None:
     after = client.messages.create(**{**asked, "messages": history, "tools": [TOOL]})
     count = client.messages.count_tokens(model=model, messages=MESSAGES, system=asked["system"])
     refusals = []
-    for change in ({"model": "claude"}, {"max_tokens": 0}):
+    stranger = anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0)
+    large = {"messages": [{"role": "user", "content": "a" * (9 << 20)}]}
+    wrong: list[Any] = [(client, {"model": "claude"}), (client, {"max_tokens": 0})]
+    for caller, change in (*wrong, (stranger, {}), (client, large)):
         try:
-            client.messages.create(**{**asked, **change})
+            caller.messages.create(**{**asked, **change})
         except anthropic.APIStatusError as error:
-            refusals.append([type(error).__name__, error.status_code])
+            refusals.append([type(error).__name__, error.status_code, error.body["error"]["type"]])  # type: ignore[index]
 
     async def later() -> str:
         async with anthropic.AsyncAnthropic(base_url=url, api_key=key) as other:

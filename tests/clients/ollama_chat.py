@@ -85,13 +85,20 @@ def main(url: str, key: str, model: str) -> None:
         "listed": [each.model for each in client.list().models],
         "running": [each.model for each in client.ps().models],
         "shown": client.show(model).capabilities,
-        "refusals": [_status(client, asked | change) for change in _WRONG],
+        "refusals": [
+            *(_status(client, asked | change) for change in _WRONG),
+            _status(ollama.Client(host=url), asked),
+        ],
         "later": asyncio.run(later()),
     }
     print(json.dumps(report))
 
 
-_WRONG: tuple[dict[str, Any], ...] = ({"model": "llama3"}, {"options": {"num_predict": 10**6}})
+_WRONG: tuple[dict[str, Any], ...] = (
+    {"model": "llama3"},
+    {"options": {"num_predict": 10**6}},
+    {"messages": [{"role": "user", "content": "a" * (9 << 20)}]},
+)
 
 
 def _status(client: ollama.Client, asked: dict[str, Any]) -> int:

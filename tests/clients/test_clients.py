@@ -179,7 +179,12 @@ def test_anthropics_own_client(model: Path) -> None:
     assert drafted["stop_reason"] == "max_tokens"
     assert drafted["input"]["city"] in ("Rome", "Oslo")
     assert drafted["count"] == drafted["input_tokens"]
-    assert drafted["refusals"] == [["NotFoundError", 404], ["BadRequestError", 400]]
+    assert drafted["refusals"] == [
+        ["NotFoundError", 404, "not_found_error"],
+        ["BadRequestError", 400, "invalid_request_error"],
+        ["AuthenticationError", 401, "authentication_error"],
+        ["ContentTooLargeError", 413, "request_too_large"],
+    ]
 
 
 def test_ollamas_own_client(model: Path) -> None:
@@ -196,7 +201,7 @@ def test_ollamas_own_client(model: Path) -> None:
     assert drafted["after"] == "assistant"
     assert drafted["listed"] == drafted["running"] == [f"{NAME}:latest"]
     assert drafted["shown"] == ["completion", "tools"]
-    assert drafted["refusals"] == [404, 400]
+    assert drafted["refusals"] == [404, 400, 413, 401]
 
 
 def test_openais_own_client_for_responses(model: Path) -> None:

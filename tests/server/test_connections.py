@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,11 @@ MODELS = HEALTH.replace(b"health", b"v1/models")
 
 @asynccontextmanager
 async def listening(
-    seconds: float = FOR_EVER, engine: FakeEngine | None = None
+    seconds: float = FOR_EVER, engine: FakeEngine | None = None, **config: Any
 ) -> AsyncIterator[DrainingServer]:
     """A server whose clients have so long for a request's headers."""
     listener, ready = bind(ServerConfig(port=0)), asyncio.Event()
-    app = application(engine or FakeEngine(), receive_timeout=seconds)
+    app = application(engine or FakeEngine(), receive_timeout=seconds, **config)
     server = DrainingServer(app, app.state.models, 0, ready.set)
     serving = asyncio.create_task(server.serve([listener]))
     await ready.wait()

@@ -5,27 +5,24 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from paceline.server.anthropic import endpoints as anthropic
-from paceline.server.errors import OLLAMA_PATHS, error_event, to_api_error
+from paceline.server.error_forms import is_anthropic, is_ollama
+from paceline.server.errors import error_event, to_api_error
 from paceline.server.sse import encode_json, event
 
-_MESSAGES = ("/v1/messages", "/messages")
 _RESPONSES = ("/v1/responses", "/responses")
 
 
 def refusal(path: str, error: BaseException) -> Response:
     """The answer to a request of which nothing has been answered yet."""
-    if path in _MESSAGES:
-        status, headers, body = anthropic.error_body(error)
-        return Response(encode_json(body), status, headers, media_type="application/json")
     return to_api_error(error).response(path)
 
 
 def last_words(path: str, error: BaseException) -> bytes:
     """The end of a stream that has begun."""
     told = to_api_error(error)
-    if path.startswith(OLLAMA_PATHS):
+    if is_ollama(path):
         return encode_json({"error": told.message}) + b"\n"
-    if path in _MESSAGES:
+    if is_anthropic(path):
         return anthropic.error_event(error)
     if path in _RESPONSES:
         said = {"type": "error", "code": told.code, "message": told.message, "param": told.param}

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from paceline.server.errors import OLLAMA_PATHS, ApiError
+from paceline.server.error_forms import is_ollama
+from paceline.server.errors import ApiError
 from paceline.server.protocol.common import ApiModel
 from paceline.server.sse import ClientGoneError
 
@@ -37,7 +38,7 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         ClientGoneError: the client left before all of it had arrived.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_curls = request.url.path.startswith(OLLAMA_PATHS) and "origin" not in request.headers
+    is_curls = is_ollama(request.url.path) and "origin" not in request.headers
     if kind != "application/json" and not (is_curls and kind == CURLS):
         raise ApiError(
             415, f"the body's type is {kind[:60] or 'not given'}; it must be application/json"

@@ -1,6 +1,7 @@
-"""What goes wrong as OpenAI's error bodies: which status, type, parameter and code.
+"""What goes wrong as answers that are errors: which status, type, parameter and code.
 
-Owns the mapping from Paceline's exceptions to HTTP. Knows no endpoint. A body never holds a
+Owns the mapping from Paceline's exceptions to HTTP; how each API writes them is
+:mod:`paceline.server.error_forms`'s. Knows no endpoint. A body never holds a
 traceback: what nobody foresaw is one sentence for the client and a traceback in the log.
 """
 
@@ -32,6 +33,7 @@ from paceline.errors import (
     UnknownAdapterError,
     UnservableRequestError,
 )
+from paceline.server.error_forms import error_document
 from paceline.server.sse import DONE, ClientGoneError, encode_json, event
 from paceline.server.tracing import REQUEST_ID, current_request_id
 
@@ -43,8 +45,6 @@ NOT_FOUND = "not_found_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
 
-OLLAMA_PATHS = "/api/"
-"""Where paths begin whose errors are one string, as Ollama's."""
 _MAX_SHOWN = 60
 _OF_THE_ROUTER = ("Not Found", "Method Not Allowed")
 _BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*) (?:is|has|holds|names|must|nests)\b")
@@ -79,20 +79,20 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
+    def body(self, path: str = "") -> dict[str, Any]:
+        """As the API has it that a request's path belongs to; without a path as OpenAI has it."""
+        fields = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
         }
+        return error_document(path, self.status, fields)
 
     def response(self, path: str) -> Response:
         """The answer to a request of this path."""
-        body = {"error": self.message} if path.startswith(OLLAMA_PATHS) else self.body()
-        return Response(encode_json(body), self.status, self.headers, media_type="application/json")
+        body = encode_json(self.body(path))
+        return Response(body, self.status, self.headers, media_type="application/json")
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -195,7 +195,7 @@ def _shown(value: object) -> str:
 
 
 def install_error_handlers(app: Starlette, routes: Sequence[Route]) -> None:
-    """Let every exception of an endpoint become one of the bodies above.
+    """Let every exception of an endpoint become an answer in the form of its API.
 
     Args:
         routes: of the endpoints, for those who ask for another one.

@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from paceline import __version__
 from paceline.server.config import OPEN_PATHS
-from paceline.server.errors import OLLAMA_PATHS
+from paceline.server.error_forms import is_anthropic, is_ollama
 from paceline.server.protocol.common import ErrorBody
 from paceline.server.sse import EVENTS
 
@@ -39,19 +39,19 @@ _PLAIN_ERROR = {
     "properties": {"error": {"type": "string"}},
     "required": ["error"],
 }
-_TYPED_ERROR = {
+_ANTHROPIC_ERROR = {
     "type": "object",
     "properties": {
+        "type": {"const": "error"},
         "error": {
             "type": "object",
             "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
             "required": ["type", "message"],
-        }
+        },
+        "request_id": {"type": ["string", "null"]},
     },
-    "required": ["error"],
+    "required": ["type", "error", "request_id"],
 }
-"""What Anthropic's errors and those from before the endpoint have in common."""
-_ERRORS = ((OLLAMA_PATHS, _PLAIN_ERROR), ("/v1/messages", _TYPED_ERROR), ("/", _ERROR))
 _bodies: dict[str, type[BaseModel]] = {}
 
 
@@ -111,7 +111,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for name, path in document["paths"].items():
-        error = next(schema for paths, schema in _ERRORS if name.startswith(paths))
+        error = _error_schema(name)
         for operation in path.values():
             operation["responses"].pop("422", None)
             for status, response in operation["responses"].items():
@@ -124,3 +124,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
             for operation in document["paths"][path].values():
                 operation["security"] = []
     return document
+
+
+def _error_schema(path: str) -> dict[str, Any]:
+    if is_ollama(path):
+        return _PLAIN_ERROR
+    return _ANTHROPIC_ERROR if is_anthropic(path) else _ERROR

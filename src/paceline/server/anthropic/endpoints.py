@@ -1,13 +1,12 @@
-"""``POST /v1/messages`` and ``/v1/messages/count_tokens``; errors have Anthropic's shape."""
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,55 +14,21 @@ from paceline.server.anthropic.answer import Content, event, usage_of
 from paceline.server.anthropic.conversation import chat_of
 from paceline.server.anthropic.fields import Conversation, Message, MessagesRequest, TokenCount
 from paceline.server.api.chat import Chat, num_prompt_tokens
-from paceline.server.api.common import received, respond
+from paceline.server.api.common import PlainRoute, received, respond
+from paceline.server.error_forms import anthropic_document
 from paceline.server.errors import to_api_error
 from paceline.server.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.serving import Serving
 from paceline.server.sse import Deadline, encode_json
-from paceline.server.tracing import current_request_id
-
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_body(error: BaseException) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """Status, headers and body of an error."""
-    told = to_api_error(error)
-    kind = _TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
-    body = {"type": "error", "error": {"type": kind, "message": told.message}}
-    return told.status, told.headers, {**body, "request_id": current_request_id() or None}
 
 
 def error_event(error: BaseException) -> bytes:
     """The end of a stream that failed."""
-    return event(error_body(error)[2])
+    told = to_api_error(error)
+    return event(anthropic_document(told.status, told.message))
 
 
-class MessagesRoute(APIRoute):
-    """Of an endpoint that takes the request alone; what it raises becomes such an error."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-
-        async def handle(request: Request) -> Response:
-            try:
-                return await endpoint(request)
-            except Exception as error:
-                status, headers, body = error_body(error)
-                return Response(encode_json(body), status, headers, "application/json")
-
-        return handle
-
-
-router = APIRouter(route_class=MessagesRoute)
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post(
