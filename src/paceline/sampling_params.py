@@ -16,6 +16,8 @@ __all__ = ["SamplingParams", "SpeculativeParams", "StructuredOutputs"]
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this one mean arg-max."""
+DRAWN_SEED = -1
+"""A seed that is drawn for each request, as in vLLM, llama.cpp and Ollama; None is the same."""
 
 POOLINGS = ("mean", "last")
 """Ways in which hidden states become one vector: all tokens' mean, or the last token's."""
@@ -120,6 +122,7 @@ class SamplingParams:
     ``bad_words_ids`` are such words as token ids. With ``logprob_token_ids`` the log-probabilities
     of these tokens are reported at each place of the output, instead of the likeliest ones'.
 
+    A ``seed`` of -1 is drawn like None.
     For lists, ``logit_bias`` and ``speculative`` None is the default, as in vLLM. A string in place
     of a list is its only item, and a mapping in place of :class:`SpeculativeParams` has its fields.
 
@@ -166,6 +169,8 @@ class SamplingParams:
         object.__setattr__(self, "speculative", _speculation(self.speculative))
         self._check_ranges()
         self._check_lists()
+        if self.seed == DRAWN_SEED:
+            object.__setattr__(self, "seed", None)
 
     def _check_ranges(self) -> None:
         for name, low, high in _FLOAT_RANGES:

@@ -157,7 +157,7 @@ def test_a_model_without_marks_says_so(path: str, body: dict[str, Any]) -> None:
         (INFILL, {"suffix": "x"}, "suffix"),
         (INFILL, {"echo": True}, "echo"),
         (INFILL, {"n": 2}, "n"),
-        (INFILL, {"n_predict": 3, "max_tokens": 3}, "n_predict"),
+        (INFILL, {"n_predict": 3, "max_tokens": 4}, "n_predict"),
         (INFILL, {"samplers": ["dry"]}, "samplers"),
         (INFILL, {"input_extra": [{"text": 1}]}, "input_extra.0.text"),
         (INFILL, {"cache_prompt": False}, "cache_prompt"),

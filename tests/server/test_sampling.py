@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams, SpeculativeParams
@@ -13,8 +14,10 @@ from paceline.server.protocol.completions import CompletionRequest
 from paceline.server.sampling import sampling_params
 from paceline.server.shapes import response_shape
 from paceline.structured_outputs import StructuredOutputs
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import FakeEngine, embedded_tokenizer
 
+TOKENIZER = embedded_tokenizer()
+HELLO = TOKENIZER.encode("hello", add_special_tokens=False)
 OFF = SpeculativeParams(enabled=False)
 
 
@@ -22,7 +25,7 @@ def params_of(defaults: dict[str, Any] | None = None, **fields: Any) -> Sampling
     info = FakeEngine(generation_defaults=defaults or {}).info
     wish = CompletionRequest.model_validate({"prompt": "a", **fields})
     shape, _ = response_shape(wish)
-    return sampling_params(wish, info, max_tokens=5, structured=shape)
+    return sampling_params(wish, info, TOKENIZER, max_tokens=5, structured=shape)
 
 
 def test_nothing_said_is_the_engines_default() -> None:
@@ -43,6 +46,17 @@ def test_nothing_said_is_the_engines_default() -> None:
             "stop_token_ids": (3,), "allowed_token_ids": (3, 4)}),
         ({"bad_words": ["a", "b c"]}, {"bad_words": ("a", "b c")}),
         ({"logit_bias": {"17": -100, "4": 2.5}}, {"logit_bias": {17: -100, 4: 2.5}}),
+        # As llama.cpp b11549 reads it, tools/server/server-schema.cpp.
+        ({"logit_bias": {"17": False, "4": 0}}, {"logit_bias": {4: 0}, "banned_token_ids": (17,)}),
+        ({"logit_bias": [[17, -1], [4.0, False], [17, 3]]}, {
+            "logit_bias": {17: 2}, "banned_token_ids": (4,)}),
+        ({"logit_bias": [["hello", -1.5]]}, {"logit_bias": dict.fromkeys(HELLO, -1.5)}),
+        ({"logit_bias": {"hello": False}}, {"banned_token_ids": tuple(HELLO)}),
+        ({"top_p": 0, "top_k": 9}, {"top_p": 1.0, "top_k": 1}),
+        ({"seed": -1}, {"seed": None}),
+        ({"top_k": 4.0, "min_tokens": 2.0, "seed": 3.0}, {"top_k": 4, "min_tokens": 2, "seed": 3}),
+        ({"repeat_penalty": 1.2, "repeat_last_n": -1}, {"repetition_penalty": 1.2}),
+        ({"repeat_penalty": 1.0, "repeat_last_n": 64}, {"repetition_penalty": 1.0}),
         ({"ignore_eos": True, "min_tokens": 2, "prompt_logprobs": 3}, None),
         ({"speculative": {"enabled": False}}, {"speculative": OFF}),
         ({"disable_spec_decode": True}, {"speculative": OFF}),
@@ -82,13 +96,34 @@ def test_the_makers_defaults_hold_unless_something_is_said() -> None:
         ({"disable_spec_decode": True, "speculative": {"enabled": True}}, "contradicts"),
         ({"num_speculative_tokens": 1, "speculative": {"num_speculative_tokens": 2}}, "contradict"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
-        ({"logit_bias": {"\uff11": 1.0}}, "keys must be token ids"),
+        (
+            {"logit_bias": {TOKENIZER.decode([i, i + 1]): 1 for i in range(500, 2500, 2)}},
+            "at most 1024 are allowed",
+        ),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
         ({"min_tokens": 6}, "min_tokens is 6; allowed are values up to max_tokens, which is 5"),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises((RequestError, ApiError), match=message):
+        params_of(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repeat_penalty": 1.1, "repeat_last_n": 64},
+        {"presence_penalty": 0.5, "repeat_last_n": 0},
+        {"repeat_penalty": 1.1, "repetition_penalty": 1.1},
+        {"logit_bias": {"17": True}},
+        {"logit_bias": [[17]]},
+        {"logit_bias": [[17, "x"]]},
+        {"logit_bias": [["", 1]]},
+        {"top_k": 4.5},
+    ],
+)
+def test_what_would_mean_something_else_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
         params_of(**fields)
 
 

@@ -5,19 +5,24 @@ Knows no HTTP and no endpoint: whatever is wrong is a ``RequestError``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paceline.errors import ContextLengthError, RequestError
+from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.server.messages import SAMPLING_DEFAULTS, EngineInfo
-from paceline.server.protocol.common import GenerationFields
+from paceline.server.protocol.common import MAX_LOGIT_BIAS, GenerationFields, LogitBias
 from paceline.structured_outputs import StructuredOutputs
+
+MAX_DIGITS = 10
+"""Of a token id that is written as a text."""
 
 
 def sampling_params(
     fields: GenerationFields,
     info: EngineInfo,
+    tokenizer: Tokenizer | None,
     *,
     max_tokens: int | None,
     structured: StructuredOutputs | None,
@@ -28,13 +33,15 @@ def sampling_params(
     Raises:
         RequestError: fields exclude each other or are out of range.
     """
+    biases, banned = _logit_bias(fields.logit_bias or {}, tokenizer)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens or 0,
         **_with_defaults(fields, info.generation_defaults),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
-        logit_bias=_logit_bias(fields.logit_bias or {}),
+        logit_bias=biases,
+        banned_token_ids=banned,
         allowed_token_ids=(
             None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids)
         ),
@@ -73,8 +80,13 @@ def truncated(
     return token_ids[-most:]
 
 
-def answer_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo) -> int:
+def answer_limit(
+    num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo, *, is_cut: bool = False
+) -> int:
     """Most tokens of an answer: what was asked for, or all that the context leaves.
+
+    Args:
+        is_cut: whether a ``max_tokens`` beyond what the context leaves means all of that.
 
     Raises:
         ContextLengthError: prompt and answer do not fit into the context together.
@@ -87,12 +99,14 @@ def answer_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInf
             f"{longest}; the prompt has {num_prompt_tokens}, and the answer needs at least one: "
             "shorten the prompt"
         )
-    if max_tokens is not None and max_tokens > room:
+    if max_tokens is None or (is_cut and max_tokens > room):
+        return room
+    if max_tokens > room:
         raise ContextLengthError(
             f"{longest}; the prompt has {num_prompt_tokens} and max_tokens is {max_tokens}: "
             f"shorten the prompt, or ask for at most {room}"
         )
-    return room if max_tokens is None else max_tokens
+    return max_tokens
 
 
 def _with_defaults(fields: GenerationFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,15 +114,56 @@ def _with_defaults(fields: GenerationFields, defaults: Mapping[str, Any]) -> dic
     for name, neutral in SAMPLING_DEFAULTS.items():
         value = getattr(fields, name)
         values[name] = defaults.get(name, neutral) if value is None else value
+    if values["top_p"] == 0:
+        values |= {"top_k": 1, "top_p": 1.0}
     return values
 
 
-def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
-    """JSON has strings for keys; ``"1_0"`` and ``" 1"`` are Python's idea of a number alone."""
-    for key in biases:
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise RequestError(f"logit_bias names token {key[:40]!r}; keys must be token ids")
-    return {int(key): bias for key, bias in biases.items()}
+def _logit_bias(
+    given: LogitBias, tokenizer: Tokenizer | None
+) -> tuple[dict[int, float], tuple[int, ...]]:
+    """Biases by token id, and the tokens that are banned.
+
+    OpenAI has an object whose keys are ids. In llama.cpp's a key may also be a text, each token of
+    which gets the bias, and it may be a list of pairs, in which digits are a text too. Biases of
+    one token add up.
+
+    Raises:
+        RequestError: a text cannot be encoded, or all of them are too many tokens.
+    """
+    biases, banned = dict[int, float](), list[int]()
+    pairs: Iterable[tuple[int | str, float]]
+    if isinstance(given, dict):
+        pairs = ((int(key) if _is_id(key) else key, bias) for key, bias in given.items())
+    else:
+        pairs = given
+    for token, bias in pairs:
+        for token_id in _ids_of(token, tokenizer):
+            if bias is False:
+                banned.append(token_id)
+            else:
+                biases[token_id] = biases.get(token_id, 0.0) + bias
+    if len(biases) + len(banned) > MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias has {len(biases) + len(banned)} tokens; at most {MAX_LOGIT_BIAS} are "
+            "allowed"
+        )
+    return biases, tuple(banned)
+
+
+def _is_id(key: str) -> bool:
+    """``"1_0"`` and ``" 1"`` are Python's idea of a number alone."""
+    return key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
+
+
+def _ids_of(token: int | str, tokenizer: Tokenizer | None) -> list[int]:
+    if isinstance(token, int):
+        return [token]
+    if tokenizer is None:
+        raise RequestError(
+            f"logit_bias names {token[:40]!r}; the model has no tokenizer, so send token ids"
+        )
+    return tokenizer.encode(token, add_special_tokens=False)
 
 
 def speculative_params(fields: GenerationFields) -> SpeculativeParams:

@@ -13,7 +13,15 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, Limit, ReasoningEffort
-from paceline.server.protocol.common import LenientModel, Speculation, StopString
+from paceline.server.protocol.common import (
+    TAKES_FLOATS,
+    LenientModel,
+    Seed,
+    Speculation,
+    StopString,
+    TopP,
+    Whole,
+)
 
 KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
@@ -95,7 +103,7 @@ class Thinking(LenientModel):
     """``budget_tokens`` is taken and without effect."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: Whole | None = None
 
 
 class OutputFormat(LenientModel):
@@ -137,14 +145,14 @@ class MessagesRequest(Conversation):
 
     max_tokens: Limit
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=(1 << 31) - 1)] | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Field(ge=-1, le=(1 << 31) - 1), TAKES_FLOATS] | None = None
     stop_sequences: (
         Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
     ) = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     speculative: Speculation | None = None
 

@@ -92,10 +92,15 @@ class Chat(Answering[ChatCompletionRequest]):
         info = serving.client.info
         token_ids = await encode(serving, text, add_special_tokens=False)
         token_ids = truncated(token_ids, body.truncate_prompt_tokens, info, body.limit)
-        limit = answer_limit(len(token_ids), body.limit, info)
+        limit = answer_limit(len(token_ids), body.limit, info, is_cut=body.is_cut_to_context)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(
-            body, info, max_tokens=limit, structured=demands.grammar, logprobs=logprobs
+            body,
+            info,
+            tokenizer,
+            max_tokens=limit,
+            structured=demands.grammar,
+            logprobs=logprobs,
         )
         if not body.ignore_eos:
             stops = (*params.stop, *tokenizer.chat_stops)

@@ -77,7 +77,7 @@ class Completion(Answering[CompletionRequest]):
         shape, unenforced = response_shape(body)
         if unenforced:
             self.headers[UNENFORCED] = ", ".join(unenforced)
-        most = self.usual_limit if body.max_tokens is None else body.max_tokens
+        most = body.limit(self.usual_limit)
         for whole in await self._encoded():
             token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info, most)
             await asyncio.sleep(0)  # between the prompts of a batch others get their turn
@@ -101,11 +101,15 @@ class Completion(Answering[CompletionRequest]):
     def _prompt(self, token_ids: list[int], shape: StructuredOutputs | None) -> Prompt:
         """A prompt with its parameters, within the context."""
         info, body = self._serving.client.info, self.body
-        limit = max(1, answer_limit(len(token_ids), body.max_tokens, info))
-        if body.max_tokens is None and self.usual_limit is not None:
-            limit = min(self.usual_limit, limit)
+        is_cut = body.max_tokens is None or body.is_cut_to_context
+        limit = answer_limit(len(token_ids), body.limit(self.usual_limit), info, is_cut=is_cut)
         params = sampling_params(
-            body, info, max_tokens=limit, structured=shape, logprobs=body.logprobs
+            body,
+            info,
+            self._serving.client.tokenizer,
+            max_tokens=max(1, limit),
+            structured=shape,
+            logprobs=body.logprobs,
         )
         if body.echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)

@@ -42,6 +42,7 @@ class Demands:
             which all of the answer is.
         wrapping: marks around what follows the thoughts; None where there are none.
         grammar: what follows the thoughts must match it; None where anything may be said.
+        shows_thoughts: thoughts and their marks are told as words of the answer.
         param: the field of the request that an error in the grammar is laid to.
         unenforced: keywords of the schema that holds which could not be enforced.
     """
@@ -52,6 +53,7 @@ class Demands:
     grammar: StructuredOutputs | None
     param: str | None
     unenforced: tuple[str, ...] = ()
+    shows_thoughts: bool = False
 
     @classmethod
     def of(
@@ -89,7 +91,8 @@ class Demands:
         if use is not None and use.must_call:
             unenforced = tuple(sorted({key for tool in use.tools for key in tool.unenforced}))
         blamed_on = param if grammar is not None else None
-        return cls(thoughts, wrapping, use, grammar, blamed_on, unenforced)
+        shows = body.reasoning_format == "none"
+        return cls(thoughts, wrapping, use, grammar, blamed_on, unenforced, shows)
 
     def parser(self) -> AnswerParser | HarmonyParser:
         """A parser for one sample."""
@@ -97,6 +100,8 @@ class Demands:
             use = self.tool_use
             names = [tool.name for tool in use.tools] if use else []
             return HarmonyParser(self.thoughts, names, use.max_calls if use else None)
+        if self.shows_thoughts:
+            return AnswerParser(None, self.tool_use)
         return AnswerParser(self.thoughts, self.tool_use, self.wrapping)
 
 

@@ -6,7 +6,7 @@ Knows no HTTP and no engine.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.server.ollama.fields import Asked, ChatRequest, GenerateRequest, InputMessage, Tool
 from paceline.server.protocol.chat import ChatCompletionRequest
@@ -24,6 +24,14 @@ _NAMES = {
     "num_predict": "max_tokens",
 }
 """Options, and what they are in a body of OpenAI's."""
+
+
+class _CutChat(ChatCompletionRequest):
+    is_cut_to_context: ClassVar[bool] = True
+
+
+class _CutCompletion(CompletionRequest):
+    is_cut_to_context: ClassVar[bool] = True
 
 
 def chat_of(body: ChatRequest | GenerateRequest, model: str) -> ChatCompletionRequest:
@@ -50,7 +58,7 @@ def chat_of(body: ChatRequest | GenerateRequest, model: str) -> ChatCompletionRe
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     if body.logprobs:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return ChatCompletionRequest.model_validate(chat)
+    return _CutChat.model_validate(chat)
 
 
 def completion_of(body: GenerateRequest, model: str) -> CompletionRequest:
@@ -64,14 +72,12 @@ def completion_of(body: GenerateRequest, model: str) -> CompletionRequest:
     if body.format:
         shape = {"json_object": True} if body.format == "json" else {"json": body.format}
         asked["structured_outputs"] = shape
-    return CompletionRequest.model_validate(asked)
+    return _CutCompletion.model_validate(asked)
 
 
 def _common(body: Asked) -> dict[str, Any]:
     options = {} if body.options is None else body.options.model_dump(include={*_NAMES, "stop"})
     told = {_NAMES[name]: value for name, value in options.items() if name in _NAMES}
-    if told.get("seed") == -1:  # Ollama's for "drawn"
-        told["seed"] = None
     if (told.get("max_tokens") or 0) <= 0:  # as far as the context goes
         told["max_tokens"] = None
     told["stop"] = options.get("stop") or None

@@ -14,15 +14,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from paceline.checks import seconds_of
 from paceline.sampling_params import MAX_STOP_STRINGS
-from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ReasoningEffort
+from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ReasoningEffort, Role
 from paceline.server.protocol.common import (
     MAX_NAME_LENGTH,
     MAX_NAMES_NOTED,
     MAX_TOP_LOGPROBS,
+    TAKES_FLOATS,
     ApiModel,
     LenientModel,
+    RepetitionPenalty,
+    Seed,
     Speculation,
     StopString,
+    TopP,
+    Whole,
+    check_window,
 )
 from paceline.server.protocol.completions import MAX_PROMPTS
 from paceline.server.protocol.embeddings import Dimensions, Pooling
@@ -31,14 +37,6 @@ from paceline.server.protocol.neutral import Values
 _LARGE = (1 << 31) - 1
 log = logging.getLogger(__name__)
 
-
-def _whole(value: Any) -> Any:
-    """40.0 as 40, which is the same number for Ollama."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-_TAKES_FLOATS = BeforeValidator(_whole)
-Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE), _TAKES_FLOATS]
 
 KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(seconds_of)]
 """Seconds that a model stays loaded after a request, infinite for ever."""
@@ -66,14 +64,14 @@ class Options(ApiModel):
     }
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_LARGE), _TAKES_FLOATS] | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_LARGE), TAKES_FLOATS] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repeat_last_n: Whole | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _TAKES_FLOATS] | None = None
+    seed: Seed | None = None
     stop: (
         StopString
         | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
@@ -114,16 +112,8 @@ class Options(ApiModel):
 
     @model_validator(mode="after")
     def _check_window(self) -> Options:
-        is_penalised = (
-            self.repeat_penalty not in (None, 1.0)
-            or self.presence_penalty
-            or self.frequency_penalty
-        )
-        if is_penalised and self.repeat_last_n not in (None, -1, _USUAL_WINDOW):
-            raise ValueError(
-                f"repeat_last_n is {self.repeat_last_n}; penalties here count the whole text: "
-                f"allowed with them are -1 and {_USUAL_WINDOW}"
-            )
+        penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
+        check_window(self.repeat_last_n, penalties, usual=(_USUAL_WINDOW,))
         return self
 
 
@@ -137,7 +127,7 @@ class Asked(ApiModel):
     think: bool | ReasoningEffort | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
     speculative: Speculation | None = None
     # Taken and without effect: a prompt that is too long is an error, and an answer ends where the
     # context does.
@@ -165,7 +155,7 @@ class InputMessage(LenientModel):
     refused: ClassVar[Mapping[str, str]] = {"images": _READS_TEXT}
     neutral: ClassVar[Mapping[str, Values]] = {"images": ([],)}
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str | None = None
     thinking: str | None = None
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (

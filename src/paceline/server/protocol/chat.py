@@ -14,6 +14,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.server.protocol.common import (
     MAX_TOP_LOGPROBS,
+    NO_LIMIT,
+    TAKES_FLOATS,
     ApiModel,
     GenerationFields,
     LenientModel,
@@ -29,12 +31,20 @@ _LARGEST = (1 << 31) - 1
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Limit = Annotated[int, Field(ge=1, le=_LARGEST)]
+Limit = Annotated[int, Field(ge=1, le=_LARGEST), TAKES_FLOATS]
+
+LimitOrNone = Annotated[Limit | Literal[-1], TAKES_FLOATS]
+"""-1 is llama.cpp's for "as far as the context goes"."""
 
 
 def _text_part(value: Any) -> Any:
-    """Say what other kinds of parts are missing, and not which of their keys are unknown."""
+    """Say what other kinds of parts are missing, and not which of their keys are unknown.
+
+    An earlier refusal of the assistant's is a part of its words, to a template.
+    """
     kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "refusal" and "refusal" in value:
+        return {"type": "text", "text": value["refusal"]}
     if isinstance(kind, str) and kind != "text":
         raise ValueError(
             f"content parts of type {kind[:40]!r} are not supported: the models served here read "
@@ -68,6 +78,13 @@ class MessageToolCall(LenientModel):
     function: CalledFunction
 
 
+Role = Annotated[str, Field(pattern=r"^[a-zA-Z][a-zA-Z0-9_-]{0,63}$")]
+"""OpenAI's are system, developer, user, assistant and tool; templates may know others.
+
+No mark of a template's can be one.
+"""
+
+
 class ChatMessage(LenientModel):
     """One message of a conversation; ``annotations``, ``parsed`` and the like are ignored.
 
@@ -79,7 +96,7 @@ class ChatMessage(LenientModel):
         "function_call": "send tool_calls instead",
     }
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: Content | None = None
     name: str | None = None
     tool_calls: (
@@ -158,16 +175,17 @@ class ChatCompletionRequest(GenerationFields):
     }
 
     messages: Messages
-    max_tokens: Limit | None = None
-    max_completion_tokens: Limit | None = None
+    max_tokens: LimitOrNone | None = None
+    max_completion_tokens: LimitOrNone | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     # Taken and ignored: they cannot change an answer.
@@ -225,4 +243,5 @@ class ChatCompletionRequest(GenerationFields):
     def limit(self) -> int | None:
         """Tokens that the answer may have; OpenAI's later name counts where both are given."""
         later = self.max_completion_tokens
-        return self.max_tokens if later is None else later
+        limit = self.max_tokens if later is None else later
+        return None if limit == NO_LIMIT else limit

@@ -8,10 +8,11 @@ Owns names, types and ranges as OpenAI and vLLM have them; what they mean to the
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -39,6 +40,7 @@ from paceline.structured_outputs import MAX_CHOICES
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_BIASED_TEXT = 256
 MAX_NAMED_TOKENS = 4096
 MAX_METHODS = 64
 MAX_NAMES_NOTED = 20
@@ -56,9 +58,25 @@ GUIDED = {
 """Fields of vLLM's, SGLang's and llama.cpp's, and what these are in ``structured_outputs``."""
 MAX_NAME_LENGTH = 60
 _LARGE = (1 << 31) - 1
+NO_LIMIT = -1
+"""llama.cpp's ``max_tokens`` for an answer that only the context ends."""
+WHOLE_CONTEXT = -1
+"""llama.cpp's ``repeat_last_n`` for penalties that count the whole text, as they do here."""
 
+
+def _whole(value: Any) -> Any:
+    """40.0 as 40, which is the same number to a client that knows one kind of numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+TAKES_FLOATS = BeforeValidator(_whole)
+Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE), TAKES_FLOATS]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), TAKES_FLOATS]
+Number = Annotated[float, Field(ge=-_LARGE, le=_LARGE)]
+TopP = Annotated[float, Field(ge=0, le=1)]
+"""0 leaves the likeliest token alone."""
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-TokenId = Annotated[int, Field(ge=0, le=_LARGE)]
+TokenId = Annotated[int, Field(ge=0, le=_LARGE), TAKES_FLOATS]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)]
 
 
@@ -136,6 +154,26 @@ def note_ignored(context: object, name: str) -> None:
         context.add(name[:MAX_NAME_LENGTH])
 
 
+def _only_false(value: bool) -> bool:
+    if value:
+        raise ValueError("a bias in logit_bias is true; allowed are numbers, and false for a ban")
+    return value
+
+
+# No literal: 0 would be one of false.
+Bias = Annotated[float, Field(ge=-100, le=100)] | Annotated[bool, AfterValidator(_only_false)]
+"""What is added to a token's logit; false bans it, as in llama.cpp."""
+RepetitionPenalty = Annotated[float, Field(ge=1e-3, le=100)]
+BiasedText = Annotated[str, Field(min_length=1, max_length=MAX_BIASED_TEXT)]
+LogitBias = (
+    Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS), at_most(MAX_LOGIT_BIAS)]
+    | Annotated[
+        list[Annotated[tuple[TokenId | BiasedText, Bias], Field(strict=False)]],
+        Field(max_length=MAX_LOGIT_BIAS, fail_fast=True),
+    ]
+)
+
+
 class StreamOptions(ApiModel):
     """What a stream carries besides its pieces.
 
@@ -160,7 +198,7 @@ class Speculation(ApiModel):
     enabled: bool = True
     methods: Methods | None = None
     method: Methods | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64), TAKES_FLOATS] | None = None
 
     @model_validator(mode="after")
     def _check_methods(self) -> Speculation:
@@ -183,6 +221,29 @@ class StructuredOutputFields(ApiModel):
     json_object: bool | None = None
 
 
+def check_window(
+    window: int | None, penalties: Sequence[float | None], usual: Sequence[int] = ()
+) -> None:
+    """That penalties are not asked to count the last tokens alone.
+
+    Args:
+        window: ``repeat_last_n``, which matters only where there is a penalty.
+        penalties: for repetition, presence and frequency; None where nothing is said.
+        usual: windows that a client sends without having chosen them.
+
+    Raises:
+        ValueError: they are.
+    """
+    repetition, *others = penalties
+    is_penalised = repetition not in (None, 1.0) or any(others)
+    allowed = (WHOLE_CONTEXT, *usual)
+    if is_penalised and window is not None and window not in allowed:
+        raise ValueError(
+            f"repeat_last_n is {window}; penalties here count the whole text: allowed with them "
+            f"are {', '.join(map(str, allowed))}"
+        )
+
+
 def _with_neutral(schema: dict[str, Any]) -> None:
     """Describe the fields that are accepted where they ask for nothing."""
     for name, values in ASKS_FOR_NOTHING.items():
@@ -195,14 +256,16 @@ class GenerationFields(ApiModel):
     model_config = ConfigDict(json_schema_extra=_with_neutral)
     refused: ClassVar[Mapping[str, str]] = INSTEAD
     neutral: ClassVar[Mapping[str, Values]] = ASKS_FOR_NOTHING
+    is_cut_to_context: ClassVar[bool] = False
+    """Whether a limit beyond the context means the context, instead of being an error."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_LARGE), TAKES_FLOATS] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N), TAKES_FLOATS] | None = None
+    seed: Seed | None = None
     stop: (
         StopString
         | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
@@ -211,23 +274,18 @@ class GenerationFields(ApiModel):
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0, le=_LARGE)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_LARGE), TAKES_FLOATS] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_LOGIT_BIAS),
-            at_most(MAX_LOGIT_BIAS),
-        ]
-        | None
-    ) = None
+    repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    repeat_last_n: Whole | None = None
+    logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: (
         Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None
     ) = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
     logprob_token_ids: (
         Annotated[
             list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)
@@ -248,13 +306,25 @@ class GenerationFields(ApiModel):
     ebnf: str | None = None
     grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGE), TAKES_FLOATS] | None = None
     return_token_ids: bool = False
     speculative: Speculation | None = None
     disable_spec_decode: bool | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64), TAKES_FLOATS] | None = None
     include_metrics: bool = False
     return_origins: bool = False
+    # Taken and without effect: they tune samplers of llama.cpp that are always off here.
+    xtc_threshold: Number | None = None
+    dynatemp_exponent: Number | None = None
+    mirostat_tau: Number | None = None
+    mirostat_eta: Number | None = None
+    adaptive_decay: Number | None = None
+    dry_base: Number | None = None
+    dry_allowed_length: Number | None = None
+    dry_penalty_last_n: Number | None = None
+    dry_sequence_breakers: (
+        Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _take_guided(self) -> GenerationFields:
@@ -267,6 +337,19 @@ class GenerationFields(ApiModel):
             raise ValueError(f"{', '.join(both)} are given together; give one of them")
         fields = {GUIDED[name]: value for name, value in given.items()}
         self.structured_outputs = StructuredOutputFields.model_validate(fields)
+        return self
+
+    @model_validator(mode="after")
+    def _take_penalty(self) -> GenerationFields:
+        """``repeat_penalty`` and ``repeat_last_n``, which llama.cpp has."""
+        if self.repeat_penalty is not None:
+            if self.repetition_penalty is not None:
+                raise ValueError(
+                    "repeat_penalty is another name of repetition_penalty; send one of them"
+                )
+            self.repetition_penalty = self.repeat_penalty
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        check_window(self.repeat_last_n, penalties)
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,12 @@ from pydantic import (
 )
 
 from paceline.models.gaps import Gap
-from paceline.server.protocol.common import MAX_TOP_LOGPROBS, GenerationFields
+from paceline.server.protocol.common import (
+    MAX_TOP_LOGPROBS,
+    NO_LIMIT,
+    TAKES_FLOATS,
+    GenerationFields,
+)
 from paceline.server.protocol.response_format import ResponseFormat
 
 MAX_PROMPTS = 4096
@@ -86,13 +91,14 @@ class CompletionRequest(GenerationFields):
 
     prompt: PromptField
     suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=_LARGEST_ID)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=_LARGEST_ID), TAKES_FLOATS] | None = None
     echo: bool | None = None
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None,
         BeforeValidator(
             _none_if_minus_one,
-            json_schema_input_type=Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS)] | None,
+            json_schema_input_type=Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), TAKES_FLOATS]
+            | None,
         ),
     ] = None
     add_special_tokens: bool = True
@@ -119,6 +125,12 @@ class CompletionRequest(GenerationFields):
         if not self.suffix:
             return []
         return [Gap(str(prompt), self.suffix) for prompt in self.prompts]
+
+    def limit(self, usual: int | None) -> int | None:
+        """Tokens that the answer may have: ``usual`` where nothing is said; None is no limit."""
+        if self.max_tokens is None:
+            return usual
+        return None if self.max_tokens == NO_LIMIT else self.max_tokens
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from paceline.server.protocol.common import ApiModel
+from paceline.server.protocol.common import TAKES_FLOATS, ApiModel
 from paceline.server.protocol.completions import PromptField, batch_of
 
 _LARGEST = (1 << 31) - 1
-Dimensions = Annotated[int, Field(ge=1, le=_LARGEST)]
+Dimensions = Annotated[int, Field(ge=1, le=_LARGEST), TAKES_FLOATS]
 Pooling = Literal["mean", "last"]
 
 
@@ -23,7 +23,7 @@ class EmbeddingRequest(ApiModel):
     dimensions: Dimensions | None = None
     pooling: Pooling | None = None
     add_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGEST)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGEST), TAKES_FLOATS] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     user: str | None = None
 

@@ -10,6 +10,10 @@ from typing import Any
 
 _FILTERS = "the filters are temperature, top_k, top_p and min_p"
 _PENALTIES = "the penalties are repetition_penalty, presence_penalty and frequency_penalty"
+_SAMPLERS = [
+    *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+]
+"""llama.cpp's own list, as /props of b11549 has it."""
 _DRY = f"there is no DRY penalty; {_PENALTIES}"
 _TEXT = "the models served here read text"
 _ROUTING = "one process has one engine, which places requests itself"
@@ -21,8 +25,6 @@ _INFILL = "send it to /infill"
 
 LLAMA_CPP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "n_predict": ((-1,), "send max_tokens instead"),
-    "repeat_penalty": ((1,), "send repetition_penalty instead"),
-    "repeat_last_n": ((-1,), "the repetition penalty covers the whole context"),
     "penalize_nl": ((True,), "penalties hold for all tokens"),
     "n_probs": ((0,), "send logprobs instead"),
     "post_sampling_probs": ((False,), "log-probabilities are told as the model gives them"),
@@ -35,18 +37,12 @@ LLAMA_CPP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tfs_z": ((1,), _FILTERS),
     "top_n_sigma": ((-1,), _FILTERS),
     "xtc_probability": ((0,), _FILTERS),
-    "xtc_threshold": ((0.1,), _FILTERS),
     "dynatemp_range": ((0,), _FILTERS),
-    "dynatemp_exponent": ((1,), _FILTERS),
     "mirostat": ((0,), _FILTERS),
-    "mirostat_tau": ((5,), _FILTERS),
-    "mirostat_eta": ((0.1,), _FILTERS),
-    "samplers": ((), _FILTERS),
+    "adaptive_target": ((-1,), _FILTERS),
+    "samplers": ((_SAMPLERS,), _FILTERS),
+    "backend_sampling": ((False,), "where a token is sampled changes nothing here"),
     "dry_multiplier": ((0,), _DRY),
-    "dry_base": ((1.75,), _DRY),
-    "dry_allowed_length": ((2,), _DRY),
-    "dry_penalty_last_n": ((-1,), _DRY),
-    "dry_sequence_breakers": (([], ["\n", ":", '"', "*"]), _DRY),
     "cache_prompt": ((True,), "prefixes are always cached; cache_salt keeps them apart"),
     "id_slot": ((-1,), "requests have no slots: a cached prefix is found by what it says"),
     "t_max_prompt_ms": ((), _TIME),
@@ -57,12 +53,16 @@ LLAMA_CPP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "timings_per_token": ((False,), "send include_metrics instead"),
     "lora": (([],), "model names the adapter of a request"),
     "image_data": (([],), _TEXT),
-    "reasoning_format": (("auto", "deepseek"), _PARSERS),
+    "reasoning_format": (("auto", "deepseek", "none"), "completions are not parsed"),
+    "reasoning_in_content": ((False,), "send reasoning_format: none in a chat"),
+    "chat_format": (("Content-only",), _PARSERS),
+    "generation_prompt": (("",), "continue_final_message goes on with a message"),
     "thinking_forced_open": ((False,), _PARSERS),
     "parse_tool_calls": ((True,), _PARSERS),
     "grammar_lazy": ((False,), "a grammar holds from the first token, or behind the thoughts"),
     "grammar_triggers": (([],), "a grammar holds from the first token, or behind the thoughts"),
     "preserved_tokens": (([],), _PARSERS),
+    "speculative.types": (("none",), "send speculative.methods instead"),
     "speculative.n_max": ((), _DRAFTS),
     "speculative.n_min": ((), _DRAFTS),
     "speculative.p_min": ((), _DRAFTS),

@@ -12,14 +12,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field, model_validator
 
 from paceline.models.gaps import Gap
-from paceline.server.protocol.common import ApiModel
+from paceline.server.protocol.common import TAKES_FLOATS, ApiModel, Number
 from paceline.server.protocol.completions import CompletionRequest
 from paceline.server.protocol.neutral import Values
 
 MAX_FILES = 1024
 _LARGEST = (1 << 31) - 1
 _NOT_HERE = ("suffix", "echo", "truncate_prompt_tokens", "logprobs", "prompt_logprobs")
-_Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 
 
 class File(ApiModel):
@@ -32,24 +31,28 @@ class File(ApiModel):
 class InfillRequest(CompletionRequest):
     """The body of ``POST /infill``."""
 
+    is_cut_to_context: ClassVar[bool] = True
     neutral: ClassVar[Mapping[str, Values]] = {
         **CompletionRequest.neutral,
         # What editors send. Their order is the one that filters have here, and the last of them
         # only joins likely tokens that begin alike.
-        "samplers": (["top_k", "top_p", "infill"], ["top_k", "top_p"]),
+        "samplers": (
+            *CompletionRequest.neutral["samplers"],
+            ["top_k", "top_p", "infill"],
+            ["top_k", "top_p"],
+        ),
     }
 
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[File], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
     prompt: str = ""
-    n_predict: Annotated[int, Field(ge=-1, le=_LARGEST)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=_LARGEST), TAKES_FLOATS] | None = None
     # Taken and ignored: they place work or trim the answer's form, or end it sooner.
-    id_slot: _Number | None = None
-    n_indent: _Number | None = None
-    t_max_prompt_ms: _Number | None = None
-    t_max_predict_ms: _Number | None = None
+    id_slot: Number | None = None
+    n_indent: Number | None = None
+    t_max_prompt_ms: Number | None = None
+    t_max_predict_ms: Number | None = None
     response_fields: Annotated[list[str], Field(max_length=MAX_FILES)] | None = None
 
     @model_validator(mode="after")
@@ -62,14 +65,11 @@ class InfillRequest(CompletionRequest):
         return self
 
     @model_validator(mode="after")
-    def _take_names(self) -> InfillRequest:
-        """Two of its fields have other names in completions; -1 is no limit."""
-        for name, usual in (("n_predict", "max_tokens"), ("repeat_penalty", "repetition_penalty")):
-            value = getattr(self, name)
-            if value is not None and getattr(self, usual) is not None:
-                raise ValueError(f"{name} is another name of {usual}; send one of them")
-            if value not in (None, -1):
-                setattr(self, usual, value)
+    def _take_limit(self) -> InfillRequest:
+        if self.n_predict is not None:
+            if self.max_tokens is not None and self.max_tokens != self.n_predict:
+                raise ValueError("n_predict is another name of max_tokens; send one of them")
+            self.max_tokens = self.n_predict
         return self
 
     @property

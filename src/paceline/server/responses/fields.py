@@ -16,9 +16,11 @@ from paceline.server.protocol.chat import (
 )
 from paceline.server.protocol.common import (
     MAX_TOP_LOGPROBS,
+    TAKES_FLOATS,
     ApiModel,
     GenerationFields,
     LenientModel,
+    Whole,
     at_most,
 )
 from paceline.server.protocol.neutral import INSTEAD
@@ -206,7 +208,7 @@ class ResponsesRequest(GenerationFields):
     store: bool | None = None
     include: list[str] | None = None
     max_output_tokens: Limit | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
     tools: (
@@ -222,7 +224,7 @@ class ResponsesRequest(GenerationFields):
     metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
     # Taken and ignored: they cannot change an answer.
     truncation: Literal["auto", "disabled"] | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Whole | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
