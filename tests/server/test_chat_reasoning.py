@@ -113,3 +113,33 @@ def test_the_prompt_may_open_the_answer() -> None:
     template = f"{CHATML}<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>"
     server = ChatServer("Yes.<|END_RESPONSE|>", template)
     assert server.post()[1]["choices"][0]["message"]["content"] == "Yes."
+
+
+XTML = Wrapping("<open>", "<close>", "<tail>")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<open>Yes.<close><tail>", "Yes."),
+        ("<open>Yes.<close>\n<call><tail>", "Yes.<call>"),
+        ("<open>Yes.<tail>", "Yes."),  # the closing mark is missing
+        ("<call>x<tail>", "<call>x"),
+        ("<open>a <ta b<close> <tai", "a <ta b<tai"),
+    ],
+)
+def test_a_mark_behind_all_of_an_answer_is_taken_off(text: str, words: str) -> None:
+    assert unwrapped([text], XTML) == unwrapped(text, XTML) == words
+
+
+def test_gigachats_mark_of_a_messages_end_is_no_word() -> None:
+    template = CHATML.replace("<|im_start|>assistant\n", "assistant<|role_sep|>\n")
+    template += "{# {{ tools }} function call <|message_sep|> #}"
+    call = 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": 1}}'
+    server = ChatServer("Yes.<|message_sep|>\n\n", template)
+    assert server.post()[1]["choices"][0]["message"]["content"] == "Yes."
+    server.engine.answer = f"Yes.<|message_sep|>\n\n{call}<|message_sep|>\n\n"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    message = server.post(tools=tools)[1]["choices"][0]["message"]
+    assert message["content"] == "Yes."
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.models.shown_marks import SHOWN
+from paceline.models.shown_marks import FAMILIES, SHOWN
 from paceline.server.chat.parts import CallArguments, CallOpening, Part, PlacedText
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
@@ -310,6 +310,10 @@ TEMPLATES = {
     "glm45": "{{ tools }}<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>",
     "glm47": "{{ tools }}<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value>",
     "minimax_m2": "{{ tools }}<minimax:tool_call><invoke name={{ name }}>",
+    "nemotron_json": "{{ tools }}<TOOLCALL>[...]</TOOLCALL>",
+    "gigachat3": "{{ tools }}function call<|role_sep|>",
+    "hy_v3": "{% set h = ':opensource' %}{{ tools }}{{ '<tool_sep{}>'.format(h) }}<arg_key>",
+    "kimi_k3": "{{ tools }}<|open|>tools<|sep|><|close|><|end_of_msg|>",
     "pythonic": "{{ tools }} as [func_name1(params_name1=params_value1)]",
     "olmo3": "{{ tools }}<function_calls>{{ calls }}</function_calls>",
     "lfm2": "{{ tools }}<|tool_call_start|>",
@@ -343,4 +347,5 @@ def test_marks_of_calls_are_shown_where_a_vocabulary_calls_them_special(name: st
         r"\uff5cDSML\uff5c|<[^<>=\uff5c]+>|<\uff5c[^<>=]+\uff5c>|\[[A-Z_/]{4,}\]", SAMPLES[name]
     )
     plain = {"</parameter>", "</function>", "</invoke>"}
-    assert {mark for mark in marks if " name=" not in mark} - SHOWN <= plain
+    shown = {mark.strip() for mark in SHOWN.union(*FAMILIES)}
+    assert {mark for mark in marks if " name=" not in mark} - shown <= plain

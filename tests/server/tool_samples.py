@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 WEATHER_SCHEMA: dict[str, Any] = {
@@ -45,6 +46,27 @@ _GLM = """<tool_call>weather
 </tool_call>
 <tool_call>add
 </tool_call>"""
+_HUNYUAN = re.sub(
+    r"<(/?\w+)>",
+    r"<\1:opensource>",
+    """<tool_calls>
+<tool_call>weather<tool_sep>
+<arg_key>city</arg_key>
+<arg_value>Rome</arg_value>
+<arg_key>days</arg_key>
+<arg_value>3</arg_value>
+</tool_call>
+<tool_call>add<tool_sep>
+</tool_call>
+</tool_calls>""",
+)
+_XTML = re.sub(
+    r"<(/?)([^<>]+)>",
+    lambda tag: f"<|{'close' if tag[1] else 'open'}|>{tag[2]}<|sep|>",
+    '<tools><call tool="weather" index="1"><argument key="city" type="string">Rome</argument>'
+    '<argument key="days" type="number">3</argument></call><call tool="add" index="2"></call>'
+    "</tools>",
+)
 _MINIMAX = """<minimax:tool_call>
 <invoke name="weather">
 <parameter name="city">Rome</parameter>
@@ -93,6 +115,12 @@ SAMPLES = {
         f'{_ARGUMENTS}}}, {{"tool_call_id": "1", "tool_name": "add", "parameters": {{}}}}]'
         "<|END_ACTION|>"
     ),
+    "nemotron_json": f"<TOOLCALL>{_LIST}</TOOLCALL>",
+    "gigachat3": "".join(
+        f"<|message_sep|>\n\nfunction call<|role_sep|>\n{each}" for each in (_OBJECT, _PLAIN)
+    ),
+    "hy_v3": _HUNYUAN,
+    "kimi_k3": _XTML,
     "apertus": f'<|tools_prefix|>[{{"weather": {_ARGUMENTS}}}, {{"add": {{}}}}]<|tools_suffix|>',
     "mistral": f"[TOOL_CALLS]weather[ARGS]{_ARGUMENTS}[TOOL_CALLS]add[ARGS]{{}}",
     "deepseek_v3": deepseek(

@@ -12,12 +12,14 @@ _THOUGHTS = (
     *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     *("<|channel>", "<channel|>", "<|inner_prefix|>", "<|inner_suffix|>"),
     *("<answer>", "</answer>", "<response>", "</response>"),
+    *("<think:opensource>", "</think:opensource>"),
 )
 _CALLS = (
     *("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>"),
     *("<minimax:tool_call>", "</minimax:tool_call>", "<longcat_tool_call>", "</longcat_tool_call>"),
     *("<tool_calls>", "</tool_calls>", "<function_calls>", "</function_calls>"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("<tool_sep>", "<TOOLCALL>", "</TOOLCALL>", "<|function_call|>"),
     *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>"),
     *("<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", "<|tools_suffix|>"),
     *("<|action_start|>", "<|plugin|>", "<|action_end|>"),
@@ -28,6 +30,7 @@ _CALLS = (
     *("<|tool_call>", "<tool_call|>", '<|"|>'),
     *("<start_function_call>", "<end_function_call>", "<escape>"),
 )
+_HUNYUAN = ("tool_calls", "tool_call", "arg_key", "arg_value")
 _DEEPSEEK = (
     *("tool calls begin", "tool calls end", "tool call begin", "tool call end", "tool sep"),
 )
@@ -35,9 +38,17 @@ SHOWN = frozenset(
     {
         *_THOUGHTS,
         *_CALLS,
+        "<tool_sep:opensource>",
+        *(f"{begin}{word}:opensource>" for begin in ("<", "</") for word in _HUNYUAN),
         "\uff5cDSML\uff5c",
         *(f"<\uff5c{words}\uff5c>".replace(" ", "\u2581") for words in _DEEPSEEK),
     }
 )
 HARMONY = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"})
-"""The same of vocabularies that have all of these: they mark gpt-oss's messages."""
+"""Marks of gpt-oss's messages."""
+XTML = frozenset({"<|open|>", "<|close|>", "<|sep|>"})
+"""Marks of Kimi K3's messages."""
+ROLES = frozenset({"<|message_sep|>\n\n", "<|role_sep|>\n"})
+"""Marks of GigaChat 3's messages; their tokens have the line breaks in them."""
+FAMILIES = (HARMONY, XTML, ROLES)
+"""Marks that are shown where a vocabulary has all of one family: alone they mean something else."""

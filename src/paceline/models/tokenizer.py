@@ -20,7 +20,7 @@ from paceline.models.chat_templates import render_chat_template, stops_of
 from paceline.models.fim import FimTokens, find_fim_tokens
 from paceline.models.literal_text import literal_backend
 from paceline.models.lone_surrogates import not_encodable
-from paceline.models.shown_marks import HARMONY, SHOWN
+from paceline.models.shown_marks import FAMILIES, SHOWN
 from paceline.models.tokenizer_files import (
     TokenizerParts,
     read_tokenizer_folder,
@@ -66,7 +66,7 @@ class Tokenizer:
         self.has_fallback_template = False
         added = backend.get_added_tokens_decoder()
         texts = {each.content for each in added.values()}
-        shown = SHOWN | HARMONY if texts >= HARMONY else SHOWN
+        shown = SHOWN.union(*(marks for marks in FAMILIES if texts >= marks))
         self._special_ids = frozenset(
             i for i, token in added.items() if token.special and token.content not in shown
         )

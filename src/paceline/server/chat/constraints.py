@@ -120,5 +120,6 @@ def _strict(use: ToolUse) -> Form:
         return one_of([_calls(use), optional(words)])
     tags = [_calls(use)] if form.before else _tags(use)
     triggers = [each for each in form.opening if any(t["begin"].startswith(each) for t in tags)]
-    others = [each for each in (*form.opening, *form.inner) if each not in triggers]
+    marks = *form.opening, *form.inner
+    others = [each for each in marks if not any(each in trigger for trigger in triggers)]
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "excludes": others}

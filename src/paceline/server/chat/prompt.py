@@ -133,7 +133,11 @@ def thoughts_of(
     """
     form = reasoning_format(reasoning_parser, tokenizer)
     options = body.template_kwargs
-    if form is None or any(options.get(name) is False for name in _THINKING_SWITCHES):
+    if (
+        form is None
+        or not form.opening
+        or any(options.get(name) is False for name in _THINKING_SWITCHES)
+    ):
         return None
     possible = ThoughtMarks(form.opening, form.closing)
     opened = replace(possible, opened=True)
@@ -152,7 +156,7 @@ def wrapping_of(tokenizer: Tokenizer, text: str, reasoning_parser: str) -> Wrapp
     if form is None or not form.answer:
         return None
     opening, closing = form.answer
-    return Wrapping(opening, closing, opened=text.rstrip().endswith(opening))
+    return Wrapping(opening, closing, form.tail, opened=text.rstrip().endswith(opening))
 
 
 def _last(text: str, marks: Sequence[str]) -> int:

@@ -21,12 +21,14 @@ class ReasoningFormat:
         closing: strings that close them; whichever comes first counts.
         shown_by: words of a chat template that show that the model was taught this format.
         answer: the marks that may stand before and behind the answer; empty if there are none.
+        tail: a mark behind all of it, calls included; "" if there is none.
     """
 
     opening: tuple[str, ...]
     closing: tuple[str, ...]
     shown_by: tuple[str, ...]
     answer: tuple[str, ...] = ()
+    tail: str = ""
 
 
 THINK = ReasoningFormat(("<think>",), ("</think>",), ("think>",))
@@ -49,6 +51,20 @@ APERTUS = ReasoningFormat(("<|inner_prefix|>",), ("<|inner_suffix|>",), ("<|inne
 EXAONE = ReasoningFormat(("<thought>", "<think>"), ("</thought>", "</think>"), ("<thought>",))
 HUNYUAN = ReasoningFormat(("<think>",), ("</think>",), ("<answer>",), ("<answer>", "</answer>"))
 ERNIE = ReasoningFormat(("<think>",), ("</think>",), ("<response>",), ("<response>", "</response>"))
+HY_V3 = ReasoningFormat(
+    ("<think:opensource>", "<think>"),
+    ("</think:opensource>", "</think>"),
+    ("<think:opensource>", "'<think{}>'.format("),
+)
+KIMI_K3 = ReasoningFormat(
+    ("<|open|>think<|sep|>",),
+    ("<|close|>think<|sep|>",),
+    ("<|open|>think<|sep|>", "open_tag('think')"),
+    ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    tail="<|close|>message<|sep|>",
+)
+GIGACHAT3 = ReasoningFormat((), (), ("<|message_sep|>",), ("<|role_sep|>", "<|message_sep|>"))
+"""Without thoughts: only the mark behind the answer is taken off."""
 _LIKE_THINK = (
     *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
     *("nemotron_v3", "olmo3", "qwen3", "smollm3", "step3", "step3p5"),
@@ -64,6 +80,8 @@ FORMATS = {
     "exaone": EXAONE,
     "hunyuan_a13b": HUNYUAN,
     "ernie45": ERNIE,
+    "hy_v3": HY_V3,
+    "kimi_k3": KIMI_K3,
     **dict.fromkeys(_LIKE_THINK, THINK),
 }
 """By vLLM's names, and ours. Where a template shows several of them, the first one counts."""
@@ -78,7 +96,7 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
         return None
     if name in FORMATS:
         return FORMATS[name]
-    for form in FORMATS.values():
+    for form in (*FORMATS.values(), GIGACHAT3):
         if any(tokenizer.template_mentions(word) for word in form.shown_by):
             return form
     return None

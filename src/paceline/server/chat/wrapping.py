@@ -14,10 +14,11 @@ from paceline.server.chat.parts import PlacedText
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """The marks around an answer."""
+    """The marks around an answer, and one behind all of it, calls included, if there is one."""
 
     opening: str
     closing: str
+    tail: str = ""
     opened: bool = False
 
 
@@ -45,8 +46,7 @@ class Unwrapper:
         if self._place is _Place.INSIDE:
             told = self._inside(final)
         if self._place is _Place.BARE:
-            self._drop_padding()
-            told.append(self._text.take_all())
+            told.append(self._bare(final))
         return told
 
     def _opens(self, final: bool) -> bool:
@@ -62,17 +62,33 @@ class Unwrapper:
 
     def _inside(self, final: bool) -> PlacedText:
         self._drop_padding()
-        text, closing = self._text.text, self._marks.closing
-        before, found, _ = text.partition(closing)
+        text = self._text.text
+        marks = [mark for mark in (self._marks.closing, self._marks.tail) if mark]
+        found = [(text.find(mark), mark) for mark in marks if mark in text]
         if found:
-            told = self._text.take(len(before.rstrip()))
-            self._text.take(len(before) + len(closing) - len(told.text))
+            end, mark = min(found)
+            told = self._text.take(len(text[:end].rstrip()))
+            self._text.take(end + len(mark) - len(told.text))
             self._place, self._is_padding = _Place.BARE, True
             return told
         if final:
             return self._text.take_all()
-        certain = text[: len(text) - unfinished_tag(text, [closing])]
+        certain = text[: len(text) - unfinished_tag(text, marks)]
         return self._text.take(len(certain.rstrip()))
+
+    def _bare(self, final: bool) -> PlacedText:
+        """Behind the closing mark: all but the tail."""
+        self._drop_padding()
+        text, tail = self._text.text, self._marks.tail
+        if not tail:
+            return self._text.take_all()
+        before, found, _ = text.partition(tail)
+        if not found:
+            return self._text.take(len(text) - (0 if final else unfinished_tag(text, [tail])))
+        told = self._text.take(len(before))
+        self._text.take(len(tail))
+        told.append(self._text.take_all())
+        return told
 
     def _drop_padding(self) -> None:
         if self._is_padding:

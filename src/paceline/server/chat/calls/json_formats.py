@@ -67,6 +67,24 @@ def _listed(
     )
 
 
+GIGACHAT3 = ToolFormat(
+    "gigachat3",
+    JsonCalls(f"<|message_sep|>\n\nfunction call<|role_sep|>\n{OBJECT}"),
+    # The mark of the message's end is taken off with the words; the later models need none.
+    opening=(
+        "<|message_sep|>\n\nfunction call<|role_sep|>",
+        "function call<|role_sep|>",
+        "<|function_call|>",
+    ),
+    closing=("<|message_sep|>",),
+)
+GIGACHAT31 = ToolFormat(
+    "gigachat3",
+    JsonCalls(f"<|function_call|>{OBJECT}"),
+    opening=("<|function_call|>", "function call<|role_sep|>"),
+    closing=("<|message_sep|>",),
+)
+"""As the template of GigaChat 3.1 has it."""
 XLAM = ToolFormat(
     "xlam", LIST, (), LIST_END, start="[", again="{[", before="[", after="]", separator=", "
 )
@@ -75,6 +93,7 @@ PHI4_MARKS = ("<|tool_call|>", "<|/tool_call|>")
 PHI4 = _listed("phi4_mini_json", "functools", "", ("functools", PHI4_MARKS[0]), drops=PHI4_MARKS[1])
 PHI4_MARKED = _listed("phi4_mini_json", *PHI4_MARKS, PHI4.opening)
 """As the model's own template has it."""
+NEMOTRON = _listed("nemotron_json", "<TOOLCALL>", "</TOOLCALL>", ("<TOOLCALL>",))
 HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>", "</tool_calls>", ("<tool_calls>",))
 COHERE = _listed(
     "cohere_command3",

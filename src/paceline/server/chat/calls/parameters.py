@@ -65,6 +65,13 @@ class Parameter:
         names = {_TYPES.get(each, each) for each in self.kinds - STRING}
         return {**self.whole, "type": sorted(names)}
 
+    def by_type(self) -> dict[str, Schema]:
+        """The same by the type that JSON calls them."""
+        names = {_TYPES.get(each, each) for each in self.kinds - STRING}
+        names -= {"integer"} if "number" in names else set()
+        told = {name: "number" if name == "integer" else name for name in sorted(names)}
+        return {told[name]: {**self.whole, "type": name} for name in told}
+
     @property
     def whole(self) -> Schema:
         """The schema as a document of its own; of anything where it leads out of that."""

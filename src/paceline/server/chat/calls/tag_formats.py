@@ -98,6 +98,54 @@ def _dsml(name: str, block: str) -> ToolFormat:
     )
 
 
+def _hunyuan3(suffix: str) -> ToolFormat:
+    """Hunyuan's marks, which end with a word of their own in the models that are published."""
+    key, value, call, calls, sep = (
+        f"{each}{suffix}>"
+        for each in ("arg_key", "arg_value", "tool_call", "tool_calls", "tool_sep")
+    )
+    return ToolFormat(
+        "hy_v3",
+        XmlCalls(
+            head=rf"\s*(?:<{call})?\s*{NAME}\s*<{sep}",
+            begin=f"<{call}%s<{sep}\n",
+            end=f"</{call}",
+            after="\n",
+            key=(f"<{key}", f"</{key}"),
+            value=(f"<{value}", f"</{value}"),
+            last=f"<{sep}",
+        ),
+        opening=(f"<{calls}",),
+        inner=(f"<{call}",),
+        closing=(f"</{calls}",),
+        before=f"<{calls}\n",
+        after=f"</{calls}",
+    )
+
+
+HY_V3 = _hunyuan3(":opensource")
+HY_V3_PREVIEW = _hunyuan3("")
+_SEP = "<|sep|>"
+KIMI_K3 = ToolFormat(
+    "kimi_k3",
+    XmlCalls(
+        head=rf'\s*<\|open\|>call tool="{NAME}"[^<]*{re.escape(_SEP)}',
+        begin=f'<|open|>call tool="%s" index="#"{_SEP}',
+        end=f"<|close|>call{_SEP}",
+        after="",
+        key=('<|open|>argument key="', '"'),
+        value=("", f"<|close|>argument{_SEP}"),
+        gap="",
+        types=(f' type="string"{_SEP}', f' type="%s"{_SEP}'),
+        last=_SEP,
+        escapes_keys=True,
+    ),
+    opening=(f"<|open|>tools{_SEP}",),
+    inner=("<|open|>call tool=",),
+    closing=(f"<|close|>tools{_SEP}",),
+    before=f"<|open|>tools{_SEP}",
+    after=f"<|close|>tools{_SEP}",
+)
 DEEPSEEK_V32 = _dsml("deepseek_v32", "function_calls")
 DEEPSEEK_V4 = _dsml("deepseek_v4", "tool_calls")
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.server.chat.calls.forms import (
     Form,
+    call_tag,
     const,
     json_of,
     one_of,
@@ -41,14 +43,19 @@ from paceline.server.chat.calls.parameters import (
 )
 from paceline.server.chat.calls.texts import narrowing, of_object, text_rules
 
+_ANY_KEY = r'[^\s<>"&](?:[^<>"&\n]{0,62}[^\s<>"&])?'
+_ROOM = 16
+"""Characters of white space and longer marks of types that the head of a value may have besides."""
+
 
 @dataclass(frozen=True, slots=True)
 class XmlCalls:
     """A call is a tag with its name, and tags with keys and values.
 
     Attributes:
-        head: the pattern of what comes before the first parameter; ``>`` is its last character.
-        begin: what a forced call is written with before the first parameter; ``%s`` is the name.
+        head: the pattern of what comes before the first parameter.
+        begin: what a forced call is written with before the first parameter, see
+            :func:`call_tag`.
         end: what ends a call.
         after: what a forced call is written with behind that.
         key: what stands before and behind a key.
@@ -56,7 +63,9 @@ class XmlCalls:
         gap: white space between tags.
         padding: white space at both ends of a value, which is no part of it.
         types: what stands behind a key's tag where the value is a string, and where it is JSON; of
-            formats that say so.
+            formats that say so. ``%s`` is the name of another type.
+        last: the text whose first appearance ends the head.
+        escapes_keys: keys have entities for quotation marks and ampersands.
     """
 
     head: str
@@ -68,6 +77,8 @@ class XmlCalls:
     gap: str = "\n"
     padding: str = ""
     types: tuple[str, str] = ("", "")
+    last: str = ">"
+    escapes_keys: bool = False
 
     @property
     def opening(self) -> str:
@@ -75,8 +86,9 @@ class XmlCalls:
         before, behind = map(re.escape, self.key)
         value = rf"\s*{re.escape(self.value[0])}" if self.value[0] else ""
         text, other = map(re.escape, self.types)
-        kind = rf"(?:(?P<text>{text})|{other}|>)" if text else "(?P<text>)"
-        return rf'{before}(?P<key>[^<>"\n]+){behind}{kind}{value}'
+        other = other.replace("%s", "[a-z]+")
+        kind = rf"(?:(?P<text>{text})|(?P<json>{other})|>)" if text else "(?P<text>)(?P<json>)"
+        return rf"{before}(?P<key>[^<\n{re.escape(self.key[1][0])}]+){behind}{kind}{value}"
 
     def reader(self, tools: Tools) -> XmlText:
         return XmlText(self, tools)
@@ -84,19 +96,44 @@ class XmlCalls:
     def tag(self, name: str, schema: Schema) -> Form:
         found = parameters(schema)
         if found is None:
-            name_of_any = (const(self.key[0]), regex(r'[^<>"\n]{1,64}'))
+            name_of_any = (const(self.key[0]), regex(_ANY_KEY))
             content = star(sequence(*name_of_any, *self._value_behind(self.key[1], other(schema))))
         else:
-            forms = ((each, sequence(*self._parameter(each))) for each in found)
+            written = [each for each in found if self._is_read(each.key)]
+            forms = ((each, sequence(*self._parameter(each))) for each in written)
             content = sequence(*(f if each.is_required else optional(f) for each, f in forms))
-        return tag(self.begin.replace("%s", name), content, self.end + self.after)
+        return call_tag(self.begin, name, content, self.end + self.after)
 
     def unenforced(self, schema: Schema) -> frozenset[str]:
         found = parameters(schema)
         names = None if found is None else sum(each.is_required for each in found)
         values = [other(schema)] if found is None else found
         left = (self._unenforced(each) for each in values)
-        return of_object(schema, schema, names).union(*left)
+        return of_object(schema, schema, names).union(*left, self._unwritten(found or ()))
+
+    def _unwritten(self, found: Sequence[Parameter]) -> Iterator[str]:
+        """Which keywords name parameters whose names the format cannot write."""
+        for each in found:
+            if not self._is_read(each.key):
+                yield "required" if each.is_required else "properties"
+
+    def _is_read(self, key: str) -> bool:
+        """Whether a key is read as what it is."""
+        written = self._before_value(key) + self.types[0] + self.value[0]
+        found = re.match(self.opening, written)
+        is_whole = found is not None and found.end() == len(written) < LONGEST_HEAD - _ROOM
+        return is_whole and self.key_of(found["key"]) == key if found else False
+
+    def key_of(self, written: str) -> str:
+        """A key by what stands between its marks."""
+        key = written.strip()
+        return key.replace("&quot;", '"').replace("&amp;", "&") if self.escapes_keys else key
+
+    def _before_value(self, key: str) -> str:
+        """A key between its marks."""
+        if self.escapes_keys:
+            key = key.replace("&", "&amp;").replace('"', "&quot;")
+        return self.key[0] + key + self.key[1]
 
     def _unenforced(self, each: Parameter) -> frozenset[str]:
         if "string" not in each.kinds or (each.scalars and not self.types[0]):
@@ -108,12 +145,12 @@ class XmlCalls:
         return bool(self.types[0]) or each.kinds <= STRING | {"null"}
 
     def _parameter(self, each: Parameter) -> list[Form]:
-        return self._value_behind(self.key[0] + each.key + self.key[1], each)
+        return self._value_behind(self._before_value(each.key), each)
 
     def _value_behind(self, begin: str, each: Parameter) -> list[Form]:
         """A value, whose first tag ends with this text."""
         opening, closing = self.value
-        text, other = self.types
+        text = self.types[0]
         behind = (self.gap if opening else "") + opening + self.padding
         bare = None if text else each.scalars
         found = list[Form]()
@@ -123,9 +160,18 @@ class XmlCalls:
             # What it ends with is read as its end wherever it stands, so none may stand in it.
             found.append(tag(begin + text + behind, text_of(self._patterns(each)), closing))
         if bare is None and (each.kinds - STRING if text else "string" not in each.kinds):
-            schema = each.without_strings if "string" in each.kinds else each.whole
-            found.append(tag(begin + other + behind, json_of(schema), self.padding + closing))
+            found += [
+                tag(begin + other + behind, json_of(schema), self.padding + closing)
+                for other, schema in self._others(each)
+            ]
         return [found[0] if len(found) == 1 else one_of(found), const(self.gap)]
+
+    def _others(self, each: Parameter) -> list[tuple[str, Schema]]:
+        """What stands behind the keys of values that are no strings, and schemas of these."""
+        mark = self.types[1]
+        if "%s" in mark:
+            return [(mark.replace("%s", kind), schema) for kind, schema in each.by_type().items()]
+        return [(mark, each.without_strings if "string" in each.kinds else each.whole)]
 
     def _patterns(self, each: Parameter) -> list[str]:
         """That a text matches, with the white space behind it."""
@@ -147,6 +193,7 @@ class XmlText:
         self._arguments = ""
         self._parameter: Parameter | None = None  # that whose value is being read
         self._is_string = False
+        self._is_json = False  # the value is, as the format says or the schema
         self._has_begun = False  # the value has, behind its padding
         self._json: Brackets | None = None  # of the value, if it begins with one
         self._searched = 0  # up to where the value's end has been looked for
@@ -154,7 +201,7 @@ class XmlText:
 
     def read(self, text: str) -> Call | None:
         if not self._name:
-            head = find_head(self._kind.head, ">", text)
+            head = find_head(self._kind.head, self._kind.last, text)
             if head is None:
                 return None
             if head.name not in self._tools:
@@ -176,7 +223,8 @@ class XmlText:
         at = self._at + len(text[self._at : self._at + LONGEST_HEAD]) - len(rest)
         found = re.match(kind.opening, rest)
         if found is not None:
-            self._begin(found["key"].strip(), bool(found["text"]), at + found.end())
+            key = kind.key_of(found["key"])
+            self._begin(key, bool(found["text"]), bool(found["json"]), at + found.end())
         elif rest.startswith(kind.end):
             self._arguments, self._end = self._arguments + "}", at + len(kind.end)
         elif self._may_be_tag(rest) and len(text) - self._at < LONGEST_HEAD:
@@ -189,11 +237,12 @@ class XmlText:
         marks = self._kind.end, self._kind.key[0]
         return rest.startswith(marks[1]) or any(each.startswith(rest) for each in marks)
 
-    def _begin(self, key: str, is_text: bool, at: int) -> None:
+    def _begin(self, key: str, is_text: bool, is_json: bool, at: int) -> None:
         self._parameter = parameter(self._tools[self._name], key)
         allowed = self._parameter.kinds
         self._is_string = allowed == STRING or (is_text and "string" in allowed)
         self._has_begun = False
+        self._is_json = is_json or "string" not in allowed
         separator = "" if self._arguments == "{" else ", "
         self._arguments += f"{separator}{json.dumps(key, ensure_ascii=False)}: "
         self._arguments += '"' if self._is_string else ""
@@ -236,8 +285,7 @@ class XmlText:
 
     def _skip_json(self, text: str) -> bool:
         """Past the brackets of a list or an object, whose strings may hold what ends a value."""
-        assert self._parameter is not None
-        if self._json is None and "string" not in self._parameter.kinds:
+        if self._json is None and self._is_json:
             begin = self._at + len(text[self._at :]) - len(text[self._at :].lstrip())
             if begin == len(text):
                 return False
