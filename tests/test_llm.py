@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -185,6 +186,17 @@ def test_stop_strings_cut_text_not_tokens(plain: LLM, speculative: LLM) -> None:
         output = llm.generate(PROMPTS[0], params)
         assert output.text == free[: free.index(stop)]
         assert output.completions[0].stop_reason == stop
+
+
+def test_a_stop_string_may_be_a_special_token(plain: LLM, speculative: LLM) -> None:
+    stop, token = "<|im_start|>", 1
+    params = SamplingParams(max_tokens=24, stop=(stop,), logit_bias={token: 100.0})
+    kept = replace(params, include_stop_str_in_output=True)
+    for llm in (plain, speculative):
+        output = llm.generate(PROMPTS[0], params)
+        assert (output.text, output.token_ids) == ("", [token])
+        assert output.completions[0].stop_reason == stop
+        assert llm.generate(PROMPTS[0], kept).text == stop
 
 
 def wait_for_proposers(engine: Engine) -> None:

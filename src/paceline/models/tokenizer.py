@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from paceline.errors import TemplateError
+from paceline.models.byte_tokens import byte_tokens, is_whole, mended
 from paceline.models.chat_templates import render_chat_template, stops_of
 from paceline.models.fim import FimTokens, find_fim_tokens
 from paceline.models.literal_text import literal_backend
@@ -30,7 +31,6 @@ from paceline.models.tokenizer_files import (
 LONG_TEXT = 256
 """Characters from which on encoding a text is worth letting other threads of Python run."""
 _KIND = re.compile(r'"type":\s*"(\w+)"')
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -214,9 +214,17 @@ class Tokenizer:
         return found.ids, found.offsets
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
+
+        Text never takes back what an earlier part of it said, except a U+FFFD at that part's end.
+        """
         # The backend would skip by spelling, and miss tokens that its normaliser spells otherwise.
         kept = [i for i in ids if not (skip_special_tokens and i in self._special_ids)]
+        if self._bytes:
+            kept = [i for i in kept if i in self._bytes or self.id_to_token(i) is not None]
+            if not is_whole(kept, self._bytes):
+                spellings = mended(kept, self._bytes, self.id_to_token)
+                return str(self._backend.decoder.decode(spellings))
         if len(kept) < LONG_TEXT:
             text: str = self._backend.decode(kept, skip_special_tokens=False)
         else:  # as in encoding
@@ -232,6 +240,27 @@ class Tokenizer:
         """Whether decoding leaves the token out."""
         return token_id in self._special_ids
 
+    def special_tokens_in(self, text: str) -> dict[int, str]:
+        """The tokens that decoding leaves out and that a text spells out, with their spellings."""
+        found = dict[int, str]()
+        ids, lengths = self._special_spellings
+        for start, character in enumerate(text):
+            for length in lengths.get(character, ()):
+                spelling = text[start : start + length]
+                if spelling in ids:
+                    found[ids[spelling]] = spelling
+        return found
+
+    @functools.cached_property
+    def _special_spellings(self) -> tuple[dict[str, int], dict[str, set[int]]]:
+        """Spellings of special tokens with their ids, and their lengths by their first character."""
+        added = self._backend.get_added_tokens_decoder()
+        ids = {each.content: i for i, each in added.items() if i in self._special_ids}
+        lengths = dict[str, set[int]]()
+        for spelling in ids:
+            lengths.setdefault(spelling[:1], set()).add(len(spelling))
+        return ids, lengths
+
     def shown_added_tokens(self) -> dict[str, int]:
         """Texts that are one token each, added to the vocabulary, and that decoding shows."""
         added = self._backend.get_added_tokens_decoder()
@@ -239,10 +268,12 @@ class Tokenizer:
 
     def byte_of(self, token_id: int) -> int | None:
         """The byte that the token stands for, in vocabularies that fall back to bytes."""
-        if not self._has_byte_fallback:
-            return None
-        match = _BYTE_TOKEN.fullmatch(self.id_to_token(token_id) or "")
-        return int(match[1], 16) if match else None
+        return self._bytes.get(token_id)
+
+    @functools.cached_property
+    def _bytes(self) -> dict[int, int]:
+        """The byte of each token that stands for one."""
+        return byte_tokens(self._backend.token_to_id) if self._has_byte_fallback else {}
 
     @property
     def decoder_kinds(self) -> set[str]:
