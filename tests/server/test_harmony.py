@@ -13,7 +13,8 @@ from tokenizers import AddedToken
 
 from paceline.models.detokenizer import TextStream
 from paceline.models.gguf_tokenizer import end_ids
-from paceline.models.tokenizer import HARMONY, Tokenizer
+from paceline.models.shown_marks import HARMONY
+from paceline.models.tokenizer import Tokenizer
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.harmony import Harmony, HarmonyParser, Place, words_of
