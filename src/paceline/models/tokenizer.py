@@ -253,7 +253,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _special_spellings(self) -> tuple[dict[str, int], dict[str, set[int]]]:
-        """Spellings of special tokens with their ids, and their lengths by their first character."""
+        """Ids of special tokens by their spellings, whose lengths are by their first character."""
         added = self._backend.get_added_tokens_decoder()
         ids = {each.content: i for i, each in added.items() if i in self._special_ids}
         lengths = dict[str, set[int]]()
