@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
@@ -62,6 +63,22 @@ def matches(grammar: StructuredOutputs, text: str) -> bool:
             constraint.advance(token)
     (end,) = tokenizer.eos_token_ids
     return bool(constraint.mask(())[end // 8] >> end % 8 & 1)
+
+
+def any_text(grammar: StructuredOutputs, seed: int, longest: int = 3000) -> str:
+    """A text that the grammar takes, drawn token by token; it ends as soon as it may."""
+    pytest.importorskip("llguidance")
+    (constraint,) = _compiler().constraints(grammar, 1)
+    tokenizer, draw = chat_tokenizer(), random.Random(seed)
+    (end,) = tokenizer.eos_token_ids
+    token_ids = list[int]()
+    while len(token_ids) < longest:
+        bits = int.from_bytes(constraint.mask(()), "little")
+        if bits >> end & 1:
+            return tokenizer.decode(token_ids)
+        token_ids.append(draw.choice([i for i in range(bits.bit_length()) if bits >> i & 1]))
+        constraint.advance(token_ids[-1])
+    raise AssertionError(f"no end: {tokenizer.decode(token_ids)!r}")
 
 
 def matches_in_tokens(grammar: StructuredOutputs, token_ids: Iterable[int]) -> bool:

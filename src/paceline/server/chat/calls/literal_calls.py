@@ -5,6 +5,8 @@ A call is told when it is whole.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +47,7 @@ from paceline.server.chat.calls.parameters import (
 from paceline.server.chat.calls.texts import of_object, text_rules
 
 _DEEPEST = 6
+_PLAIN_KEY = re.compile(r"\w(?:[\w .-]*\w)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,17 @@ class LiteralCalls:
         return sequence(*parts)
 
     def _member(self, each: Parameter, mark: str, depth: int) -> Form:
-        return sequence(const(each.key + mark), self._value(each, depth))
+        value = self._value(each, depth)
+        if mark == "=" and not each.key.isidentifier():  # Python has no other way to name these
+            return sequence(const(f"**{{{_dumped(each.key)}: "), value, const("}"))
+        return sequence(const(self._key(each.key, mark) + mark), value)
+
+    def _key(self, key: str, mark: str) -> str:
+        return key if mark == "=" or _PLAIN_KEY.fullmatch(key) else self._quoted(key)
+
+    def _quoted(self, text: str) -> str:
+        """A string as it is between the quotes of the model, or where it has these, as in JSON."""
+        return _dumped(text) if self.quote in text else f"{self.quote}{text}{self.quote}"
 
     def _value(self, each: Parameter, depth: int) -> Form:
         """A value in the syntax of the model, or in JSON, which is understood as well."""
@@ -133,7 +146,7 @@ class LiteralCalls:
             is_bool = allowed == {"boolean"}
             return one_of(map(const, ("True", "False"))) if is_bool else json_of(each.whole)
         if texts is not None:
-            return one_of(const(f"{quote}{text}{quote}") for text in texts)
+            return one_of(const(self._quoted(text)) for text in texts)
         if allowed == STRING:
             return tag(quote, text_of(text_rules(each).patterns), quote)
         if _is_list(each) and depth:
@@ -146,6 +159,10 @@ class LiteralCalls:
         if allowed <= SCALARS or members is None:
             return json_of(each.whole)
         return sequence(const("{"), self._members(members, ":", depth - 1), const("}"))
+
+
+def _dumped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _is_list(each: Parameter) -> bool:

@@ -99,7 +99,7 @@ class XmlCalls:
             name_of_any = (const(self.key[0]), regex(_ANY_KEY))
             content = star(sequence(*name_of_any, *self._value_behind(self.key[1], other(schema))))
         else:
-            written = [each for each in found if self._is_read(each.key)]
+            written = [each for each in found if self._is_written(each)]
             forms = ((each, sequence(*self._parameter(each))) for each in written)
             content = sequence(*(f if each.is_required else optional(f) for each, f in forms))
         return call_tag(self.begin, name, content, self.end + self.after)
@@ -112,10 +112,18 @@ class XmlCalls:
         return of_object(schema, schema, names).union(*left, self._unwritten(found or ()))
 
     def _unwritten(self, found: Sequence[Parameter]) -> Iterator[str]:
-        """Which keywords name parameters whose names the format cannot write."""
+        """Which keywords name parameters that the format cannot write."""
         for each in found:
-            if not self._is_read(each.key):
+            if not self._is_written(each):
                 yield "required" if each.is_required else "properties"
+
+    def _is_written(self, each: Parameter) -> bool:
+        return self._is_read(each.key) and self._bare(each) != []
+
+    def _bare(self, each: Parameter) -> list[str] | None:
+        """What a value is written as where few are allowed; None where more are."""
+        values = each.texts if self.types[0] else each.scalars
+        return values and [value for value in values if self.value[1] not in value]
 
     def _is_read(self, key: str) -> bool:
         """Whether a key is read as what it is."""
@@ -152,10 +160,11 @@ class XmlCalls:
         opening, closing = self.value
         text = self.types[0]
         behind = (self.gap if opening else "") + opening + self.padding
-        bare = None if text else each.scalars
+        bare = self._bare(each)
         found = list[Form]()
         if bare is not None:
-            found.append(tag(begin + behind, one_of(map(const, bare)), self.padding + closing))
+            values = one_of(map(const, bare))
+            found.append(tag(begin + text + behind, values, self.padding + closing))
         elif "string" in each.kinds:
             # What it ends with is read as its end wherever it stands, so none may stand in it.
             found.append(tag(begin + text + behind, text_of(self._patterns(each)), closing))
