@@ -32,6 +32,7 @@ def render(template: str, **variables: Any) -> str:
         ("{{ {'a': [1, none]}|tojson(indent=1) }}", '{\n "a": [\n  1,\n  null\n ]\n}'),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{% generation %}a{{ x[0] }}{% endgeneration %}b", "a<b"),
+        ("{% generation %}{% set y = 1 %}{% endgeneration %}{{ y is defined }}", "False"),
         ("  {% if true %}\nline\n  {% endif %}\nend", "line\nend"),
         ("{% set a = namespace(n=0) %}{% if 1 %}{% set a.n = 2 %}{% endif %}{{ a.n }}", "2"),
         ("{{ missing }}|{{ missing is defined }}", "|False"),

@@ -51,11 +51,13 @@ def test_roles_names_and_parts() -> None:
     ("thoughts", "shown"),
     [
         ({"reasoning": "Hm."}, "[Hm.]"),
+        ({"thinking": "Hm."}, "[Hm.]"),
         ({"reasoning_content": "Hm.", "reasoning": "Oh."}, "[Hm.]"),
+        ({"thinking": {"type": "enabled"}, "reasoning": "Hm."}, "[Hm.]"),
         ({"reasoning": {"effort": "low"}}, ""),
     ],
 )
-def test_thoughts_have_two_names(thoughts: dict[str, Any], shown: str) -> None:
+def test_thoughts_have_three_names(thoughts: dict[str, Any], shown: str) -> None:
     message = {"role": "assistant", "content": "Yes.", **thoughts}
     told = prompt_of([USER, message, {**USER, "reasoning": "Mine."}])
     assert f"assistant\nYes.{shown}{END}" in told
@@ -127,7 +129,9 @@ IDS = CALLED + "{{ call.id }};{% endfor %}{{ m.tool_call_id }}{% endfor %}"
          '>{"city": "Rome"}'),
         ("{% for m in messages %}{{ m.content is none }} {% endfor %}", "False False False "),
         ("{% for message in messages %}{{ message['content'] is none }} {% endfor %}",
-         "False True False "),
+         "False False False "),
+        ("{% for message in messages %}{{ message['content'] is none }} {% endfor %}"
+         "{# <\uff5ctool\u2581calls\u2581begin\uff5c> #}", "False True False "),
     ],
 )  # fmt: skip
 def test_earlier_calls_as_single_templates_want_them(template: str, told: str) -> None:
@@ -212,14 +216,17 @@ def test_options_cannot_replace_what_the_request_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", [CHATML, CHATML.replace("message.content", "message.content|trim")]
+    ("template", "cuts"),
+    [(CHATML, False), (CHATML.replace("message.content", "message.content|trim"), True)],
 )
 @pytest.mark.parametrize(
     "words", ["Once ", "", [{"type": "text", "text": "On"}, {"type": "text", "text": "ce "}]]
 )
-def test_a_last_message_that_goes_on(template: str, words: Any) -> None:
+def test_a_last_message_that_goes_on(template: str, cuts: bool, words: Any) -> None:
+    """Behind its blanks, unless the template cuts them off (transformers 5.23 and 5.24)."""
     last = {"role": "assistant", "content": words}
     text = words if isinstance(words, str) else "Once "
+    text = text.rstrip() if cuts else text
     fields = {"continue_final_message": True, "add_generation_prompt": False}
     prompt = prompt_of([USER, last], template, **fields)
     assert prompt == f"<|im_start|>user\nHow is it?{END}{OPEN}{text}"

@@ -31,9 +31,15 @@ _CALLS = (
     *("<start_function_call>", "<end_function_call>", "<escape>"),
 )
 _HUNYUAN = ("tool_calls", "tool_call", "arg_key", "arg_value")
-_DEEPSEEK = (
-    *("tool calls begin", "tool calls end", "tool call begin", "tool call end", "tool sep"),
-)
+_DEEPSEEK = ("tool calls begin", "tool calls end", "tool call begin", "tool call end", "tool sep")
+
+
+def _of_deepseek(words: str) -> str:
+    return f"<\uff5c{words}\uff5c>".replace(" ", "\u2581")
+
+
+DEEPSEEK_CALLS = _of_deepseek(_DEEPSEEK[0])
+"""What begins calls of DeepSeek V3, R1 and V3.1."""
 SHOWN = frozenset(
     {
         *_THOUGHTS,
@@ -41,7 +47,7 @@ SHOWN = frozenset(
         "<tool_sep:opensource>",
         *(f"{begin}{word}:opensource>" for begin in ("<", "</") for word in _HUNYUAN),
         "\uff5cDSML\uff5c",
-        *(f"<\uff5c{words}\uff5c>".replace(" ", "\u2581") for words in _DEEPSEEK),
+        *map(_of_deepseek, _DEEPSEEK),
     }
 )
 HARMONY = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"})

@@ -15,6 +15,7 @@ import functools
 import json
 import signal
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -28,21 +29,42 @@ MEMORY_LIMIT = 512 << 20
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """Some templates mark the assistant's words with a ``generation`` block; it renders as is."""
+    """Some templates mark the assistant's words with a ``generation`` block; it renders as is.
+
+    Variables that are set in it end with it, as in a block of ``call``: in transformers 5.24 it is
+    one.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (the base class has it so)
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        words = self.call_method("_words", lineno=line)
+        return jinja2.nodes.CallBlock(words, [], [], body, lineno=line)
+
+    def _words(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _raise_exception(message: object) -> None:
     raise jinja2.TemplateError(str(message))
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(form: str) -> str:

@@ -22,6 +22,7 @@ from paceline.models.fim import FimTokens, find_fim_tokens
 from paceline.models.literal_text import literal_backend
 from paceline.models.lone_surrogates import not_encodable
 from paceline.models.shown_marks import FAMILIES, SHOWN
+from paceline.models.template_messages import read_by_templates
 from paceline.models.tokenizer_files import (
     TokenizerParts,
     read_tokenizer_folder,
@@ -319,7 +320,8 @@ class Tokenizer:
         """The conversation as one prompt text, by the model's own template.
 
         Args:
-            messages: each with a ``role`` and a ``content``, as JSON values.
+            messages: each with a ``role`` and a ``content``, as JSON values; what single
+                messages leave out is filled in by :mod:`paceline.models.template_messages`.
             add_generation_prompt: end where the assistant's next words begin.
             tools: JSON schemas of functions, for templates that know tools.
             template_kwargs: further variables, for example ``enable_thinking=False``.
@@ -335,10 +337,11 @@ class Tokenizer:
             known = ", ".join(sorted(self._templates))
             raise TemplateError(f"the model has no default chat template; it has {known}")
         variables = {
+            "documents": None,
             **self._special_tokens,
             **template_kwargs,
             "text_begin": self._text_begin,
-            "messages": list(messages),
+            "messages": read_by_templates(messages, self.template_mentions),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }

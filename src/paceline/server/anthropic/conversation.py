@@ -60,10 +60,8 @@ def _joined(content: str | Sequence[TextBlock] | None, between: str) -> str:
 
 def _told(message: InputMessage) -> Iterator[dict[str, Any]]:
     """The messages of a chat that a message is: results of tools are messages of their own."""
-    if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
-        return
-    blocks = message.content
+    content = message.content
+    blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     if message.role == "user":
         for block in blocks:
@@ -75,8 +73,7 @@ def _told(message: InputMessage) -> Iterator[dict[str, Any]]:
         return
     told: dict[str, Any] = {"role": "assistant", "content": _joined(texts, "")}
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    if thoughts:
-        told["reasoning_content"] = "\n".join(thoughts)
+    told["reasoning_content"] = "\n".join(thoughts) if thoughts else message.thoughts
     calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:
         told["tool_calls"] = calls

@@ -22,6 +22,7 @@ from paceline.server.protocol.common import (
     TopP,
     Whole,
 )
+from paceline.server.protocol.thoughts import MayHaveThoughts
 
 KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
@@ -79,7 +80,7 @@ Block = Annotated[
 Blocks = Annotated[list[Block], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class InputMessage(LenientModel):
+class InputMessage(MayHaveThoughts):
     role: Literal["user", "assistant"]
     content: str | Blocks
 

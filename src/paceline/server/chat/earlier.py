@@ -27,18 +27,18 @@ _ID_LENGTH = 9
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], tokenizer: Tokenizer
+    messages: Sequence[ChatMessage], tokenizer: Tokenizer, *, with_text: bool = False
 ) -> list[dict[str, Any]]:
-    """Messages as templates expect them: contents are strings, arguments of calls are objects."""
+    """Messages as templates expect them: contents are strings, arguments of calls are objects.
+
+    Args:
+        with_text: arguments stay the text that they came as, which some templates want.
+    """
     knows_developers = tokenizer.template_mentions("developer")
     ids = _template_ids(messages, tokenizer)
-    told = [_template_message(message, knows_developers, ids) for message in messages]
-    if tokenizer.template_mentions("message['content'] is none"):  # DeepSeek's mark of a call
-        for each in told:
-            if "tool_calls" in each and not each["content"]:
-                each["content"] = None
+    told = [_template_message(message, knows_developers, ids, with_text) for message in messages]
     in_channels = all(map(tokenizer.template_mentions, (CHANNEL, "message.thinking")))
-    return [*map(_thinking, told)] if in_channels else told
+    return [*map(_in_channels, told)] if in_channels else told
 
 
 def tools_in_messages(
@@ -70,33 +70,9 @@ def _with_call_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": f"{message['content']}{text}"}
 
 
-def _thinking(told: dict[str, Any]) -> dict[str, Any]:
-    """The message with its thoughts where gpt-oss's template has them.
-
-    In a message with calls it takes thoughts or words, and not both.
-    """
-    if "reasoning_content" not in told:
-        return told
-    thinking = {**told, "thinking": told["reasoning_content"]}
-    return {**thinking, "content": ""} if "tool_calls" in told else thinking
-
-
-def with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The same with arguments as JSON, which some templates want; None if there are no calls."""
-    if not any("tool_calls" in message for message in messages):
-        return None
-    return [
-        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
-        if "tool_calls" in message
-        else message
-        for message in messages
-    ]
-
-
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": text}}
+def _in_channels(told: dict[str, Any]) -> dict[str, Any]:
+    """The message as gpt-oss's template takes it: one with calls has thoughts or words."""
+    return {**told, "content": ""} if told.keys() >= {"reasoning_content", "tool_calls"} else told
 
 
 def _template_ids(messages: Sequence[ChatMessage], tokenizer: Tokenizer) -> dict[str, str]:
@@ -116,7 +92,7 @@ def _short(call_id: str) -> str:
 
 
 def _template_message(
-    message: ChatMessage, knows_developers: bool, ids: Mapping[str, str]
+    message: ChatMessage, knows_developers: bool, ids: Mapping[str, str], with_text: bool
 ) -> dict[str, Any]:
     role: str = message.role
     if role == "developer" and not knows_developers:
@@ -127,16 +103,23 @@ def _template_message(
         if value is not None:
             told[field] = ids.get(value, value) if field == "tool_call_id" else value
     if message.tool_calls:
-        told["tool_calls"] = [_template_call(call, ids) for call in message.tool_calls]
+        told["tool_calls"] = [_template_call(call, ids, with_text) for call in message.tool_calls]
     return told
 
 
-def _template_call(call: MessageToolCall, ids: Mapping[str, str]) -> dict[str, Any]:
-    arguments: Any = call.function.arguments
-    # A call that was cut short is no JSON: the template gets what the model wrote.
+def _template_call(
+    call: MessageToolCall, ids: Mapping[str, str], with_text: bool
+) -> dict[str, Any]:
+    text = call.function.arguments or "{}"
+    function = {"name": call.function.name, "arguments": text if with_text else _arguments(text)}
+    known = {} if call.id is None else {"id": ids.get(call.id, call.id)}
+    return {**known, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """The object; a call that was cut short has none, and the template gets what there is."""
     with contextlib.suppress(ValueError, RecursionError):
-        parsed = json.loads(arguments or "{}")
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    function = {"name": call.function.name, "arguments": arguments}
-    call_id = call.id if call.id is None else ids.get(call.id, call.id)
-    return {"id": call_id, "type": "function", "function": function}
+        parsed = json.loads(text)
+        if isinstance(parsed, dict):
+            return parsed
+    return text

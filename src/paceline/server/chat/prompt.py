@@ -15,11 +15,7 @@ from typing import Any
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.chat.earlier import (
-    template_messages,
-    tools_in_messages,
-    with_text_arguments,
-)
+from paceline.server.chat.earlier import template_messages, tools_in_messages
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.wrapping import Wrapping
 from paceline.server.protocol.chat import ChatCompletionRequest, Tool
@@ -45,23 +41,19 @@ def prompt_text(tokenizer: Tokenizer, body: ChatCompletionRequest) -> str:
         TemplateError: there is no template, it refuses the messages, or passes its limits.
         RequestError: an option would replace what the request itself says.
     """
-    messages = template_messages(body.messages, tokenizer)
     try:
-        return _rendered(tokenizer, body, messages)
+        return _rendered(tokenizer, body)
     except TemplateError:
-        texts = with_text_arguments(messages)
-        if texts is None:
-            raise
-        with contextlib.suppress(TemplateError):
-            return _rendered(tokenizer, body, texts)
+        if any(message.tool_calls for message in body.messages):
+            with contextlib.suppress(TemplateError):
+                return _rendered(tokenizer, body, with_text=True)
         raise
 
 
-def _rendered(
-    tokenizer: Tokenizer, body: ChatCompletionRequest, messages: list[dict[str, Any]]
-) -> str:
+def _rendered(tokenizer: Tokenizer, body: ChatCompletionRequest, *, with_text: bool = False) -> str:
     options = template_options(body.template_kwargs)
     tools = None if body.tool_choice == "none" else template_tools(body.tools)
+    messages = template_messages(body.messages, tokenizer, with_text=with_text)
     messages = tools_in_messages(messages, tools, tokenizer)
     if body.continue_final_message:
         return _continued(tokenizer, messages, tools, options)
@@ -87,19 +79,25 @@ def _continued(
     tools: list[dict[str, Any]] | None,
     options: Mapping[str, Any],
 ) -> str:
-    """The prompt up to the end of the last message's words, whatever the template puts there."""
+    """The prompt up to the end of the last message's words, whatever the template puts there.
+
+    A template that cuts off the blanks behind these words has taught the model to go on without
+    them (as in transformers 5.24).
+    """
     mark = secrets.token_hex(16)
-    marked = {**messages[-1], "content": (messages[-1]["content"] or "") + mark}
+    words = messages[-1]["content"]
+    marked = {**messages[-1], "content": f"{words}{mark} "}
     text = tokenizer.apply_chat_template(
         [*messages[:-1], marked], add_generation_prompt=False, tools=tools, **options
     )
-    before, found, _ = text.rpartition(mark)
+    before, found, behind = text.rpartition(mark)
     if not found:
         raise TemplateError(
             "continue_final_message is true, but the model's chat template leaves out the last "
             "message"
         )
-    return before
+    is_cut = not behind.startswith(" ") and words.strip()
+    return before.rstrip() if is_cut else before
 
 
 def template_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _common(body: Asked) -> dict[str, Any]:
 def _told(message: InputMessage) -> dict[str, Any]:
     told: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.role == "assistant":
-        told["reasoning_content"] = message.thinking or None
+        told["reasoning_content"] = message.thoughts or None
         calls = [
             {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}}
             for call in message.tool_calls or ()

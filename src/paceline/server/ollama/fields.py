@@ -33,6 +33,7 @@ from paceline.server.protocol.common import (
 from paceline.server.protocol.completions import MAX_PROMPTS
 from paceline.server.protocol.embeddings import Dimensions, Pooling
 from paceline.server.protocol.neutral import Values
+from paceline.server.protocol.thoughts import MayHaveThoughts
 
 _LARGE = (1 << 31) - 1
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class MessageCall(LenientModel):
     function: CalledFunction
 
 
-class InputMessage(LenientModel):
+class InputMessage(MayHaveThoughts):
     refused: ClassVar[Mapping[str, str]] = {"images": _READS_TEXT}
     neutral: ClassVar[Mapping[str, Values]] = {"images": ([],)}
 

@@ -23,6 +23,7 @@ from paceline.server.protocol.common import (
 )
 from paceline.server.protocol.neutral import INSTEAD
 from paceline.server.protocol.response_format import ResponseFormat
+from paceline.server.protocol.thoughts import MayHaveThoughts
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
@@ -85,11 +86,8 @@ No mark of a template's can be one.
 """
 
 
-class ChatMessage(LenientModel):
-    """One message of a conversation; ``annotations``, ``parsed`` and the like are ignored.
-
-    ``reasoning`` is vLLM's later name of ``reasoning_content``.
-    """
+class ChatMessage(MayHaveThoughts):
+    """One message of a conversation; ``annotations``, ``parsed`` and the like are ignored."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "audio": "the models served here read text",
@@ -103,15 +101,13 @@ class ChatMessage(LenientModel):
         Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
     ) = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: Any = None
     refusal: str | None = None
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
         is_assistant = self.role == "assistant"
-        if is_assistant and self.reasoning_content is None and isinstance(self.reasoning, str):
-            self.reasoning_content = self.reasoning
+        if is_assistant:
+            self.reasoning_content = self.thoughts
         for field in ("tool_calls", "reasoning_content", "refusal"):
             if getattr(self, field) is not None and not is_assistant:
                 raise ValueError(f"{field} is only allowed in messages of the assistant")

@@ -179,6 +179,8 @@ def _messages(items: Iterable[Any]) -> list[dict[str, Any]]:
                     end_answer()
                 # Words behind a call are of the message that calls.
                 answer["content"] = answer.get("content", "") + _text(item.content, "")
+                if item.thoughts:
+                    answer.setdefault("reasoning_content", item.thoughts)
             case CallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}

@@ -24,6 +24,7 @@ from paceline.server.protocol.common import (
     at_most,
 )
 from paceline.server.protocol.neutral import INSTEAD
+from paceline.server.protocol.thoughts import MayHaveThoughts
 
 MAX_ITEMS = MAX_MESSAGES
 ENCRYPTED = "reasoning.encrypted_content"
@@ -67,7 +68,7 @@ Parts = Annotated[
 ]
 
 
-class MessageItem(LenientModel):
+class MessageItem(MayHaveThoughts):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Parts
