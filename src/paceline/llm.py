@@ -271,7 +271,7 @@ class LLM:
             raise RequestError(
                 f"bad_words holds strings, and {self.model} has no tokenizer; use bad_words_ids"
             )
-        return in_token_ids(wish, partial(tokenizer.encode, add_special_tokens=False))
+        return in_token_ids(wish, tokenizer.spellings)
 
     def _constraints(self, wish: SamplingParams) -> Sequence[Constraint]:
         """One per sample; none where the parameters ask for no structure."""

@@ -15,6 +15,8 @@ from paceline.runtime.bad_words import in_token_ids
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.sampler import rank_candidates, sample_tokens
 from paceline.sampling_params import SamplingParams
+from tests.models.vocabularies import byte_fallback
+from tests.server.fakes import embedded_tokenizer
 
 PROMPT = [2, 0]
 WORDS = ((1,), (0, 2), (2, 2, 0))
@@ -23,31 +25,66 @@ SPELLINGS = {
     "cat": [7], " cat": [8],
     "dog": [4, 5], " dog": [6, 5],
     "cow": [9, 3], " cow": [1, 9, 3],
-    " ": [1], "  ": [2],
 }  # fmt: skip
+"""Of words, at a text's beginning and within one."""
+
+
+def spell(text: str) -> list[list[int]]:
+    if text == "hen":
+        return [[10, 12], [12]]
+    return [[10, 11]] if text == " hen" else [SPELLINGS[text]]
 
 
 def test_a_word_is_forbidden_at_the_beginning_and_behind_a_space() -> None:
     params = SamplingParams(
         bad_words=["cat", " dog"], banned_token_ids=(3,), bad_words_ids=[[1, 2]]
     )
-    told = in_token_ids(params, SPELLINGS.__getitem__)
+    told = in_token_ids(params, spell)
     assert told.banned_token_ids == (3, 7, 8)
     assert told.bad_words_ids == ((1, 2), (4, 5), (6, 5))
     assert told.bad_words == ()
-    assert in_token_ids(told, SPELLINGS.__getitem__) is told
+    assert in_token_ids(told, spell) is told
 
 
 def test_a_space_of_its_own_needs_no_second_entry() -> None:
-    told = in_token_ids(SamplingParams(bad_words=["cow"]), SPELLINGS.__getitem__)
+    told = in_token_ids(SamplingParams(bad_words=["cow"]), spell)
     assert told.bad_words_ids == ((9, 3),)
 
 
-def test_a_word_of_spaces_is_taken_as_it_is() -> None:
-    assert (
-        in_token_ids(SamplingParams(bad_words=[" "]), SPELLINGS.__getitem__).banned_token_ids[0]
-        == 1
-    )
+def test_a_word_counts_in_the_middle_of_a_text_too() -> None:
+    """Vocabularies of SentencePiece put a space before a text, not before what continues one."""
+    told = in_token_ids(SamplingParams(bad_words=["hen"]), spell)
+    assert (told.banned_token_ids, told.bad_words_ids) == ((12,), ((10, 11),))
+
+
+@pytest.mark.parametrize(
+    ("word", "banned", "sequences"),
+    [
+        ("\n", ("\u010a", "\u0120\u010a"), []),
+        ("\t", ("\u0109",), []),
+        ("\n\n", ("\u010a\u010a",), []),
+        (" \n", ("\u0120\u010a",), [("\u0120\u0120", "\u010a")]),
+        (" ", ("\u0120", "\u0120\u0120"), []),
+        ("cat", (), [("c", "at"), ("\u0120c", "at")]),
+    ],
+)
+def test_white_space_is_banned_as_it_is(
+    word: str, banned: Sequence[str], sequences: list[Sequence[str]]
+) -> None:
+    """The lone space is another word than a line's end or a tab."""
+    tokenizer = embedded_tokenizer()
+    told = in_token_ids(SamplingParams(bad_words=[word]), tokenizer.spellings)
+    named = [[tokenizer.id_to_token(i) for i in ids] for ids in told.bad_words_ids]
+    assert [tokenizer.id_to_token(i) for i in told.banned_token_ids] == list(banned)
+    assert named == [list(each) for each in sequences]
+
+
+def test_a_byte_token_is_white_space_too() -> None:
+    tokenizer = byte_fallback()
+    told = in_token_ids(SamplingParams(bad_words=["\n", "and"]), tokenizer.spellings)
+    spelled = [[tokenizer.id_to_token(i) for i in ids] for ids in told.bad_words_ids]
+    assert [tokenizer.id_to_token(i) for i in told.banned_token_ids] == ["<0x0A>", "and"]
+    assert spelled == [["▁a", "n", "d"]]
 
 
 def allowed(output: Sequence[int], path: Sequence[int]) -> set[int]:

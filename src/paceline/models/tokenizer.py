@@ -183,6 +183,16 @@ class Tokenizer:
             raise not_encodable([text], error) from error
         return ids[len(self._literal_backend.encode(before).ids) :] if before else ids
 
+    def spellings(self, text: str) -> list[list[int]]:
+        """Token ids of a text at the beginning and behind other tokens; no others are around them.
+
+        Raises:
+            RequestError: as :meth:`encode`.
+        """
+        begun = self.encode(text, add_special_tokens=False)
+        within = self.encode_literal(text, begins=False)
+        return [begun] if within == begun else [begun, within]
+
     @functools.cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
         return literal_backend(self._backend, () if self.fim is None else self.fim.all)
