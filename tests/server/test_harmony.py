@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from paceline.models.detokenizer import TextStream
-from paceline.models.gguf_tokenizer import end_ids
+from paceline.models.gguf_vocabulary import end_ids
 from paceline.models.shown_marks import HARMONY
 from paceline.models.tokenizer import Tokenizer
 from paceline.runtime.grammar import GrammarCompiler

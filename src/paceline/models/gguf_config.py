@@ -27,7 +27,7 @@ from paceline.models.gguf_recurrent import (
     WITHOUT_ATTENTION,
     recurrent_keys,
 )
-from paceline.models.gguf_tokenizer import bos_id, end_ids
+from paceline.models.gguf_vocabulary import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
 
 # In the largest models of these architectures the attention scale is taken from the width; the

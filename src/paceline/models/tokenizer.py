@@ -21,6 +21,7 @@ from paceline.models.chat_templates import render_chat_template, stops_of
 from paceline.models.fim import FimTokens, find_fim_tokens
 from paceline.models.literal_text import literal_backend
 from paceline.models.lone_surrogates import not_encodable
+from paceline.models.piece_scores import with_scored_pieces
 from paceline.models.shown_marks import FAMILIES, SHOWN
 from paceline.models.template_messages import read_by_templates
 from paceline.models.tokenizer_files import (
@@ -44,6 +45,8 @@ class Tokenizer:
         chat_templates: name -> Jinja source; ``default`` is used unless tools are given and there
             is a ``tool_use``.
         add_bos_token: whether encoding begins with the BOS token; None: as the backend has it.
+        piece_scores: piece -> score, where texts are cut into pieces by these and not by the
+            backend's merges.
 
     Attributes:
         has_fallback_template: the template is one that nobody chose for this model.
@@ -57,10 +60,13 @@ class Tokenizer:
         eos_token_ids: Sequence[int] | None = None,
         chat_templates: Mapping[str, str] | None = None,
         add_bos_token: bool | None = None,
+        piece_scores: Mapping[str, float] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
-        self._backend = backend
+        self._file_backend = backend
+        self._piece_scores = piece_scores
+        self._backend = self._joining(backend)
         self._special_tokens = dict(special_tokens or {})
         self._templates = dict(chat_templates or {})
         self._add_bos = add_bos_token
@@ -87,16 +93,28 @@ class Tokenizer:
             special_tokens=parts.special_tokens,
             chat_templates=parts.chat_templates,
             add_bos_token=parts.add_bos_token,
+            piece_scores=parts.piece_scores,
         )
+
+    def _joining(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """The backend as it joins pieces; where they have scores, no file could hold that."""
+        scores = self._piece_scores
+        return backend if scores is None else with_scored_pieces(backend, scores)
 
     def save(self, folder: Path) -> None:
         """Write the files that :meth:`from_folder` reads."""
-        parts = TokenizerParts(self._backend, self._special_tokens, self._templates, self._add_bos)
+        parts = TokenizerParts(
+            self._file_backend,
+            self._special_tokens,
+            self._templates,
+            self._add_bos,
+            self._piece_scores,
+        )
         write_tokenizer_folder(folder, parts)
 
     def to_json(self) -> str:
-        """The encoder as the text of a ``tokenizer.json``."""
-        text: str = self._backend.to_str()
+        """The encoder as the text of a ``tokenizer.json``; scores of pieces are no part of it."""
+        text: str = self._file_backend.to_str()
         return text
 
     def _id_of_role(self, role: str) -> int | None:
@@ -195,7 +213,8 @@ class Tokenizer:
 
     @functools.cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
-        return literal_backend(self._backend, () if self.fim is None else self.fim.all)
+        marks = () if self.fim is None else self.fim.all
+        return self._joining(literal_backend(self._file_backend, marks))
 
     @functools.cached_property
     def _puts_space_first(self) -> bool:

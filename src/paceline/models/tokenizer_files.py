@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class TokenizerParts:
     special_tokens: dict[str, str] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
     add_bos_token: bool | None = None
+    piece_scores: Mapping[str, float] | None = None
 
 
 def has_tokenizer_files(folder: Path) -> bool:
@@ -50,6 +52,7 @@ def read_tokenizer_folder(folder: Path) -> TokenizerParts:
         _special_tokens(_optional_json(folder / "special_tokens_map.json"), config),
         _templates(folder, config),
         add_bos if isinstance(add_bos, bool) else None,
+        _piece_scores(config),
     )
 
 
@@ -58,6 +61,8 @@ def write_tokenizer_folder(folder: Path, parts: TokenizerParts) -> None:
     config: dict[str, Any] = dict(parts.special_tokens)
     if parts.add_bos_token is not None:
         config["add_bos_token"] = parts.add_bos_token
+    if parts.piece_scores is not None:
+        config["piece_scores"] = dict(parts.piece_scores)
     if parts.chat_templates:
         config["chat_template"] = [
             {"name": name, "template": text} for name, text in parts.chat_templates.items()
@@ -80,6 +85,16 @@ def backend_from_json(text: str, where: str) -> tokenizers.Tokenizer:
 
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
+
+
+def _piece_scores(config: dict[str, Any]) -> dict[str, float] | None:
+    """Scores that :func:`write_tokenizer_folder` has put among the other keys."""
+    scores = config.get("piece_scores")
+    if scores is None:
+        return None
+    if not isinstance(scores, dict) or not all(isinstance(s, int | float) for s in scores.values()):
+        raise ModelLoadError("piece_scores in tokenizer_config.json must give each piece a number")
+    return scores
 
 
 def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
