@@ -43,8 +43,6 @@ _ROLES = {
 }
 _SPACE = "▁"
 _MAX_TOKENS = 1 << 22
-
-
 # Models of this vocabulary take the white space behind their marks as part of the marks.
 _PHI3 = ("phi-3", "phi3")
 _PHI3_ARCHITECTURES = ("phi3", "phimoe")
@@ -74,27 +72,29 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | 
     types = metadata.get(PREFIX + "token_type") or [1] * len(tokens)
     if not isinstance(types, list) or len(types) != len(tokens):
         raise ModelLoadError(f"{where} has {len(tokens)} tokens, but not as many token types")
-    ready_made = metadata.get("tokenizer.huggingface.json")
+    ready_made, piece_scores = metadata.get("tokenizer.huggingface.json"), None
     if isinstance(ready_made, str):
         backend = backend_from_json(ready_made, where)
     elif rule is not None:
         backend = _byte_level(tokens, string_list(metadata, "merges", where), rule, where)
     elif kind in ("llama", "gemma4", "gpt2"):
-        backend = _sentence_piece(tokens, metadata, where)
+        merges = _ranked(tokens, metadata, where)
+        backend = _sentence_piece(tokens, merges, metadata, where)
+        if kind == "llama":
+            piece_scores = _scores_that_tie(tokens, types, merges, metadata)
     else:
         raise UnsupportedModelError(
             f"{where} has a tokenizer of kind {kind or 'unknown'!r}; supported are gpt2, llama and "
             "gemma4"
         )
     _add_special(backend, _special(metadata, tokens, types, splits=rule is not None))
-    has_scores = kind == "llama" and not isinstance(ready_made, str)
     return Tokenizer(
         backend,
         special_tokens=_special_tokens(metadata, tokens),
         eos_token_ids=end_ids(metadata),
         chat_templates=_templates(metadata),
         add_bos_token=_adds_bos(metadata, rule),
-        piece_scores=_scores_that_tie(tokens, types, metadata) if has_scores else None,
+        piece_scores=piece_scores,
     )
 
 
@@ -136,20 +136,21 @@ def _pairs(merges: list[str], where: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _ranked(
-    tokens: list[str], vocabulary: Mapping[str, int], metadata: Mapping[str, Any], where: str
-) -> list[tuple[str, str]]:
+def _ranked(tokens: list[str], metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
     """The merges of pieces, which some files list and others tell by scores."""
     if text_value(metadata, "model") != "llama":
         return _pairs(string_list(metadata, "merges", where), where)
     scores = metadata.get(PREFIX + "scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelLoadError(f"{where} has {len(tokens)} tokens, but not as many scores")
-    return merges_from_scores(vocabulary, scores)
+    return merges_from_scores(_vocabulary(tokens), scores)
 
 
 def _scores_that_tie(
-    tokens: list[str], types: list[Any], metadata: Mapping[str, Any]
+    tokens: list[str],
+    types: list[Any],
+    merges: list[tuple[str, str]],
+    metadata: Mapping[str, Any],
 ) -> dict[str, float] | None:
     """The score of each piece, if merges cannot say the same."""
     vocabulary, scores = _vocabulary(tokens), metadata[PREFIX + "scores"]
@@ -158,21 +159,19 @@ def _scores_that_tie(
         for token, kind in zip(tokens, types, strict=True)
         if kind in (UNKNOWN, CONTROL) or (kind == USER_DEFINED and _SPACE not in token)
     }
-    joined = {left + right for left, right in merges_from_scores(vocabulary, scores)} - whole
+    joined = {left + right for left, right in merges} - whole
     if not scores_tie({piece: scores[vocabulary[piece]] for piece in joined}):
         return None
     return {piece: scores[index] for piece, index in vocabulary.items() if piece not in whole}
 
 
 def _sentence_piece(
-    tokens: list[str], metadata: Mapping[str, Any], where: str
+    tokens: list[str], merges: list[tuple[str, str]], metadata: Mapping[str, Any], where: str
 ) -> tokenizers.Tokenizer:
-    vocabulary = _vocabulary(tokens)
     unknown = role_id(metadata, "unknown_token_id")
     named = tokens[unknown] if unknown is not None and unknown < len(tokens) else None
-    merges = _ranked(tokens, vocabulary, metadata, where)
     options = {"unk_token": named, "fuse_unk": True, "byte_fallback": True}
-    backend = _backend(models.BPE, where, vocabulary, merges, **options)
+    backend = _backend(models.BPE, where, _vocabulary(tokens), merges, **options)
     spaces = normalizers.Replace(" ", _SPACE)
     undo = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get(PREFIX + "add_space_prefix", text_value(metadata, "model") == "llama"):

@@ -250,7 +250,7 @@ class Tokenizer:
         """
         # The backend would skip by spelling, and miss tokens that its normaliser spells otherwise.
         kept = [i for i in ids if not (skip_special_tokens and i in self._special_ids)]
-        if self._bytes:
+        if not self._bytes.keys().isdisjoint(kept):
             kept = [i for i in kept if i in self._bytes or self.id_to_token(i) is not None]
             if not is_whole(kept, self._bytes):
                 spellings = mended(kept, self._bytes, self.id_to_token)
