@@ -212,6 +212,7 @@ def test_nothing_completed_is_exit_code_1(bench: Callable[..., Result], fake: Fa
         (("--request-rate", "0"), "must be above 0"),
         (("--trace-path", "x.csv", "--request-rate", "1"), "exclude each other"),
         (("--extra-body", "[1]"), "must be a JSON object"),
+        (("--api-key", ""), "--api-key is empty"),
         (("--header", "nonsense"), "write KEY=VALUE"),
         (("--result-filename", "x"), "needs --save-result"),
         (("--compare-extra-body", "{}"), "--compare-with"),

@@ -9,6 +9,10 @@ import pytest
 import typer
 
 from paceline.cli import OTHER_VARIABLES, app, option_variables, warn_of_unknown_variables
+from paceline.commands.options import refuse_empty_variables
+from paceline.commands.reference import all_commands
+from paceline.errors import ConfigError
+from paceline.models.ops.native import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = typer.main.get_command(app)
@@ -45,3 +49,52 @@ def test_what_the_sources_read_is_known() -> None:
     }
     assert "PACELINE_CPU_ISA" in named
     assert named <= {*OTHER_VARIABLES, *option_variables(COMMAND)}
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "value"),
+    [
+        (("serve",), "PACELINE_API_KEY", ""),
+        (("serve",), "PACELINE_API_KEY", " \n"),
+        (("bench", "serve"), "PACELINE_API_KEY", " "),
+        (("run",), "PACELINE_CONFIG", ""),
+        (("run",), "PACELINE_STRICT", ""),
+        (("doctor",), "PACELINE_MODEL", ""),
+    ],
+)
+def test_an_empty_variable_is_refused(
+    cli, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    result = cli(*command)
+    assert result.code == 2
+    said = f"the variable {variable} is set and empty; give it a value, or unset it"
+    assert said in result.err
+
+
+def test_every_option_refuses_its_variable_when_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for names, command in all_commands():
+        context = command.make_context(" ".join(names), [], resilient_parsing=True)
+        for variable in (each.envvar for each in command.params if each.envvar):
+            with monkeypatch.context() as patch:
+                patch.setenv(variable, "")
+                with pytest.raises(ConfigError, match=f"{variable} is set and empty"):
+                    refuse_empty_variables(context)
+
+
+def test_the_command_line_comes_before_an_empty_variable(
+    cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CONFIG", "")
+    result = cli("run", "--config", "absent.json")
+    assert "cannot read absent.json" in result.err
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native kernels are not built")
+def test_an_empty_level_of_kernels_is_refused(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CPU_ISA", "")
+    result = cli("run", "-p", "Hello", "--max-tokens", "1")
+    assert result.code == 2
+    assert "PACELINE_CPU_ISA is ''; this CPU and this build have" in result.err

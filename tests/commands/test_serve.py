@@ -62,6 +62,15 @@ def test_options_come_from_a_file(cli, tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in result.err
 
 
+@pytest.mark.parametrize("keys", ["null", "[]", '""', '[""]', '["k", ""]'])
+def test_a_file_that_names_no_key_is_refused(cli, tmp_path: Path, keys: str) -> None:
+    file = tmp_path / "server.json"
+    file.write_text(f'{{"api_key": {keys}}}')
+    result = cli("serve", "--config", file)
+    assert result.code == 2
+    assert "is empty" in result.err
+
+
 def test_without_its_packages_the_command_says_what_to_install(
     cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

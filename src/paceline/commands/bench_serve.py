@@ -132,6 +132,8 @@ async def _arm(options: BenchServeOptions, place: int, stack: AsyncExitStack) ->
 
 
 def _headers(options: BenchServeOptions) -> dict[str, str]:
+    if options.api_key == "":
+        raise ConfigError("--api-key is empty; give a key, or leave the option out")
     key = options.api_key or os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     for header in options.header or ():

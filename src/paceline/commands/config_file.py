@@ -26,6 +26,8 @@ _ALSO: dict[str, tuple[type, ...]] = {
     "weight_memory": (int,),
     "packed_space": (int,),
 }
+_NEVER_EMPTY = ("api_key",)
+"""Options that close something: a file that names one has to give it a value."""
 _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT")
 """Where values come from, the strongest first; DEFAULT_MAP is the file."""
 _REPLACES = {
@@ -111,6 +113,8 @@ def take_config_file(context: typer.Context, path: str | None) -> str | None:
         for key, value in read_config_file(path).items():
             if key not in everywhere:
                 raise ConfigError(_unknown(path, key, allowed))
+            if key in _NEVER_EMPTY and value in (None, []):
+                raise ConfigError(f"{path}: {key} is empty; give a value, or leave the key out")
             if key in allowed and value is not None:
                 name = allowed[key]
                 defaults[name] = _checked(path, key, value, annotations[name].annotation)

@@ -8,6 +8,7 @@ making these takes a third of its time.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -25,6 +26,7 @@ from paceline.config import (
     environment_name,
 )
 from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
+from paceline.errors import ConfigError
 
 TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
 
@@ -78,11 +80,33 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
         parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=declared))
 
     def command(context: typer.Context, **values: Any) -> None:
+        refuse_empty_variables(context)
         body(options(**without_overruled(context, values)))
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
+
+
+def refuse_empty_variables(context: typer.Context) -> None:
+    """Take no variable that is set and empty for one that is not set.
+
+    Click does, so that an empty ``PACELINE_API_KEY`` would serve everybody. An option that the
+    command line gives reads no variable.
+
+    Raises:
+        ConfigError: an option of the running command would read such a variable.
+    """
+    for parameter in context.command.params:
+        variable = parameter.envvar
+        source = context.get_parameter_source(parameter.name or "")
+        if not isinstance(variable, str) or (source and source.name == "COMMANDLINE"):
+            continue
+        if variable in os.environ and not os.environ[variable].strip():
+            raise ConfigError(
+                f"the variable {variable} is set and empty; give it a value, or unset it "
+                f"(env -u {variable})"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -18,6 +18,7 @@ Every command and option, as `--help` prints them. This page is written by
 
 Every option also reads an environment variable, named after its long name: `--max-tokens` reads
 `PACELINE_MAX_TOKENS`, and the argument MODEL reads `PACELINE_MODEL`. Switches take 1 or 0.
+A variable that is set and empty is an error, not a default.
 
 Commands that build an engine take `--config FILE`: a JSON file, or a YAML file where PyYAML is
 installed, whose keys are the long names of options and arguments, with dashes or underscores:

@@ -94,7 +94,7 @@ def native_module() -> ModuleType:
 def check_isa() -> None:
     """Raise :class:`ConfigError` where the level that the environment asks for cannot run."""
     wanted = os.environ.get(ISA_VARIABLE)
-    if wanted and wanted not in native_module().isas():
+    if wanted is not None and wanted not in native_module().isas():
         raise ConfigError(
             f"{ISA_VARIABLE} is {wanted!r}; this CPU and this build have "
             f"{', '.join(native_module().isas())}"
