@@ -60,9 +60,12 @@ def _events(text: str) -> list[Any]:
 
 async def _chat(http: httpx.AsyncClient, streams: bool) -> Any:
     fields: dict[str, Any] = {"messages": [USER], "tools": _functions(), "logprobs": True}
+    if streams:
+        fields["stream_options"] = {"include_usage": True}
     text = await _post(http, "/v1/chat/completions", streams, **fields)
     if not streams:
-        choice = json.loads(text)["choices"][0]
+        document = json.loads(text)
+        choice = {**document["choices"][0], "usage": document["usage"]}
         for number, call in enumerate(choice["message"].get("tool_calls", ())):
             call["index"] = number
         return choice
@@ -73,6 +76,7 @@ async def _chat(http: httpx.AsyncClient, streams: bool) -> Any:
             logprobs = part.pop("logprobs") or {}
             choice["logprobs"]["content"] += logprobs.get("content", ())
             choice |= part
+        choice["usage"] = chunk["usage"]
     if "tool_calls" in choice["message"]:
         choice["message"]["content"] = choice["message"]["content"] or None
     return choice

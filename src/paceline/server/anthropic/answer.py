@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from paceline.server.api.usage import Usage
 from paceline.server.sse import encode_json
 
 Event = dict[str, Any]
@@ -24,14 +25,16 @@ def event(value: Event) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + encode_json(value) + b"\n\n"
 
 
-def usage_of(usage: dict[str, Any]) -> dict[str, int]:
-    """Anthropic's usage, of OpenAI's."""
+def usage_of(counted: Usage) -> dict[str, Any]:
+    """The usage in Anthropic's words."""
+    usage = counted.document()
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": counted.num_thinking_tokens},
     }
 
 

@@ -72,7 +72,7 @@ class Messages(Chat):
                 for part in await self._parts(found, piece):
                     for _ in self._content.take(part):
                         pass
-        content, usage = self._content, usage_of(self._usage.document())
+        content, usage = self._content, usage_of(self._usage)
         return {**self._message, "content": content.blocks, **content.end, "usage": usage}
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
@@ -85,11 +85,11 @@ class Messages(Chat):
                 has_begun = True
                 told = [event(each) for part in parts for each in self._content.take(part)]
                 yield begin + b"".join(told)
-        usage = usage_of(self._usage.document())
+        usage = usage_of(self._usage)
         last = {"type": "message_delta", "delta": self._content.end, "usage": usage}
         yield event(last) + event({"type": "message_stop"})
 
     def _begin(self) -> bytes:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._message, **empty, "usage": usage_of(self._usage.document())}
+        message = {**self._message, **empty, "usage": usage_of(self._usage)}
         return event({"type": "message_start", "message": message}) + event({"type": "ping"})

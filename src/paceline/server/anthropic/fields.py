@@ -158,6 +158,12 @@ class MessagesRequest(Conversation):
     speculative: Speculation | None = None
 
 
+class OutputTokensDetails(BaseModel):
+    """``thinking_tokens`` are those of thoughts and of their marks."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(BaseModel):
     """``input_tokens`` are those that were computed; the others came from the prefix cache."""
 
@@ -165,6 +171,7 @@ class MessageUsage(BaseModel):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
 
 
 class Message(BaseModel):

@@ -22,6 +22,7 @@ from paceline.server.chat.demands import Demands
 from paceline.server.chat.harmony import harmony_of
 from paceline.server.chat.logprobs import AllLogprobs, ChatLogprobs
 from paceline.server.chat.prompt import prompt_text, thoughts_of, wrapping_of
+from paceline.server.chat.thought_tokens import ThoughtTokens
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
@@ -113,11 +114,14 @@ class Chat(Answering[ChatCompletionRequest]):
 
     async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
         self._usage.take(piece)
+        begin = list[dict[str, Any]]()
         choice = self._choices.get(piece.sample)
-        if choice is not None:
-            return choice.take(piece)
-        choice = self._choices[piece.sample] = self._choice(piece.sample)
-        return [choice.begin(), *choice.take(piece)]
+        if choice is None:
+            choice = self._choices[piece.sample] = self._choice(piece.sample)
+            begin.append(choice.begin())
+        parts = choice.take(piece)
+        self._usage.take_thoughts(choice.new_thoughts)
+        return begin + parts
 
     def _choice(self, index: int) -> ChatChoice:
         body, serving = self.body, self._serving
@@ -125,8 +129,10 @@ class Chat(Answering[ChatCompletionRequest]):
         origins = None
         if body.return_origins:
             origins = OriginTokens(serving.tokenizer, self._token_ids)
-        parser, returns_ids = self._demands.parser(), body.return_token_ids
-        return ChatChoice(index, parser, logprobs, origins, returns_ids)
+        parser, thoughts = self._demands.parser(), None
+        if parser.may_think:
+            thoughts = ThoughtTokens(serving.tokenizer, self._token_ids)
+        return ChatChoice(index, parser, thoughts, logprobs, origins, body.return_token_ids)
 
     def _logprobs(self) -> ChatLogprobs:
         return AllLogprobs(self._serving.texts)

@@ -6,9 +6,12 @@ White space at both ends of the thoughts and before the answer is dropped: templ
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from paceline.server.chat.calls.kind import unfinished_tag
 from paceline.server.chat.constraints import ToolUse
 from paceline.server.chat.parts import Part, PlacedText, Thoughts, Words, add
+from paceline.server.chat.thought_tokens import ThoughtPlaces
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.wrapping import Unwrapper, Wrapping
 from paceline.structured_outputs import ThoughtMarks
@@ -21,6 +24,9 @@ class AnswerParser:
         thoughts: the marks of those that it may begin with; None where there are none.
         tool_use: the tools whose calls are recognised; None takes everything as words.
         wrapping: marks around what follows the thoughts; None where there are none.
+
+    Attributes:
+        thoughts: where they stand.
     """
 
     def __init__(
@@ -30,6 +36,7 @@ class AnswerParser:
         wrapping: Wrapping | None = None,
     ) -> None:
         self._unwrapper = None if wrapping is None else Unwrapper(wrapping)
+        self.thoughts = ThoughtPlaces()
         self._marks = thoughts  # None as soon as there can be no more of them
         self._length = 0  # of the whole answer until now
         self._begin = ""  # the text, while it may be thoughts
@@ -44,6 +51,11 @@ class AnswerParser:
     @property
     def has_calls(self) -> bool:
         return self._tools is not None and self._tools.num_calls > 0
+
+    @property
+    def may_think(self) -> bool:
+        """Whether there can be more thoughts."""
+        return self._marks is not None
 
     def push(self, text: str, final: bool = False) -> list[Part]:
         """Take the next piece; return the parts that became certain, in their order."""
@@ -66,15 +78,23 @@ class AnswerParser:
         found = split_thoughts(self._begin, marks, final)
         if found is None:
             return "", ""
-        thoughts, answer = found
-        more = thoughts[self._num_thought :]
-        self._num_thought = len(thoughts)
-        if answer:
+        self.thoughts = found.places
+        more = found.thoughts[self._num_thought :]
+        self._num_thought = len(found.thoughts)
+        if found.answer:
             self._marks = None
-        return more, answer
+        return more, found.answer
 
 
-def split_thoughts(text: str, marks: ThoughtMarks, final: bool) -> tuple[str, str] | None:
+class Split(NamedTuple):
+    """Thoughts, the answer behind them, and where thoughts stand."""
+
+    thoughts: str
+    answer: str
+    places: ThoughtPlaces = ThoughtPlaces()
+
+
+def split_thoughts(text: str, marks: ThoughtMarks, final: bool) -> Split | None:
     """Thoughts and answer, as far as they are certain; None where nothing is.
 
     Args:
@@ -83,17 +103,22 @@ def split_thoughts(text: str, marks: ThoughtMarks, final: bool) -> tuple[str, st
             mark that the model writes all the same is dropped.
         final: nothing follows.
     """
-    begin = text.lstrip()
+    begin, at = text.lstrip(), len(text) - len(text.lstrip())
     opening = next((mark for mark in marks.opening if begin.startswith(mark)), None)
     if opening is not None:
-        text = begin.removeprefix(opening)
+        start = at + len(opening)
     elif not final and any(mark.startswith(begin) for mark in marks.opening):
         return None
     elif not marks.opened:
-        return "", text
-    ends = [(text.find(mark), mark) for mark in marks.closing if mark in text]
+        return Split("", text)
+    else:
+        start = 0
+    marked = 0 if marks.opened else at  # where the thoughts begin with their mark
+    ends = [(text.find(mark, start), mark) for mark in marks.closing if text.find(mark, start) >= 0]
     if ends:
-        at, closing = min(ends)
-        return text[:at].strip(), text[at + len(closing) :].lstrip()
-    held = 0 if final else unfinished_tag(text, marks.closing)
-    return text[: len(text) - held].strip(), ""
+        stop, closing = min(ends)
+        end = stop + len(closing)
+    else:
+        stop = end = len(text) - (0 if final else unfinished_tag(text[start:], marks.closing))
+    places = ThoughtPlaces(((start, stop),), ((marked, end),))
+    return Split(text[start:stop].strip(), text[end:].lstrip() if ends else "", places)

@@ -12,18 +12,24 @@ from paceline.errors import EngineClosedError
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.harmony import HarmonyParser
 from paceline.server.chat.logprobs import ChatLogprobs
-from paceline.server.chat.parts import delta_of
+from paceline.server.chat.parts import Part, delta_of
+from paceline.server.chat.thought_tokens import ThoughtCount, ThoughtTokens
 from paceline.server.messages import Piece
 from paceline.server.tokens import OriginTokens
 
 
 class ChatChoice:
-    """One sample."""
+    """One sample.
+
+    Attributes:
+        new_thoughts: tokens of thoughts that the last piece added.
+    """
 
     def __init__(
         self,
         index: int,
         parser: AnswerParser | HarmonyParser,
+        thoughts: ThoughtTokens | None,
         logprobs: ChatLogprobs | None,
         origins: OriginTokens | None,
         returns_ids: bool = False,
@@ -31,6 +37,8 @@ class ChatChoice:
         self._returns_ids = returns_ids
         self._index = index
         self._parser = parser
+        self._thoughts = thoughts
+        self.new_thoughts = ThoughtCount()
         self._logprobs = logprobs
         self._origins = origins
 
@@ -40,7 +48,7 @@ class ChatChoice:
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
         """What a piece adds: parts of one kind each, in order, and one that ends the sample."""
-        told = self._parser.push(piece.text, final=piece.finish_reason is not None)
+        told = self._read(piece)
         parts = [self._part(delta_of(each)) for each in told]
         if piece.token_ids and (self._logprobs or self._origins or self._returns_ids):
             parts = parts or [self._part({})]
@@ -53,6 +61,15 @@ class ChatChoice:
         if piece.finish_reason is not None:
             parts.append(self._end(piece))
         return parts
+
+    def _read(self, piece: Piece) -> list[Part]:
+        """The parts that became certain; the tokens of thoughts are counted."""
+        may_think = self._parser.may_think
+        told = self._parser.push(piece.text, final=piece.finish_reason is not None)
+        self.new_thoughts = ThoughtCount()
+        if self._thoughts is not None and may_think:
+            self.new_thoughts = self._thoughts.take(piece, self._parser.thoughts)
+        return told
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         """

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.calls.kind import unfinished_tag
-from paceline.server.chat.parts import CallArguments, Part, Thoughts, Words, add, opening
+from paceline.server.chat.parts import (
+    CallArguments,
+    Part,
+    Places,
+    Thoughts,
+    Words,
+    add,
+    opening,
+    together,
+)
+from paceline.server.chat.thought_tokens import ThoughtPlaces
 from paceline.server.config import ServerConfig
 
 REASONING_PARSER, TOOL_CALL_PARSER = "openai_gptoss", "openai"
@@ -85,15 +95,20 @@ class HarmonyParser:
     Attributes:
         place: where the text that was read ends.
         has_start: the prompt has begun the head of a message.
+        thoughts: where they stand; a message's head and end are their marks.
     """
+
+    may_think = True  # any message may be thoughts
 
     def __init__(
         self, harmony: Harmony, names: Collection[str] = (), max_calls: int | None = None
     ) -> None:
         self._names, self._max_calls = frozenset(names), max_calls
         self.place, self._rest = Place.HEAD, ""
+        self.thoughts = ThoughtPlaces()
         self._parts: list[Part] = []
         self._length = 0  # of the whole answer until now
+        self._begin_at = 0  # where the message begins with its head
         self._is_fresh = True  # nothing of the message has been told
         self._told = set[Place]()  # of what there was a message before
         self._call = ""  # the name of the tool that the message is for
@@ -102,7 +117,8 @@ class HarmonyParser:
         self.has_start = self.place is Place.HEAD and START in self._rest
         self._rest = self._rest.removeprefix(ASSISTANT)
         self._told.clear()
-        self._num_calls = self._length = 0
+        self._num_calls = self._length = self._begin_at = 0
+        self.thoughts = ThoughtPlaces()
 
     @property
     def has_calls(self) -> bool:
@@ -129,6 +145,7 @@ class HarmonyParser:
         if not found:
             self._rest = "" if final else self._rest
             return False
+        self._begin_at = self._at
         self._rest = rest
         self._begin(self._place_of(head.rpartition(START)[2]))
         return True
@@ -156,6 +173,7 @@ class HarmonyParser:
             return False
         if end[0] not in (START, CHANNEL):  # these begin the next message
             self._rest = self._rest[len(end[0]) :]
+            self._note_thoughts(self._at, self._at)
         self.place = Place.HEAD
         return True
 
@@ -178,10 +196,26 @@ class HarmonyParser:
         else:
             gap = _GAP if self._is_fresh and self.place in self._told else ""
             self._told.add(self.place)
-            end = self._length - len(self._rest)
-            words = Words(gap + text, ((end - len(text), end),))
+            places = ((self._at - len(text), self._at),)
+            self._note_thoughts(*places[0])
+            words = Words(gap + text, places)
             add(self._parts, words if self.place is Place.WORDS else Thoughts(words.text))
         self._is_fresh = False
+
+    @property
+    def _at(self) -> int:
+        """Where what has not been read stands in the answer; 0 as long as that is the prompt's."""
+        return max(0, self._length - len(self._rest))
+
+    def _note_thoughts(self, start: int, end: int) -> None:
+        """More of the answer is read; where these are thoughts, their places grow."""
+        if self.place is not Place.THOUGHTS:
+            return
+        inside: Places = ((start, end),) if start < end else ()
+        before = tuple(each for each in self.thoughts.marked if each[1] <= self._begin_at)
+        self.thoughts = ThoughtPlaces(
+            together(self.thoughts.inside, inside), (*before, (self._begin_at, end))
+        )
 
     def _tell_call(self, text: str) -> None:
         if self._max_calls is not None and self._num_calls > self._max_calls:

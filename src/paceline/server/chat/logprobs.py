@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from paceline.models.detokenizer import IncrementalDecoder, has_text
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
 from paceline.server.chat.parts import Part, Places, Words
+from paceline.server.chat.token_places import TokenPlaces
 from paceline.server.messages import Piece
 from paceline.server.tokens import TokenTexts, finite
 
@@ -50,30 +50,15 @@ class WordLogprobs:
         self, texts: TokenTexts, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
     ) -> None:
         self._texts = texts
-        self._tokenizer = tokenizer
-        self._decoder = IncrementalDecoder(tokenizer, prompt_token_ids)
-        self._length = 0  # of the text that is certain
-        self._uncertain: list[TokenLogprobs] = []  # of tokens whose text is to come
+        self._tokens = TokenPlaces[TokenLogprobs](tokenizer, prompt_token_ids)
         self._placed = deque[tuple[int, int, TokenLogprobs]]()  # with where the token's text stands
 
     def tell(self, piece: Piece, told: Sequence[Part], parts: Sequence[dict[str, Any]]) -> None:
-        for token_id, entry in zip(piece.token_ids, piece.logprobs, strict=True):
-            if has_text(self._tokenizer, token_id):
-                self._uncertain.append(entry)
-                self._place(self._decoder.push(token_id))
-        if piece.finish_reason is not None:
-            self._place(self._decoder.flush())
+        self._placed.extend(self._tokens.take(piece, piece.logprobs))
         for part, choice in zip(told, parts, strict=False):
             if isinstance(part, Words):
                 found = self._take(part.places)
                 choice["logprobs"] = {"content": [entry_of(each, self._texts) for each in found]}
-
-    def _place(self, text: str) -> None:
-        """Text has become certain: it is that of the tokens that had none yet."""
-        if text:
-            start, self._length = self._length, self._length + len(text)
-            self._placed.extend((start, self._length, entry) for entry in self._uncertain)
-            self._uncertain.clear()
 
     def _take(self, places: Places) -> list[TokenLogprobs]:
         """Those of the tokens at these places; what comes before is not asked for again."""

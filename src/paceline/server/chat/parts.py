@@ -59,7 +59,7 @@ def add(parts: list[Part], part: Part) -> None:
     if not part.text:
         return
     if isinstance(part, Words) and isinstance(last, Words):
-        parts[-1] = Words(last.text + part.text, _together(last.places, part.places))
+        parts[-1] = Words(last.text + part.text, together(last.places, part.places))
     elif not isinstance(part, Words) and type(last) is type(part):
         parts[-1] = last._replace(text=last.text + part.text)
     else:
@@ -88,7 +88,7 @@ class PlacedText:
 
     def append(self, more: PlacedText) -> None:
         self.text += more.text
-        self.places = _together(self.places, more.places)
+        self.places = together(self.places, more.places)
 
     def take(self, count: int) -> PlacedText:
         """Take the first characters off."""
@@ -111,7 +111,8 @@ class PlacedText:
         return Words(self.text, self.places)
 
 
-def _together(first: Places, second: Places) -> Places:
+def together(first: Places, second: Places) -> Places:
+    """The places of a text that consists of two; they are one where the second goes on."""
     found = list[tuple[int, int]](first)
     for start, end in second:
         if found and found[-1][1] == start:

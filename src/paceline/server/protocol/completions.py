@@ -155,10 +155,24 @@ class CompletionChoice(BaseModel):
     stop_reason: str | int | None
 
 
+class PromptTokensDetails(BaseModel):
+    """``cached_tokens`` came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    """``reasoning_tokens`` are those of a chat's thoughts, without their marks."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class CompletionResponse(BaseModel):

@@ -13,7 +13,6 @@ from starlette.requests import Request
 
 from paceline.errors import RequestError
 from paceline.server.api.chat import Chat
-from paceline.server.api.common import encode
 from paceline.server.chat.logprobs import ChatLogprobs, WordLogprobs
 from paceline.server.errors import ApiError, to_api_error
 from paceline.server.responses.conversation import chat_of, new_id, told
@@ -112,7 +111,7 @@ class Responses(Chat):
                 for part in await self._parts(found, piece):
                     for _ in self._output.take(part):
                         pass
-        return await self._ended(request)
+        return self._ended(request)
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         async with self._answers(request) as found:
@@ -125,7 +124,7 @@ class Responses(Chat):
                 parts = await self._parts(found, piece)
                 events = [self._event(each) for part in parts for each in self._output.take(part)]
                 yield b"".join(events)
-        document = await self._ended(request)
+        document = self._ended(request)
         yield self._event({"type": f"response.{document['status']}", "response": document})
 
     def failure(self, error: BaseException) -> bytes:
@@ -148,7 +147,7 @@ class Responses(Chat):
         self._num_events += 1
         return b"event: " + name.encode() + b"\ndata: " + encode_json(numbered) + b"\n\n"
 
-    async def _ended(self, request: Request) -> dict[str, Any]:
+    def _ended(self, request: Request) -> dict[str, Any]:
         """The whole response, kept where it may be."""
         is_cut = self._output.finish_reason == "length"
         document = {
@@ -157,22 +156,20 @@ class Responses(Chat):
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._output.items,
-            "usage": await self._used(),
+            "usage": self._used(),
         }
         if document["store"]:
             kept = Kept.of(document, self._before, self._input)
             store_of(request).put(caller_of(request), document["id"], kept)
         return document
 
-    async def _used(self) -> dict[str, Any]:
-        usage, thoughts, count = self._usage.document(), self._output.thoughts, 0
-        if thoughts:
-            count = len(await encode(self._serving, thoughts, add_special_tokens=False))
+    def _used(self) -> dict[str, Any]:
+        usage = self._usage.document()
         used = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cache_write_tokens": 0, **usage["prompt_tokens_details"]},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": count},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
         return used | ({"metrics": usage["metrics"]} if "metrics" in usage else {})

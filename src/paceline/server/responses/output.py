@@ -30,10 +30,6 @@ class Output:
         self._encodes = encodes
         self._is_open = False
 
-    @property
-    def thoughts(self) -> str:
-        return "".join(i["content"][0]["text"] for i in self.items if i["type"] == "reasoning")
-
     def take(self, part: dict[str, Any]) -> Iterator[Event]:
         """What a part of the chat's choice adds."""
         delta = part["delta"]
