@@ -29,6 +29,8 @@ def token_pieces(tokenizer: Tokenizer, vocab_size: int) -> list[bytes | None]:
         ConfigError: the vocabulary spells its tokens in a way that is not known.
     """
     kinds = tokenizer.decoder_kinds
+    if not kinds:
+        raise ConfigError("a vocabulary without a decoder, which spaces its tokens, is not known")
     if kinds & _FOREIGN:
         raise ConfigError(
             f"a vocabulary decoded by {', '.join(sorted(kinds & _FOREIGN))} cannot be translated; "
@@ -45,6 +47,7 @@ def token_pieces(tokenizer: Tokenizer, vocab_size: int) -> list[bytes | None]:
             pieces.append(bytes((byte,)))
         elif is_byte_level and all(char in BYTE_OF for char in spelling):
             pieces.append(bytes(BYTE_OF[char] for char in spelling))
-        else:
-            pieces.append(spelling.replace(SPACE, " ").encode("utf-8", "replace"))
+        else:  # an added token of a byte-level vocabulary is spelt as it is
+            text = spelling if is_byte_level else spelling.replace(SPACE, " ")
+            pieces.append(text.encode("utf-8", "replace"))
     return pieces

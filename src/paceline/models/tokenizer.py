@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from paceline.models.tokenizer_files import (
 LONG_TEXT = 256
 """Characters from which on encoding a text is worth letting other threads of Python run."""
 _KIND = re.compile(r'"type":\s*"(\w+)"')
+_MARK = re.compile(r"<.*>", re.DOTALL)
 
 
 class Tokenizer:
@@ -192,14 +193,24 @@ class Tokenizer:
         Raises:
             RequestError: as :meth:`encode`.
         """
+        return self._ids_by(self._literal_backend, text, begins)
+
+    def encoder_within(self, marks: Collection[int]) -> Callable[[str], list[int]]:
+        """What encodes texts behind other tokens, in which special tokens are mere text.
+
+        Args:
+            marks: ids of further tokens that a text does not become.
+        """
+        backend = literal_backend(self._backend, marks)
+        return lambda text: self._ids_by(backend, text, begins=False)
+
+    def _ids_by(self, backend: tokenizers.Tokenizer, text: str, begins: bool) -> list[int]:
         before = "" if begins or not self._puts_space_first else "\0"
         try:
-            ids: list[int] = self._literal_backend.encode(
-                before + text, add_special_tokens=False
-            ).ids
+            ids: list[int] = backend.encode(before + text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise not_encodable([text], error) from error
-        return ids[len(self._literal_backend.encode(before).ids) :] if before else ids
+        return ids[len(backend.encode(before, add_special_tokens=False).ids) :] if before else ids
 
     def spellings(self, text: str) -> list[list[int]]:
         """Token ids of a text at the beginning and behind other tokens; no others are around them.
@@ -214,7 +225,7 @@ class Tokenizer:
     @functools.cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
         marks = () if self.fim is None else self.fim.all
-        return self._joining(literal_backend(self._file_backend, marks))
+        return literal_backend(self._backend, marks)
 
     @functools.cached_property
     def _puts_space_first(self) -> bool:
@@ -295,6 +306,12 @@ class Tokenizer:
         """Texts that are one token each, added to the vocabulary, and that decoding shows."""
         added = self._backend.get_added_tokens_decoder()
         return {each.content: i for i, each in added.items() if i not in self._special_ids}
+
+    def mark_ids(self) -> set[int]:
+        """Ids of added tokens that are marks, not words: those that their file calls special, and
+        those that are spelt in angle brackets."""
+        added = self._backend.get_added_tokens_decoder()
+        return {i for i, each in added.items() if each.special or _MARK.fullmatch(each.content)}
 
     def byte_of(self, token_id: int) -> int | None:
         """The byte that the token stands for, in vocabularies that fall back to bytes."""
