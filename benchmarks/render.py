@@ -22,6 +22,7 @@ from typing import Any
 from ablation_report import tables as ablation_tables
 from busy_machine import tables as busy_tables
 from fidelity import tables as fidelity_tables
+from first_requests import tables as first_request_tables
 from harness import ROOT
 from heads_report import tables as head_tables
 from hybrid import tables as hybrid_tables
@@ -221,6 +222,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "simulated_replicas": ("simulated_replicas", printed(fleet_tables)),
     "replica_faults": ("replica_faults", printed(replica_fault_tables)),
     "server_faults": ("server_faults", printed(fault_tables)),
+    "first_requests": ("first_requests", printed(first_request_tables)),
     "served_formats": ("served_formats", printed(format_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
     "ablation": ("ablation", printed(ablation_tables)),

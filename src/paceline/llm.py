@@ -411,6 +411,14 @@ class LLM:
     def reset_stats(self) -> None:
         self._thread.call(lambda engine: engine.reset_stats())
 
+    def prepare_grammars(self) -> None:
+        """Make what structured outputs need of the vocabulary, before a request asks for one.
+
+        Otherwise the first such request does, and others stand still: a second where the vocabulary
+        is very large. A server does so at its start.
+        """
+        self._grammars.prepare()
+
     def flush_prefix_cache(self) -> None:
         """Forget all cached prefixes. Running requests keep their KV; outputs do not change."""
         self._thread.call(lambda engine: engine.kv.flush_prefixes())

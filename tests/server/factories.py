@@ -142,6 +142,9 @@ class Paper:
         self._next_id = 0
         threading.Thread(target=self._run, daemon=True).start()
 
+    def prepare_grammars(self) -> None:
+        """There are none."""
+
     def call(self, function: Callable[[Any], Any]) -> Any:
         kv = SimpleNamespace(pool=SimpleNamespace(num_blocks=1 + (1 << 16)), block_size=16)
         cost = SimpleNamespace(predict=lambda shape: 1.0, has_profile=False)
@@ -248,3 +251,21 @@ class PaperWithGrammars(Paper):
 
 def paper_with_grammars() -> Any:
     return PaperWithGrammars(0.002)
+
+
+class Prepared(Paper):
+    """Refuses requests that come before the tables of grammars are made."""
+
+    is_prepared = False
+
+    def prepare_grammars(self) -> None:
+        self.is_prepared = True
+
+    def submit(self, *arguments: Any) -> None:
+        if not self.is_prepared:
+            raise RequestError("it is too early")
+        super().submit(*arguments)
+
+
+def prepared() -> Any:
+    return Prepared(0.002)

@@ -298,3 +298,11 @@ def test_the_http_process_knows_no_torch() -> None:
     imports = "from paceline.server.engine import client, process, wire"
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_tables_of_grammars_are_made_before_a_request_is_taken() -> None:
+    async def story() -> None:
+        async with opened(factories.prepared) as client:
+            assert await tokens(client) == [7, 7, 7]
+
+    run(story())

@@ -12,16 +12,15 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import BusyError, ConfigError, RequestError
-from paceline.models.token_pieces import token_pieces
+from paceline.errors import BusyError, RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.request import Constraint
 from paceline.runtime import lark
 from paceline.runtime.constraint import MatcherConstraint
+from paceline.runtime.grammar_tables import TablesOnce
 from paceline.runtime.tag_grammar import tag_grammar
 from paceline.runtime.thought_marks import Marks
 from paceline.runtime.thoughts import AfterThoughts
@@ -75,10 +74,9 @@ class GrammarCompiler:
         self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
         self._eos = [i for i in eos_token_ids if 0 <= i < vocab_size]
+        self._tables = TablesOnce(tokenizer, vocab_size, self._eos, LIMITS)
         self._lock = threading.Lock()
-        self._parts: tuple[LLTokenizer, WorkerSlot] | None = None
         self._cache: OrderedDict[str, LLMatcher | RequestError] = OrderedDict()
         self._known_marks: OrderedDict[Any, Marks] = OrderedDict()
 
@@ -89,7 +87,7 @@ class GrammarCompiler:
             RequestError: the specification is malformed or too complex, the model has no tokenizer
                 or no token that ends a text, or ``llguidance`` is not installed.
         """
-        tokenizer, _ = self._ready()
+        tokenizer = self._tables.get().lookup
         if spec.after is None:
             matcher = self._matcher(spec)
             return [self._constraint(matcher, tokenizer) for _ in range(count)]
@@ -114,13 +112,13 @@ class GrammarCompiler:
         Args:
             has_gap: white space may come first, as behind thoughts.
         """
-        tokenizer, trial = self._ready()
+        tables = self._tables.get()
         key = f"{'gap ' if has_gap else ''}{spec.key}"
         with self._lock:
             found = self._cache.get(key)
         if found is None:
             tokens = self._tokens() if spec.structural_tag is not None else {}
-            found = _tried(spec, tokenizer, trial, tokens, has_gap)
+            found = _tried(spec, tables.lookup, tables.trial, tokens, has_gap)
         with self._lock:
             self._cache[key] = found
             self._cache.move_to_end(key)
@@ -137,60 +135,28 @@ class GrammarCompiler:
         return {text: i for text, i in added.items() if i not in self._eos}
 
     def _marks(self, marks: ThoughtMarks) -> Marks:
-        """
-        Raises:
-            RequestError: the vocabulary does not say what its tokens write.
-        """
         key = marks.opening, marks.closing
         with self._lock:
             found = self._known_marks.get(key)
         if found is not None:
             return found
-        assert self._tokenizer is not None
-        try:
-            pieces = token_pieces(self._tokenizer, self._vocab_size)
-        except ConfigError as error:
-            raise RequestError(
-                f"structured_outputs cannot be had behind thoughts: {error}"
-            ) from error
-        found = Marks.of(marks, [piece or b"" for piece in pieces], self._eos)
+        found = Marks.of(marks, self._tables.get().vocabulary.pieces, self._eos)
         with self._lock:
             self._known_marks[key] = found
             while len(self._known_marks) > MAX_MARKS:
                 self._known_marks.popitem(last=False)
         return found
 
+    def prepare(self) -> None:
+        """Make the tables of the vocabulary, where they can be made, before a grammar needs them.
+
+        No other thread of Python runs meanwhile: a second where tokens are very many.
+        """
+        self._tables.prepare()
+
     def close(self) -> None:
         """End the process that tries grammars out."""
-        if self._parts is not None:
-            self._parts[1].close()
-
-    def _ready(self) -> tuple[LLTokenizer, WorkerSlot]:
-        with self._lock:
-            if self._parts is None:
-                self._parts = self._new_parts()
-            return self._parts
-
-    def _new_parts(self) -> tuple[LLTokenizer, WorkerSlot]:
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise RequestError(
-                "structured_outputs needs the package llguidance: pip install paceline"
-            ) from error
-        if self._tokenizer is None or not self._eos:
-            what = "tokenizer" if self._tokenizer is None else "token that ends a text"
-            raise RequestError(f"structured_outputs needs a {what}, and the model has none")
-        encoder = self._tokenizer.to_json()
-        try:
-            tokenizer = LLTokenizer(encoder, self._vocab_size, self._eos)
-        except Exception as error:
-            raise RequestError(
-                f"structured_outputs cannot be had with this model's tokenizer: {error}"
-            ) from error
-        first = {"tokenizer": encoder, "vocab_size": self._vocab_size, "eos": self._eos}
-        greeting = json.dumps(first | {"limits": LIMITS}) + "\n"
-        return tokenizer, WorkerSlot(Path(__file__).with_name("grammar_worker.py"), greeting)
+        self._tables.close()
 
 
 def _tried(

@@ -6,7 +6,8 @@ and gives its first masks quickly enough is fit for the parent. Processor time, 
 that is busy says nothing about a grammar.
 
 Protocol: one JSON object a line on standard input, one on standard output. The first line is
-``{"tokenizer", "vocab_size", "eos", "limits"}``, answered with ``{"ready"}``; each further one is
+``{"tokens", "special", "eos", "limits"}``, where the bytes of the tokens are hexadecimal, with
+spaces between them; it is answered with ``{"ready"}``. Each further one is
 ``{"grammar", "seconds", "mask_seconds"}``, answered with ``{"ok"}`` or ``{"error"}``, the latter
 with ``"retry": true`` where that is not the compiler's word and another try may end otherwise.
 Parts of a grammar that are in GBNF are translated first, and then ``"ok"`` is the whole translated.
@@ -35,6 +36,25 @@ _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\U000([0-9a-fA-F]{5})")
 
 class TooSlowError(Exception):
     """A mask takes longer than a step of the engine may wait."""
+
+
+class Vocabulary:
+    """What ``LLTokenizer`` asks of a vocabulary. Its spellings are good enough for a trial.
+
+    Attributes:
+        tables: what ``LLTokenizer`` made of it.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special: list[int], eos: list[int]) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos[0]
+        self.tables = LLTokenizer(self, len(tokens), eos)  # type: ignore[arg-type]
+
+    def __call__(self, text: str) -> list[int]:
+        tokens: list[int] = self.tables.greedy_tokenize(text)
+        return tokens
 
 
 def try_out(tokenizer: LLTokenizer, limits: LLParserLimits, request: dict[str, Any]) -> str:
@@ -110,7 +130,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory()
     first = json.loads(sys.stdin.readline())
-    tokenizer = LLTokenizer(first["tokenizer"], first["vocab_size"], first["eos"])
+    tokens = [bytes.fromhex(each) for each in first["tokens"].split(" ")]
+    tokenizer = Vocabulary(tokens, first["special"], first["eos"]).tables
     limits = LLParserLimits(**first["limits"])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -79,6 +79,8 @@ def run_engine(
         channel.send(("failed", portable(error)))
         os._exit(1)
     channel.send(hello)
+    # While the other process reads the tokenizer; streams would stand still if it were done later.
+    engine.prepare_grammars()
     gc.collect()
     gc.freeze()  # what lives from here to the end need not be looked at again and again
     server = EngineServer(channel, engine, stream_interval)
