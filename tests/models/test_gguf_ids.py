@@ -6,6 +6,7 @@ named here with its reason.
 
 from __future__ import annotations
 
+import pickle
 import unicodedata
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_ids_are_llama_cpps(case: str) -> None:
         if not departs(case, text):
             found = ours.encode(text, add_special_tokens=False)
             assert found == ids, (text, [ours.id_to_token(i) for i in found])
+
+
+@pytest.mark.parametrize("case", PIECES)
+def test_tokenizers_travel_to_other_processes(case: str) -> None:
+    """Those too whose pieces are joined by code of ours, which no file holds."""
+    ours = tokenizer_of(case)
+    literal = ours.encode_literal("<s> a")
+    copy = pickle.loads(pickle.dumps(ours))
+    assert copy.encode_literal("<s> a") == literal
+    for text in recorded()["texts"][::20]:
+        assert copy.encode(text) == ours.encode(text)
 
 
 def pieces(case: str, text: str) -> str:

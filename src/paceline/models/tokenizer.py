@@ -102,6 +102,15 @@ class Tokenizer:
         scores = self._piece_scores
         return backend if scores is None else with_scored_pieces(backend, scores)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without encoders that are made of the rest: those that join by scores cannot travel."""
+        made = ("_backend", "_literal_backend")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._backend = self._joining(self._file_backend)
+
     def save(self, folder: Path) -> None:
         """Write the files that :meth:`from_folder` reads."""
         parts = TokenizerParts(
