@@ -78,6 +78,8 @@ def test_bos(tmp_path: Path, backend_adds: bool, flag: bool | None) -> None:
     bare = tokenizer.encode("the", add_special_tokens=False)
     assert 1 not in bare
     assert tokenizer.encode("the") == [1] * wants + bare
+    assert tokenizer.encode_literal("the", add_special_tokens=True) == [1] * wants + bare
+    assert tokenizer.encode_literal("the") == bare
 
 
 def test_truncation_and_padding_in_the_file_do_not_apply(tmp_path: Path) -> None:

@@ -267,6 +267,10 @@ FIELDS: dict[str, dict[str, Maker]] = {
         "tools": _tools,
         "chat_template_kwargs": _template_options,
         "return_token_strs": _BOOL,
+        "content": one_of("a b", ["a", 5, "b"], [], [4096], None),
+        "add_special": _BOOL,
+        "parse_special": _BOOL,
+        "with_pieces": _BOOL,
     },
     "/detokenize": {"tokens": _ids, "model": anything, "prompt": text},
 }

@@ -102,10 +102,54 @@ def test_tokenize_and_back() -> None:
     assert answer["count"] == len(answer["tokens"])
     assert answer["max_model_len"] == 512
     assert answer["token_strs"] == [tokenizer.id_to_token(i) for i in answer["tokens"]]
-    assert post(app, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
+    told = post(app, "/detokenize", {"tokens": answer["tokens"]}).json()
+    assert told == {"prompt": text, "content": text}
     bare = post(app, "/tokenize", {"prompt": text, "add_special_tokens": False}).json()
     assert bare["tokens"] == tokenizer.encode(text, add_special_tokens=False)
     assert bare["token_strs"] is None
+
+
+def test_llama_cpps_content() -> None:
+    """Its server's answers have these shapes (b11549); the ids are those of this vocabulary."""
+    app = application()
+
+    def tokens(content: Any, **options: Any) -> Any:
+        answer = post(app, "/tokenize", {"content": content, **options}).json()
+        assert list(answer) == ["tokens"]
+        return answer["tokens"]
+
+    assert tokens("<|im_start|>user") == [1, 2038]
+    assert tokens("<|im_start|>user", parse_special=False) == [31, 95, 363, 66, 1094, 95, 33, 2038]
+    assert tokens(["user", 5, "user"], add_special=None) == [2038, 5, 2038]
+    assert tokens("") == tokens([]) == []
+    pieces = [{"id": 1, "piece": "<|im_start|>"}, {"id": 76, "piece": "i"}]
+    assert tokens("<|im_start|>i", with_pieces=True) == pieces
+    emoji = [(224, " "), (176, [240]), (257, [159]), (250, [152]), (226, [128])]
+    told = tokens(" 😀", with_pieces=True)
+    assert [(each["id"], each["piece"]) for each in told] == emoji
+
+
+def test_llama_cpps_content_begins_as_texts_do() -> None:
+    tokenizer = Tokenizer(
+        tokenizers.Tokenizer.from_str(embedded_tokenizer().to_json()),
+        special_tokens={"bos_token": "<|endoftext|>"},
+        add_bos_token=True,
+    )
+    app = application(FakeEngine(tokenizer=tokenizer))
+    for content, options, wanted in (
+        ("user", {}, [2038]),
+        ("user", {"add_special": True}, [0, 2038]),
+        ("user", {"add_special": True, "parse_special": False}, [0, 2038]),
+        (["user", "user"], {"add_special": True}, [0, 2038, 2038]),
+        ([5, "user"], {"add_special": True}, [5, 2038]),  # as llama.cpp, where ids come first
+    ):
+        asked = {"content": content, **options}
+        assert post(app, "/tokenize", asked).json()["tokens"] == wanted, asked
+
+
+def test_detokenize_tells_incomplete_characters_as_llama_cpp_does() -> None:
+    answer = post(application(), "/detokenize", {"tokens": [43, 176, 257, 250]}).json()
+    assert answer["content"] == "H\ufffd"
 
 
 def chat_tokenizer() -> Tokenizer:
@@ -175,7 +219,8 @@ class Watched(Tokenizer):
         ("/v1/completions", {"prompt": ["word " * 60, "a", "b"]}, {"encode": 1}),
         ("/v1/completions", {"prompt": [[5, 6], [7]], "echo": True}, {"decode": 2}),
         ("/tokenize", {"prompt": "a b", "return_token_strs": True}, {"spell": 2}),
-        ("/detokenize", {"tokens": [5, 6]}, {"decode": 1}),
+        ("/tokenize", {"content": ["a", 5, "b"]}, {"encode": 2}),
+        ("/detokenize", {"tokens": [5, 6]}, {"spell": 4}),
     ],
 )
 def test_what_takes_time_is_done_beside_the_event_loop(path: str, body: Any, aside: Any) -> None:
@@ -219,10 +264,24 @@ def test_log_probs_of_prompts_are_told_beside_the_event_loop(
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/tokenize", {}, "prompt or messages must be given"),
-        ("/tokenize", {"prompt": "a", "messages": [USER]}, "prompt or messages must be given"),
+        ("/tokenize", {}, "prompt, messages or content must be given"),
+        (
+            "/tokenize",
+            {"prompt": "a", "messages": [USER]},
+            "prompt, messages or content must be given",
+        ),
         ("/tokenize", {"prompt": "a", "text": "b"}, "unknown field 'text'"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools is for messages"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "and only one of them"),
+        ("/tokenize", {"prompt": "a", "with_pieces": True}, "with_pieces is for content"),
+        ("/tokenize", {"content": "a", "add_special_tokens": True}, "is for prompt"),
+        ("/tokenize", {"content": "a", "add_special": "x"}, "add_special"),
+        ("/tokenize", {"content": None}, "prompt, messages or content must be given"),
+        ("/tokenize", {"content": [None]}, "content"),
+        ("/tokenize", {"content": [[1]]}, "content"),
+        ("/tokenize", {"content": ["a", 4096]}, "content holds 4096; the vocabulary is 0 to 4095"),
+        ("/tokenize", {"content": ["a" * 100_000] * 2}, "200000 characters"),
+        ("/tokenize", {"content": [5] * 513}, "content has 513 ids; this model's maximum"),
         ("/tokenize", {"messages": [{"role": "king"}]}, "king"),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "no chat template"),
         ("/tokenize", {"prompt": "a" * 200_000}, "200000 characters"),

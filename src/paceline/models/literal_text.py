@@ -25,6 +25,7 @@ def literal_backend(
     """
     literal = tokenizers.Tokenizer(backend.model)
     literal.normalizer, literal.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    literal.post_processor = backend.post_processor
     added = sorted(backend.get_added_tokens_decoder().items())
     for token_id, token in added:
         token.special |= token_id in marks or bool(_CONTROL.fullmatch(token.content))

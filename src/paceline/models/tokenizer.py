@@ -192,17 +192,20 @@ class Tokenizer:
         # The backend lets other threads of Python run during batches only.
         return [each.ids for each in self._backend.encode_batch(list(texts), **options)]
 
-    def encode_literal(self, text: str, *, begins: bool = True) -> list[int]:
+    def encode_literal(
+        self, text: str, *, begins: bool = True, add_special_tokens: bool = False
+    ) -> list[int]:
         """Token ids of a text in which special tokens that are written out are mere text.
 
         Args:
             begins: as at a text's beginning; otherwise as behind other tokens, without the space
-                that some vocabularies put first. No BOS token is added either way.
+                that some vocabularies put first.
+            add_special_tokens: as in :meth:`encode`; only for what begins a text.
 
         Raises:
             RequestError: as :meth:`encode`.
         """
-        return self._ids_by(self._literal_backend, text, begins)
+        return self._ids_by(self._literal_backend, text, begins, add_special_tokens)
 
     def encoder_within(self, marks: Collection[int]) -> Callable[[str], list[int]]:
         """What encodes texts behind other tokens, in which special tokens are mere text.
@@ -213,13 +216,17 @@ class Tokenizer:
         backend = literal_backend(self._backend, marks)
         return lambda text: self._ids_by(backend, text, begins=False)
 
-    def _ids_by(self, backend: tokenizers.Tokenizer, text: str, begins: bool) -> list[int]:
+    def _ids_by(
+        self, backend: tokenizers.Tokenizer, text: str, begins: bool, adds: bool = False
+    ) -> list[int]:
         before = "" if begins or not self._puts_space_first else "\0"
         try:
-            ids: list[int] = backend.encode(before + text, add_special_tokens=False).ids
+            ids: list[int] = backend.encode(before + text, add_special_tokens=adds).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise not_encodable([text], error) from error
-        return ids[len(backend.encode(before, add_special_tokens=False).ids) :] if before else ids
+        if before:
+            return ids[len(backend.encode(before, add_special_tokens=False).ids) :]
+        return self._begun(ids, adds)
 
     def spellings(self, text: str) -> list[list[int]]:
         """Token ids of a text at the beginning and behind other tokens; no others are around them.

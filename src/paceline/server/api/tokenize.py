@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,11 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import ContextLengthError, RequestError
-from paceline.server.api.common import PlainRoute, encode, received
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.api.common import PlainRoute, check_length, encode, received
 from paceline.server.chat.prompt import prompt_text
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.tokenize import (
+    ContentTokens,
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
@@ -22,20 +25,22 @@ from paceline.server.protocol.tokenize import (
 )
 from paceline.server.serving import Serving
 from paceline.server.sse import encode_json
+from paceline.server.tokens import TokenTexts
 
 router = APIRouter(route_class=PlainRoute)
 
 
 @router.post(
     "/tokenize",
-    response_model=TokenizeResponse,
+    response_model=TokenizeResponse | ContentTokens,
     responses=errors(*BODY_ERRORS),
     openapi_extra=takes(TokenizeRequest),
 )
 async def tokenize(request: Request) -> Response:
     serving, body, _ = await received(request, TokenizeRequest)
     async with serving.using():
-        document = await _tokens(serving, body)
+        asked = _tokens if body.content is None else _content_tokens
+        document = await asked(serving, body)
     return Response(encode_json(document), media_type="application/json")
 
 
@@ -58,6 +63,46 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
     }
 
 
+async def _content_tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
+    """As llama.cpp does (b11549), but that ids which the vocabulary lacks are refused."""
+    content = [body.content] if isinstance(body.content, str) else body.content or []
+    check_length(serving, sum(len(each) for each in content if isinstance(each, str)))
+    _check_ids(serving, [each for each in content if isinstance(each, int)], "content")
+    tokenizer = serving.tokenizer
+    token_ids = await asyncio.to_thread(_mixed_ids, tokenizer, content, body)
+    if not body.with_pieces:
+        return {"tokens": token_ids}
+    return {"tokens": await asyncio.to_thread(_pieces, serving.texts, token_ids)}
+
+
+def _mixed_ids(
+    tokenizer: Tokenizer, content: Sequence[str | int], body: TokenizeRequest
+) -> list[int]:
+    """The ids of texts and ids. What is added to a text is added where the first one is a text."""
+    token_ids, adds = list[int](), bool(body.add_special)
+    for each in content:
+        if isinstance(each, int):
+            token_ids.append(each)
+        elif body.parse_special is False:
+            token_ids += tokenizer.encode_literal(each, add_special_tokens=adds)
+        else:
+            token_ids += tokenizer.encode(each, adds)
+        adds = False
+    return token_ids
+
+
+def _pieces(texts: TokenTexts, token_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Each token with its text, or with its bytes where they are no UTF-8."""
+    return [{"id": each, "piece": _piece(texts.raw(each))} for each in token_ids]
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
 @router.post(
     "/detokenize",
     response_model=DetokenizeResponse,
@@ -67,18 +112,27 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
 async def detokenize(request: Request) -> Response:
     serving, body, _ = await received(request, DetokenizeRequest)
     async with serving.using():
-        text = await _text(serving, body.tokens)
-    return Response(encode_json({"prompt": text}), media_type="application/json")
+        _check_ids(serving, body.tokens)
+        document = await asyncio.to_thread(_texts, serving, body.tokens)
+    return Response(encode_json(document), media_type="application/json")
 
 
-async def _text(serving: Serving, token_ids: list[int]) -> str:
+def _check_ids(serving: Serving, token_ids: Sequence[int], param: str = "tokens") -> None:
     info = serving.client.info
     if len(token_ids) > info.max_model_len:
         raise ContextLengthError(
-            f"tokens has {len(token_ids)} ids; this model's maximum context length is "
+            f"{param} has {len(token_ids)} ids; this model's maximum context length is "
             f"{info.max_model_len} tokens"
         )
     largest, size = max(token_ids, default=0), info.vocab_size
     if largest >= size:
-        raise RequestError(f"tokens holds {largest}; the vocabulary is 0 to {size - 1}")
-    return await asyncio.to_thread(serving.tokenizer.decode, token_ids, skip_special_tokens=False)
+        raise RequestError(f"{param} holds {largest}; the vocabulary is 0 to {size - 1}")
+
+
+def _texts(serving: Serving, token_ids: list[int]) -> dict[str, str]:
+    tokenizer, texts = serving.tokenizer, serving.texts
+    known = (each for each in token_ids if tokenizer.id_to_token(each) is not None)
+    return {
+        "prompt": tokenizer.decode(token_ids, skip_special_tokens=False),
+        "content": b"".join(map(texts.raw, known)).decode(errors="replace"),
+    }
