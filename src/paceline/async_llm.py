@@ -39,7 +39,7 @@ class AsyncLLM(LLM):
         """:meth:`LLM.generate` without blocking the event loop; cancelling it ends its requests."""
         single = is_single(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
-        wishes = params_for(params, len(batch))
+        wishes = params_for(params, len(batch), self.sampling_defaults.params())
         encoded = await asyncio.to_thread(
             lambda: [self.encode(prompt, **template_options) for prompt in batch]
         )
@@ -61,7 +61,7 @@ class AsyncLLM(LLM):
         **template_options: Any,
     ) -> AsyncIterator[StepOutput]:
         """:meth:`LLM.stream` without blocking the event loop; cancelling it ends the request."""
-        wish = for_stream(params)
+        wish = for_stream(params, self.sampling_defaults.params())
         encoded = await asyncio.to_thread(self.encode, prompt, **template_options)
         async with self._submitted([encoded], [wish], cache_salt, [lora]) as (_, inbox):
             done = False

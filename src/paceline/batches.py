@@ -40,20 +40,20 @@ def unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
     return outputs[0]
 
 
-def for_stream(params: SamplingParams | None) -> SamplingParams:
+def for_stream(params: SamplingParams | None, default: SamplingParams) -> SamplingParams:
     """Those of one streamed prompt; ``RequestError`` where they ask for several samples."""
-    params = params or SamplingParams()
+    params = params or default
     if params.n != 1:
         raise RequestError(f"n is {params.n}; a stream carries one sample, use generate()")
     return params
 
 
 def params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams
 ) -> list[SamplingParams]:
     """One per prompt; ``RequestError`` where there are more or fewer."""
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [params or default] * count
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling parameters for {count} prompts")
     return list(params)

@@ -43,6 +43,7 @@ from paceline.request import Constraint, StepOutput, StopChecker
 from paceline.runtime.bad_words import in_token_ids
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.runtime.kv_room import bytes_per_block
+from paceline.sampling_defaults import sampling_defaults
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.profile_store import stored_table
 
@@ -101,6 +102,7 @@ class LLM:
         self.promises_identity = self._built.promises_identity
         shape, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
         num_blocks = self.call(lambda engine: engine.kv.pool.num_blocks)
+        self.sampling_defaults = sampling_defaults(self.checkpoint.generation, self.checkpoint.card)
         self.kv_bytes = num_blocks * bytes_per_block(shape, self.config.kv_cache_dtype)
         resumes = shape.recurrent is not None and self.config.enable_prefix_caching
         self._opening = answer_opening(tokenizer) if resumes else []
@@ -175,7 +177,8 @@ class LLM:
         prompt gives one :class:`~paceline.outputs.GenerationOutput`, a batch a list in its order.
 
         Args:
-            params: for all prompts, or one per prompt.
+            params: for all prompts, or one per prompt. Without them the model is sampled as
+                ``sampling_defaults`` says, to its end or that of the context.
             progress: draw a progress bar on standard error.
             on_finished: called with the number of finished prompts whenever one finishes.
             cache_salt: prompts share cached prefixes only with those of the same salt.
@@ -189,7 +192,7 @@ class LLM:
         """
         single = is_single(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
-        wishes = params_for(params, len(batch))
+        wishes = params_for(params, len(batch), self.sampling_defaults.params())
         inbox: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()
         encoded = [self.encode(prompt, **template_options) for prompt in batch]
         adapters = adapters_for(lora, len(batch))
@@ -319,7 +322,7 @@ class LLM:
         >>> [len(step.token_ids) for step in steps], steps[0].origins
         ([1, 1, 1], ['target'])
         """
-        wish = for_stream(params)
+        wish = for_stream(params, self.sampling_defaults.params())
         inbox: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()
         encoded = self.encode(prompt, **template_options)
         (job,) = self.submit([encoded], [wish], inbox.put, cache_salt, adapters=[lora])

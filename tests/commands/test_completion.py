@@ -61,7 +61,7 @@ def test_each_command_has_a_man_page(tmp_path: Path) -> None:
     assert {page.name for page in pages} >= {"paceline.1", "paceline-run.1", "paceline-train-lm.1"}
     assert len(pages) == len(all_commands())
     run = (tmp_path / "man1" / "paceline-run.1").read_text()
-    assert "\n.B \\-\\-max\\-tokens" in run
+    assert "\\-\\-max\\-tokens" in run
     assert "paceline\\-run \\- Answer prompts, speculatively." in run
 
 

@@ -81,7 +81,7 @@ def test_the_command_line_then_the_environment_then_the_file(
     file = {"threads": 1, "top_k": 10, "top-p": 0.5, "enable_prefix_caching": False, "seed": None}
     found = call("run", file, "--threads", "3")
     assert (found["threads"], found["top_k"], found["top_p"]) == (3, 20, 0.5)
-    assert (found["enable_prefix_caching"], found["seed"], found["min_p"]) == (False, None, 0.0)
+    assert (found["enable_prefix_caching"], found["seed"], found["min_p"]) == (False, None, None)
     assert call("run", file, "--enable-prefix-caching")["enable_prefix_caching"] is True
 
 

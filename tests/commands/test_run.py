@@ -15,6 +15,7 @@ from paceline.commands.prompts import Encoder
 from paceline.commands.run import talk
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import LLM, embedded_model
+from paceline.sampling_defaults import AS_LLAMA_CPP
 from paceline.sampling_params import SamplingParams
 from tests.commands.conftest import Result
 
@@ -58,7 +59,8 @@ def test_one_prompt(cli: Cli) -> None:
     assert result.code == 0
     assert result.out.strip()
     assert "\x1b" not in result.out + result.err
-    banner, closing = result.err.splitlines()
+    banner, sampling, closing = result.err.splitlines()
+    assert sampling == f"sampling: {AS_LLAMA_CPP}"
     assert "suffix + ngram_model" in banner
     assert "identical to plain decoding" in banner
     assert closing.startswith("12 tokens, ")
@@ -111,8 +113,9 @@ def test_shapes_that_are_none(cli: Cli, options: list[str], message: str) -> Non
 
 
 def test_standard_input_is_the_prompt(cli: Cli) -> None:
-    given = cli("run", "-p", "Once upon", "--max-tokens", "6")
-    assert cli("run", "--max-tokens", "6", stdin="Once upon").out == given.out
+    greedy = ("run", "--max-tokens", "6", "--temperature", "0")
+    given = cli(*greedy, "-p", "Once upon")
+    assert cli(*greedy, stdin="Once upon").out == given.out
 
 
 def test_json_of_a_batch(cli: Cli, prompts: str) -> None:

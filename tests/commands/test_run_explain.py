@@ -42,13 +42,26 @@ def test_run_explains_what_explain_explains(cli: Cli, tmp_path: Path) -> None:
     events = json.loads(trace.read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["ph"] == "M"]
     assert names == ["paceline", "speculative", "plain"]
-    plain = cli("run", "-p", CODE, *sampled, "--no-speculation", "--json").document["outputs"][0]
+    unfiltered = ("--top-p", "1", "--top-k", "0", "--min-p", "0")  # as explain has it
+    answered = cli("run", "-p", CODE, *sampled, *unfiltered, "--no-speculation", "--json")
+    (plain,) = answered.document["outputs"]
     assert (plain["token_ids"], plain["text"]) == (expected["token_ids"], expected["text"])
 
 
 def test_answers_of_a_shape_are_explained(cli: Cli) -> None:
     pytest.importorskip("llguidance")
-    arguments = ("run", "-p", "x", "--max-tokens", "9", "--regex", "[0-9]{3}", "--json")
+    arguments = (
+        "run",
+        "-p",
+        "x",
+        "--max-tokens",
+        "9",
+        "--temperature",
+        "0",
+        "--regex",
+        "[0-9]{3}",
+        "--json",
+    )
     document = cli(*arguments, "--explain").document
     assert document["identical"] is True
     assert document["token_ids"] == cli(*arguments).document["outputs"][0]["token_ids"]

@@ -104,3 +104,14 @@ def test_what_can_be_no_name_does_not_read_the_users_file() -> None:
 def test_similar_names(said: str) -> None:
     assert find_entry(said) is None
     assert similar_names(said) == ["smollm2"]
+
+
+def test_a_name_may_have_its_models_sampling() -> None:
+    name_models('[mine]\npath = "m.gguf"\nsampling = { temperature = 0.6, top_k = 20 }')
+    entry = find_entry("mine")
+    assert entry is not None
+    assert entry.sampling == {"temperature": 0.6, "top_k": 20}
+    for wrong in ("{}", "{ temperature = -1 }", "{ heat = 1 }", "0.5"):
+        name_models(f'[mine]\npath = "m.gguf"\nsampling = {wrong}')
+        with pytest.raises(ConfigError, match="must be a table of sampling parameters"):
+            catalogue()

@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import ModelLoadError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.downloaded import downloaded_models, find_downloaded
+from paceline.sampling_defaults import FROM_CARD, sampling_defaults
 from tests.models.catalogues import isolate, name_models
 from tests.models.gguf_writing import convert
 
@@ -42,7 +43,8 @@ def put_ollama(
     blob.parent.mkdir(parents=True, exist_ok=True)
     blob.write_bytes(content)
     layer = {"mediaType": MODEL, "digest": f"sha256:{digest}", "size": len(content)}
-    document = {"schemaVersion": 2, "layers": [layer, {"mediaType": "text"}], **more}
+    layers = [layer, {"mediaType": "text"}, *more.pop("layers_behind", ())]
+    document = {"schemaVersion": 2, "layers": layers, **more}
     manifest = root / "manifests" / place
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_text(json.dumps(document))
@@ -71,6 +73,18 @@ def test_an_ollama_model_loads_by_its_name(home: Path, content: bytes, name: str
     entry = find_downloaded(name)
     assert entry is not None
     assert (entry.place, entry.size) == (blob, len(content))
+
+
+def test_parameters_of_an_ollama_model_are_its_sampling(home: Path, content: bytes) -> None:
+    """A Modelfile's ``PARAMETER`` lines, above Ollama's own defaults."""
+    said, digest = b'{"stop": ["<eos>"], "temperature": 0.1, "repeat_penalty": 1.1}', "ab" * 32
+    kind = "application/vnd.ollama.image.params"
+    layer = {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(said)}
+    _, blob = put_ollama(home, content, layers_behind=[layer])
+    (blob.parent / f"sha256-{digest}").write_bytes(said)
+    found = load_checkpoint("llama3.2:3b")
+    assert found.card == {"temperature": 0.1, "top_k": 40, "top_p": 0.9}
+    assert sampling_defaults(found.generation, found.card).source == FROM_CARD
 
 
 @pytest.mark.parametrize(

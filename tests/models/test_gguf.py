@@ -174,3 +174,14 @@ def test_the_log_multiplier_of_yarn(
     convert(family, tmp_path / "m.gguf", metadata={key: told})
     params = dict(load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.rope.params)
     assert (params.get("mscale"), params.get("mscale_all_dim")) == wanted
+
+
+def test_sampling_that_the_file_states_is_above_llama_cpps_defaults(tmp_path: Path) -> None:
+    """As llama.cpp b11549 does with ``general.sampling.*``; its penalty counts 64 tokens."""
+    told = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
+    told["general.sampling.penalty_repeat"] = 1.5
+    convert("llama", tmp_path / "m.gguf", metadata=told)
+    said = load_checkpoint(tmp_path / "m.gguf").generation
+    assert said == {"temperature": 0.5, "top_k": 20, "top_p": 0.95, "min_p": 0.05}
+    convert("llama", tmp_path / "silent.gguf")
+    assert load_checkpoint(tmp_path / "silent.gguf").generation == {}

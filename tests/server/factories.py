@@ -23,6 +23,7 @@ from paceline.errors import (
 )
 from paceline.metrics import EngineStats
 from paceline.request import FinishReason, Request, StepOutput
+from paceline.sampling_defaults import AS_LLAMA_CPP
 from paceline.sampling_params import SamplingParams
 
 OPTIONS: dict[str, Any] = {
@@ -129,6 +130,7 @@ class Paper:
 
     backend, promises_identity, proposers = "paper", True, ("prompt_lookup",)
     kv_bytes = 1 << 10
+    sampling_defaults = AS_LLAMA_CPP
     config = SimpleNamespace(max_model_len=1 << 20, dtype="float32", max_num_seqs=4)
     shape = SimpleNamespace(architecture="paper", hidden_size=8, num_layers=1, num_weights=1)
     checkpoint = SimpleNamespace(

@@ -22,12 +22,15 @@ from paceline.metrics import EngineStats, SpeculationCounters
 from paceline.models.detokenizer import TextStream
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
+from paceline.sampling_defaults import FROM_FILES, NEUTRAL, SamplingDefaults
 from paceline.sampling_params import SamplingParams
 from paceline.server.engine.wire import joined
 from paceline.server.messages import EngineInfo, EngineState, Piece
 
 ANSWER = " The rain in Spain stays mainly in the plain."
 Answer = str | Sequence[int] | Callable[[list[int]], Sequence[int]]
+
+STATED = SamplingDefaults(NEUTRAL, FROM_FILES)
 
 
 @functools.cache
@@ -100,7 +103,7 @@ class FakeEngine:
     error_at: tuple[int, Exception] | None = None
     max_model_len: int = 512
     origins: Sequence[str] = ("prompt_lookup", "target")
-    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    sampling: SamplingDefaults = STATED
     state: EngineState = "starting"
     failure: str = ""
     num_restarts: int = 0
@@ -130,7 +133,7 @@ class FakeEngine:
             num_layers=2,
             num_bytes=1 << 20,
             num_weights=1_234_567,
-            generation_defaults=self.generation_defaults,
+            sampling=self.sampling,
         )
         self._eos = self.tokenizer.eos_token_ids[:1] if self.tokenizer else (0,)
 

@@ -38,6 +38,7 @@ CARD = {
     "dtype": "file",
     "backend": "native avx2",
     "promise": "identical",
+    "sampling": {"temperature": 0.2, "top_p": 0.9, "top_k": 0, "source": "its model card"},
     "meta": {"n_vocab": 32000, "n_embd": 2048, "n_params": 1_100_048_384, "size": 667_815_168},
 }
 PHASES = {"schedule": 0.1, "propose": 0.9, "plan": 0.15, "pack": 0.2, "forward": 6.2, "verify": 0.5}
@@ -103,12 +104,17 @@ def steps_of(text: str, speculates: bool) -> Iterator[list[dict[str, Any]]]:
 def answer_to(script: Script, prompt: str, body: dict[str, Any], speculates: bool) -> str:
     if "response_format" in body or "structured_outputs" in body:
         whole = '{"name": "Ishmael", "age": 31, "occupation": "captain", "is_hero": true}'
-        return whole[:30] if body["max_tokens"] < 10 else whole
+        return whole[:30] if limit_of(body) < 10 else whole
     if prompt.startswith("differ") and not speculates:
         return STORY.replace("wind", "rain")
     if prompt.startswith("markup"):
         return "<img src=x onerror=\"document.title='broken'\"> & <b>bold</b>"
     return script.text * 200 if prompt.startswith("endless") else script.text
+
+
+def limit_of(body: dict[str, Any]) -> float:
+    """Tokens that the answer may have."""
+    return float(body.get("max_tokens", math.inf))
 
 
 def said_before(body: dict[str, Any]) -> str:
@@ -140,9 +146,9 @@ async def stream(script: Script, body: dict[str, Any], prompt: str) -> AsyncIter
             return
         if steps == 5 and prompt.startswith("lost"):
             raise ConnectionResetError
-        if count >= body["max_tokens"]:
+        if count >= limit_of(body):
             break
-    yield event(chunk(is_chat, [], "length" if count >= body["max_tokens"] else "stop"))
+    yield event(chunk(is_chat, [], "length" if count >= limit_of(body) else "stop"))
     metrics = {"speculative_decoding": {"mean_acceptance_length": count / steps}}
     yield event({"choices": [], "usage": {"completion_tokens": count, "metrics": metrics}})
     yield event("[DONE]")

@@ -36,6 +36,7 @@ def test_models_say_what_is_promised() -> None:
     assert card["promise"] == "identical"
     meta = {"n_vocab": 4096, "n_embd": 8, "n_params": 1_234_567, "size": 1 << 20}
     assert (card["architecture"], card["meta"]) == ("llama", meta)
+    assert card["sampling"]["source"] == "the model's files"
     missing = call(app, "GET", "/v1/models/three")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from paceline.server.engine.process import engine_info
 from tests.server.factories import Paper
@@ -15,13 +12,12 @@ from tests.server.factories import Paper
 class Small(Paper):
     """One whose KV cache has seven blocks, of which one is never used, of 16 tokens."""
 
-    def __init__(self, context: int = 512, generation: Any = None) -> None:
+    def __init__(self, context: int = 512) -> None:
         self.config = SimpleNamespace(max_model_len=context, dtype="float32", max_num_seqs=4)
         shape = SimpleNamespace(architecture="small", hidden_size=8, num_layers=2, num_weights=1)
         self.checkpoint = SimpleNamespace(
             name="s",
             tokenizer=None,
-            generation=generation or {},
             config=shape,
             hf_config={"model_type": "llama"},
             num_bytes=64,
@@ -43,15 +39,3 @@ def test_what_the_model_is() -> None:
     assert (told.architecture, told.hidden_size, told.num_layers) == ("llama", 8, 2)
     assert told.num_bytes == 64
     assert engine_info(Paper(0.01)).architecture == "paper"
-
-
-def test_the_makers_defaults_that_no_request_can_have_are_left_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    makers = {"temperature": 0.6, "top_p": None, "top_k": "20", "min_p": 2, "do_sample": True}
-    with caplog.at_level(logging.WARNING):
-        assert engine_info(Small(generation=makers)).generation_defaults == {"temperature": 0.6}
-    told = " ".join(caplog.messages)
-    assert "top_k is '20'" in told
-    assert "min_p is 2" in told
-    assert "top_p" not in told

@@ -12,7 +12,6 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
-from paceline.server.api.completions import DEFAULT_MAX_TOKENS
 from paceline.server.protocol.answers import UNENFORCED
 from paceline.server.protocol.common import GUIDED
 from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
@@ -265,7 +264,7 @@ def test_prompts_are_truncated_to_their_last_tokens() -> None:
         post(app, COMPLETION, {"prompt": ids, "truncate_prompt_tokens": -1, "max_tokens": limit})
     few, *most = engine_of(app).calls
     assert few.token_ids == ids[-7:]
-    room = [DEFAULT_MAX_TOKENS, 100]
+    room = [1, 100]
     assert [call.token_ids for call in most] == [ids[-(512 - each) :] for each in room]
     assert [call.params.max_tokens for call in most] == room
     echoed = post(

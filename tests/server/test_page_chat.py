@@ -24,7 +24,9 @@ def test_chat_end_to_end(visit: OpenPage) -> None:
     assert drafted == {"prompt_lookup", "suffix", "draft_model"}
     assert re.search(r"[\d.]+ tok/s\s+2.52 per step\s+68 tokens", page.one(".figures").text)
     body = script.bodies[-1]
-    assert (body["temperature"], body["max_tokens"]) == (0, 256)
+    assert body.keys().isdisjoint({"temperature", "top_p", "max_tokens"})
+    assert page.one("#temperature").get_attribute("placeholder") == "0.2"
+    assert page.one("#min-p").get_attribute("placeholder") == "model's"
     assert body["speculative"] == {"enabled": True}
     assert "seed" not in body
     page.ask("And then?")

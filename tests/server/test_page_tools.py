@@ -199,6 +199,7 @@ def test_card_of_the_model(visit: OpenPage) -> None:
         "Computed in": "file, native avx2",
         "Model": "rider-1b-q4_k_m",
         "Size": "668 MB",
+        "Sampling": "temperature 0.2, by its model card",
         "Who drafts": "prompt_lookup, suffix, draft_model",
     }
     page.one("#card .close").click()

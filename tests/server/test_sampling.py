@@ -8,8 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.errors import RequestError
+from paceline.sampling_defaults import FROM_FILES, LLAMA_CPP, NEUTRAL, OLLAMA, SamplingDefaults
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.server.errors import ApiError
+from paceline.server.ollama.conversation import completion_of
+from paceline.server.ollama.fields import GenerateRequest, Options
 from paceline.server.protocol.completions import CompletionRequest
 from paceline.server.sampling import sampling_params
 from paceline.server.shapes import response_shape
@@ -22,7 +25,7 @@ OFF = SpeculativeParams(enabled=False)
 
 
 def params_of(defaults: dict[str, Any] | None = None, **fields: Any) -> SamplingParams:
-    info = FakeEngine(generation_defaults=defaults or {}).info
+    info = FakeEngine(sampling=SamplingDefaults(defaults or NEUTRAL, FROM_FILES)).info
     wish = CompletionRequest.model_validate({"prompt": "a", **fields})
     shape, _ = response_shape(wish)
     return sampling_params(wish, info, TOKENIZER, max_tokens=5, structured=shape)
@@ -80,6 +83,16 @@ def test_each_field_arrives(fields: dict[str, Any], expected: dict[str, Any] | N
     assert params_of(**fields) == SamplingParams(
         max_tokens=5, **(fields if expected is None else expected)
     )
+
+
+def test_a_model_that_states_nothing_is_sampled_as_the_api_is_used_to() -> None:
+    info = FakeEngine(sampling=SamplingDefaults(LLAMA_CPP)).info
+    plain = CompletionRequest.model_validate({"prompt": "a", "top_k": 3})
+    ollamas = completion_of(GenerateRequest(model="m", prompt="a", options=Options(top_k=3)), "m")
+    for wish, usual in ((plain, LLAMA_CPP), (ollamas, OLLAMA)):
+        params = sampling_params(wish, info, TOKENIZER, max_tokens=5, structured=None)
+        expected = {**NEUTRAL, **usual, "top_k": 3}
+        assert {name: getattr(params, name) for name in NEUTRAL} == expected
 
 
 def test_the_makers_defaults_hold_unless_something_is_said() -> None:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from paceline.request import TARGET_ORIGIN
+from paceline.sampling_defaults import NEUTRAL, SamplingDefaults
+from paceline.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.commands.report import Figures
@@ -161,6 +163,14 @@ def banner(llm: LLM) -> str:
     )
     place = f"{llm.config.device} ({llm.backend})"
     return f"{printable(llm.model)} | {llm.config.dtype} on {place} | {proposers} | {promise}"
+
+
+def sampling_line(defaults: SamplingDefaults, params: SamplingParams) -> str:
+    """How answers are sampled, and whose choice that is."""
+    values = {name: getattr(params, name) for name in NEUTRAL}
+    if values == {**NEUTRAL, **defaults.values}:
+        return f"sampling: {defaults}"
+    return f"sampling: {SamplingDefaults(values, 'as asked')}"
 
 
 def closing_line(figures: Figures) -> str:

@@ -45,7 +45,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
     prompt: str = option(..., "The prompt's text.", "-p")
     chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
     no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
-    max_tokens: int = option(64, "Most tokens of the answer.")
+    max_tokens: int | None = option(64, "Most tokens of the answer.", "-n")
     steps: str | None = option(None, "Show these steps only, e.g. 3-10 (default: all).")
     plot: str | None = option(None, "Draw costs, widths and nodes into a .png, .svg or .pdf file.")
     trace: str | None = option(None, TRACE_HELP)
@@ -99,7 +99,7 @@ def explain_prompt(
         screen.note(banner(llm))
         encoder = Encoder(llm.tokenizer, options.chat, not options.no_thinking)
         ids, constraints = encoder.encode(prompt.content), _constraints(llm, params)
-        with screen.progress("answering", 2 * options.max_tokens) as advance:
+        with screen.progress("answering", 2 * (params.max_tokens or 0)) as advance:
             run = llm.call(lambda engine: explain(engine, ids, params, advance, constraints))
         pieces = token_texts(llm.tokenizer, run)
         _show(run, llm, pieces, wanted, screen)

@@ -228,11 +228,22 @@ class SpeculationOptions:
 class SamplingOptions:
     """How tokens are chosen."""
 
-    max_tokens: int = option(256, "Most tokens of one answer.")
-    temperature: float = option(0.0, "0 is greedy: always the likeliest token.")
-    top_p: float = option(1.0, "Likeliest tokens up to this share.")
-    top_k: int = option(0, "This many likeliest tokens; 0 is all.")
-    min_p: float = option(0.0, "Tokens at least this likely, relative to the likeliest.")
+    max_tokens: int | None = option(
+        None,
+        "Most tokens of one answer (default: what the context leaves; 256 for --compare, --explain "
+        "and verify).",
+        "-n",
+    )
+    temperature: float | None = option(
+        None,
+        "0 is greedy: always the likeliest token. What is left out of this and the next three is "
+        "as the model's makers say, or greedy for --compare, --explain and verify.",
+    )
+    top_p: float | None = option(None, "Likeliest tokens up to this share; 1 is all.")
+    top_k: int | None = option(None, "This many likeliest tokens; 0 is all.")
+    min_p: float | None = option(
+        None, "Tokens at least this likely, relative to the likeliest; 0 is all."
+    )
     seed: int | None = option(None, "Makes sampling repeatable (default: drawn once).")
     ignore_eos: bool = option(False, "Go on to --max-tokens past the model's own end.")
 

@@ -38,6 +38,9 @@ _MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
+COMPARED_TOKENS = 256
+COMPARED = SamplingParams(max_tokens=COMPARED_TOKENS, temperature=0.0)
+"""What runs are compared with where the options leave it open."""
 ADAPTER = "adapter"
 """The name of what ``--lora`` of a command that answers prompts says."""
 NO_MEMORY = "no drafts out of earlier answers: each prompt is measured as if it were new"
@@ -160,9 +163,17 @@ def memory_bytes(text: str) -> int:
     return size
 
 
-def sampling_params(options: SamplingOptions, seed: int) -> SamplingParams:
-    """The parameters of every prompt, with one seed; ``RequestError`` for one out of range."""
-    return SamplingParams(**values_of(options, SamplingOptions) | {"seed": seed})
+def sampling_params(
+    options: SamplingOptions, seed: int, default: SamplingParams = COMPARED
+) -> SamplingParams:
+    """The parameters of every prompt, with one seed; ``RequestError`` for one out of range.
+
+    Args:
+        default: for what the options leave open.
+    """
+    said = values_of(options, SamplingOptions)
+    given = {name: value for name, value in said.items() if value is not None}
+    return replace(default, **{**given, "seed": seed})
 
 
 def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:

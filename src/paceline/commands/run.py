@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.checks import check_output
 from paceline.commands.compare import compare_command
-from paceline.commands.display import OriginSplitter, Screen, banner, closing_line
+from paceline.commands.display import (
+    OriginSplitter,
+    Screen,
+    banner,
+    closing_line,
+    sampling_line,
+)
 from paceline.commands.options import RunOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures, Report
@@ -45,8 +51,8 @@ def run_command(options: RunOptions) -> int:
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))
     assert options.seed is not None
-    params = sampling_params(options, options.seed)
-    params = replace(params, structured_outputs=structured_outputs(options))
+    shape = structured_outputs(options)
+    params = replace(sampling_params(options, options.seed), structured_outputs=shape)
     speculative = speculative_config(options, options.model)
     if options.lora is not None and (options.explain or options.compare):
         raise ConfigError("--lora is for answers alone: leave out --explain and --compare")
@@ -63,8 +69,11 @@ def run_command(options: RunOptions) -> int:
     if options.repeat > 1:
         speculative = without_memory(speculative)
     with open_llm(options, speculative) as llm:
+        default = replace(llm.sampling_defaults.params(), structured_outputs=shape)
+        params = sampling_params(options, options.seed, default)
         screen = Screen(llm.proposers)
         screen.note(banner(llm))
+        screen.note(sampling_line(llm.sampling_defaults, params))
         tokenizer = llm.checkpoint.tokenizer
         knows_thinking = tokenizer is not None and tokenizer.template_mentions("enable_thinking")
         if options.no_thinking and not knows_thinking:

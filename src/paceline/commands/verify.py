@@ -20,7 +20,12 @@ from paceline.commands.display import Screen, table
 from paceline.commands.options import DEFAULTS, SamplingOptions, VerifyOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures, check_answered
-from paceline.commands.resolve import engine_options, sampling_params, speculative_config
+from paceline.commands.resolve import (
+    COMPARED_TOKENS,
+    engine_options,
+    sampling_params,
+    speculative_config,
+)
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.llm import LLM
@@ -133,7 +138,7 @@ def _rounds(
     requests = mixed_requests(
         prompts,
         seed=options.seed,
-        max_tokens=options.max_tokens,
+        max_tokens=options.max_tokens or COMPARED_TOKENS,
         context=context,
         vocab_size=arms.plain.call(lambda engine: engine.vocab_size),
         methods=sorted({config.method for config in configs}),

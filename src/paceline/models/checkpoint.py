@@ -57,6 +57,7 @@ class Checkpoint:
         tokenizer: None where there is none, or it was not asked for.
         name: for banners and listings: the folder's, the file's, the catalogue's, or the hub id.
         generation: the model's own generation defaults, by their Hugging Face names.
+        card: sampling that its makers' card recommends, where the model has a name.
         hf_config: the configuration as a ``config.json`` would say it of unquantised weights, dtype
             included.
         is_quantised: whether most of the weights are stored in quantised formats.
@@ -70,6 +71,7 @@ class Checkpoint:
     tokenizer: Tokenizer | None
     name: str
     generation: Mapping[str, Any] = field(default_factory=dict)
+    card: Mapping[str, float] = field(default_factory=dict)
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     is_quantised: bool = False
     packed: PackedFormat | None = None
@@ -136,12 +138,14 @@ def load_checkpoint(
     path, is_there = checked_path(path)
     if not is_there and isinstance(source, str) and is_hub_id(source):
         path, name = hub_place(source), source
+    card = {} if entry is None else entry.sampling
     if path.is_dir():
-        return _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
+        found = _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
+        return dataclasses.replace(found, card=card)
     if path.is_file():
         found = load_file(path, name or path.name, in_memory, with_tokenizer)
         _check_is_model(found.hf_config, found.name, path)
-        return found
+        return dataclasses.replace(found, card=card)
     near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
     raise ModelLoadError(
         f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
@@ -196,7 +200,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         tokenizer,
         name,
         generation,
-        raw,
+        hf_config=raw,
         is_quantised=quantisation is not None,
         packed=packed,
         files=(*files.paths, folder / "config.json"),
@@ -245,7 +249,7 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
             f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
             "config.json"
         )
-    config, found, tokenizer, told = load_gguf(
+    config, found, tokenizer, told, sampling = load_gguf(
         path, in_memory=in_memory, with_tokenizer=with_tokenizer
     )
     tensors: StoredTensors = found
@@ -263,6 +267,7 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
         tensors,
         tokenizer,
         name,
+        sampling,
         hf_config=told,
         is_quantised=found.is_quantised,
         files=found.paths,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from paceline import sampling_defaults
 from paceline.errors import ModelLoadError
 from paceline.models.catalogue import CatalogueEntry
 from paceline.models.gguf_choice import files_of, tagged_files
@@ -26,6 +27,7 @@ _PART = re.compile(r"[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(rf"(?:{_PART.pattern}/){{0,3}}{_PART.pattern}(?::{_PART.pattern})?")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MODEL_LAYER = "application/vnd.ollama.image.model"
+_PARAMETERS_LAYER = "application/vnd.ollama.image.params"
 _ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
 _HOST, _OWNER, _LATEST = "registry.ollama.ai", "library", "latest"
 _SERVICE = Path("/usr/share/ollama/.ollama/models")
@@ -115,11 +117,21 @@ def _ollama_entry(name: str) -> CatalogueEntry:
     folder, manifest = place
     if not _is_below(manifest, folder / "manifests"):
         raise ModelLoadError(f"{manifest} leads out of Ollama's folder, and is not read")
-    layer = _model_layer(manifest)
+    layers = _layers(manifest)
+    blob = _blob(manifest, folder / "blobs", _model_layer(manifest, layers))
+    sampling: dict[str, float] = {}
+    for layer in layers:
+        if layer.get("mediaType") == _PARAMETERS_LAYER:
+            sampling |= _sampling(_blob(manifest, folder / "blobs", layer))
+    title, size = "downloaded by Ollama", blob.stat().st_size
+    return CatalogueEntry(name, title=title, size=size, path=str(blob), sampling=sampling)
+
+
+def _blob(manifest: Path, blobs: Path, layer: Mapping[str, Any]) -> Path:
+    """The file of a layer, which is there as a whole."""
     match = _DIGEST.fullmatch(str(layer.get("digest")))
     if match is None:
-        raise ModelLoadError(f"{manifest} names its model by no SHA-256: it is damaged")
-    blobs = folder / "blobs"
+        raise ModelLoadError(f"{manifest} names a layer by no SHA-256: it is damaged")
     both = (blobs / f"sha256-{match[1]}", blobs / f"sha256:{match[1]}")  # the latter is older
     blob = next((path for path in both if path.is_file()), None)
     if blob is None or not _is_below(blob, blobs):
@@ -127,14 +139,27 @@ def _ollama_entry(name: str) -> CatalogueEntry:
     size = blob.stat().st_size
     if size != layer.get("size", size):
         raise ModelLoadError(f"{blob} has {size} bytes, not {layer['size']}: ollama pull again")
-    title = "downloaded by Ollama"
-    return CatalogueEntry(name, title=title, size=size, path=str(blob))
+    return blob
 
 
-def _model_layer(manifest: Path) -> dict[str, Any]:
+def _sampling(blob: Path) -> dict[str, float]:
+    """What the model's ``PARAMETER`` lines say, above Ollama's defaults; empty if nothing.
+
+    A ``repeat_penalty`` counts the last 64 tokens there, and would count all of them here.
+    """
+    told = sampling_defaults.usable_sampling(
+        parsed_json(read_text(blob, _MAX_MANIFEST_BYTES), blob)
+    )
+    return {**sampling_defaults.OLLAMA, **told} if told else {}
+
+
+def _layers(manifest: Path) -> list[dict[str, Any]]:
     document = parsed_json(read_text(manifest, _MAX_MANIFEST_BYTES), manifest)
     said = document.get("layers")
-    layers = [each for each in said if isinstance(each, dict)] if isinstance(said, list) else []
+    return [each for each in said if isinstance(each, dict)] if isinstance(said, list) else []
+
+
+def _model_layer(manifest: Path, layers: list[dict[str, Any]]) -> dict[str, Any]:
     models = [layer for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
     if len(models) != 1:
         raise ModelLoadError(f"{manifest} has {len(models)} models; one GGUF file can be read")

@@ -32,18 +32,26 @@ from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 from paceline.models.hf_layout import fused_halves, halves
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
+from paceline.sampling_defaults import LLAMA_CPP
 
 __all__ = ["MAGIC", "load_gguf"]
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+}
 _PLAIN = {**STORED_FLOATS, "I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
 
 
 def load_gguf(
     path: Path, *, in_memory: bool = False, with_tokenizer: bool = True
-) -> tuple[ModelConfig, GgufTensors, Tokenizer | None, Mapping[str, Any]]:
+) -> tuple[ModelConfig, GgufTensors, Tokenizer | None, Mapping[str, Any], Mapping[str, float]]:
     """Open a GGUF file, or all shards of the model of which it is one.
 
     Returns:
-        Its configuration, tensors and tokenizer, and its metadata told as a ``config.json``.
+        Its configuration, tensors and tokenizer, its metadata told as a ``config.json``, and the
+        sampling that its makers wrote into it, told as a ``generation_config.json``.
 
     Raises:
         ConfigError: the ``gguf`` package is not installed.
@@ -61,7 +69,15 @@ def load_gguf(
         if name not in ROPE_TENSORS  # told as a part of the configuration
     }
     where = {place.name: (stored[name], place) for name, place in places.items()}
-    return config, GgufTensors(path, config, where), tokenizer, told
+    sampling = _sampling(container.metadata)
+    return config, GgufTensors(path, config, where), tokenizer, told, sampling
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """What ``general.sampling`` says, above llama.cpp's defaults; empty where it says nothing."""
+    keys = {f"general.sampling.{key}": name for key, name in _SAMPLING.items()}
+    said = {name: metadata[key] for key, name in keys.items() if key in metadata}
+    return {**LLAMA_CPP, **said} if said else {}
 
 
 class _Stored:

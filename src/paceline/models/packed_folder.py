@@ -94,8 +94,9 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     reader.log_rounding()
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save(folder)
-    if checkpoint.generation:
-        _write_json(folder / "generation_config.json", checkpoint.generation)
+    generation = {**checkpoint.card, **checkpoint.generation}
+    if generation:
+        _write_json(folder / "generation_config.json", generation)
     _write_json(folder / "config.json", checkpoint.hf_config)
     return shards.num_bytes
 

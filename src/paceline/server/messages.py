@@ -5,23 +5,16 @@ Owns types only. Knows no process, no socket and no engine; importing it does no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from paceline.metrics import SpeculationCounters
 from paceline.request import TokenLogprobs
+from paceline.sampling_defaults import AS_LLAMA_CPP, SamplingDefaults
 
 EngineState = Literal["starting", "ready", "hung", "draining", "failed", "closed"]
 """``hung``: it was ready, and gives no sign of life. ``failed``: it is not started again."""
-SAMPLING_DEFAULTS: Mapping[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""Fields that the makers of a model may have given another default (generation_config.json)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +30,7 @@ class EngineInfo:
         kv_blocks_total: blocks of ``block_size`` tokens.
         cost_curve: predicted step of one request: (rows, milliseconds). Without a profile the
             second are multiples of the plain step.
-        generation_defaults: sampling defaults of the model's makers, by Hugging Face's names.
+        sampling: how a request that says nothing is sampled.
         architecture: the model's family.
         num_bytes: of its weights as they are stored.
         kv_bytes: of the whole KV cache.
@@ -56,7 +49,7 @@ class EngineInfo:
     block_size: int
     cost_curve: tuple[tuple[int, float], ...] = ()
     has_profile: bool = False
-    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SamplingDefaults = AS_LLAMA_CPP
     architecture: str = ""
     hidden_size: int = 0
     num_layers: int = 0

@@ -250,7 +250,7 @@ def start_line(info: EngineInfo, names: tuple[str, ...], where: str) -> str:
     proposers = ", ".join(info.proposers) or "none"
     return (
         f"paceline serves {', '.join(names)} at {where} ({info.dtype}, {info.backend}; "
-        f"proposers: {proposers}; output {promise})"
+        f"proposers: {proposers}; output {promise}; sampling: {info.sampling})"
     )
 
 

@@ -5,13 +5,14 @@ Knows no HTTP and no endpoint: whatever is wrong is a ``RequestError``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from paceline.errors import ContextLengthError, RequestError
 from paceline.models.tokenizer import Tokenizer
+from paceline.sampling_defaults import NEUTRAL
 from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.server.messages import SAMPLING_DEFAULTS, EngineInfo
+from paceline.server.messages import EngineInfo
 from paceline.server.protocol.common import MAX_LOGIT_BIAS, GenerationFields, LogitBias
 from paceline.structured_outputs import StructuredOutputs
 
@@ -37,7 +38,7 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens or 0,
-        **_with_defaults(fields, info.generation_defaults),
+        **_with_defaults(fields, info),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=biases,
@@ -109,9 +110,10 @@ def answer_limit(
     return max_tokens
 
 
-def _with_defaults(fields: GenerationFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(fields: GenerationFields, info: EngineInfo) -> dict[str, Any]:
+    defaults = info.sampling.values if info.sampling.is_stated else fields.unstated_sampling
     values = {}
-    for name, neutral in SAMPLING_DEFAULTS.items():
+    for name, neutral in NEUTRAL.items():
         value = getattr(fields, name)
         values[name] = defaults.get(name, neutral) if value is None else value
     if values["top_p"] == 0:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.models.tokenizer import Tokenizer
+from paceline.sampling_defaults import NEUTRAL
 from paceline.server.api.common import PlainRoute, known, received
 from paceline.server.api.health import health
 from paceline.server.chat.prompt import prompt_text
@@ -41,7 +42,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     return {
         "default_generation_settings": {
             "n_ctx": info.max_model_len,
-            "params": dict(info.generation_defaults),
+            "params": {**NEUTRAL, **info.sampling.values},
         },
         "total_slots": info.max_num_seqs,
         "model_alias": serving.name,

@@ -35,8 +35,6 @@ from paceline.server.sse import Deadline
 from paceline.server.tokens import LegacyLogprobs, OriginTokens, prompt_logprobs
 from paceline.structured_outputs import StructuredOutputs
 
-DEFAULT_MAX_TOKENS = 16
-
 router = APIRouter(route_class=PlainRoute)
 
 
@@ -58,8 +56,6 @@ class Completion(Answering[CompletionRequest]):
     """
 
     kind = "cmpl", "text_completion", "text_completion"
-    usual_limit: ClassVar[int | None] = DEFAULT_MAX_TOKENS
-    """Most tokens where the request does not say; None: what the context leaves."""
     may_be_empty: ClassVar[bool] = False
     """Whether a request for no tokens is one to compute the prompt's KV ahead of time."""
 
@@ -77,7 +73,7 @@ class Completion(Answering[CompletionRequest]):
         shape, unenforced = response_shape(body)
         if unenforced:
             self.headers[UNENFORCED] = ", ".join(unenforced)
-        most = body.limit(self.usual_limit)
+        most = body.limit
         for whole in await self._encoded():
             token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info, most)
             await asyncio.sleep(0)  # between the prompts of a batch others get their turn
@@ -102,7 +98,7 @@ class Completion(Answering[CompletionRequest]):
         """A prompt with its parameters, within the context."""
         info, body = self._serving.client.info, self.body
         is_cut = body.max_tokens is None or body.is_cut_to_context
-        limit = answer_limit(len(token_ids), body.limit(self.usual_limit), info, is_cut=is_cut)
+        limit = answer_limit(len(token_ids), body.limit, info, is_cut=is_cut)
         params = sampling_params(
             body,
             info,

@@ -14,11 +14,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
+from paceline.sampling_defaults import NEUTRAL
 from paceline.server.errors import SERVER, ApiError
 from paceline.server.metrics import CONTENT_TYPE
 from paceline.server.models import Models
 from paceline.server.openapi import errors
-from paceline.server.protocol.answers import Health, ModelCard, ModelList, ModelMeta, Version
+from paceline.server.protocol.answers import (
+    Health,
+    ModelCard,
+    ModelList,
+    ModelMeta,
+    Sampling,
+    Version,
+)
 from paceline.server.protocol.common import ErrorBody
 from paceline.server.security import refuse_foreign_page
 from paceline.server.serving import Serving
@@ -109,6 +117,9 @@ def _card(serving: Serving, name: str) -> ModelCard:
         "dtype": info.dtype,
         "backend": info.backend,
         "architecture": info.architecture,
+        "sampling": Sampling.model_validate(
+            {**NEUTRAL, **info.sampling.values, "source": info.sampling.source}
+        ),
         "meta": ModelMeta(
             n_vocab=info.vocab_size,
             n_embd=info.hidden_size,

@@ -31,7 +31,6 @@ async def infill(request: Request) -> Response:
 class Infill(Completion):
     """The completion of a gap, told as llama.cpp tells it."""
 
-    usual_limit = None
     may_be_empty = True
 
     async def document(self, request: Request) -> dict[str, Any]:

@@ -22,14 +22,14 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import EngineClosedError, RequestError
+from paceline.errors import EngineClosedError
 from paceline.policy.cost_points import StepShape
 from paceline.request import Request, StepOutput
 from paceline.sampling_params import SamplingParams
@@ -42,7 +42,7 @@ from paceline.server.engine.wire import (
     portable,
     start_beating,
 )
-from paceline.server.messages import SAMPLING_DEFAULTS, EngineInfo, Piece
+from paceline.server.messages import EngineInfo, Piece
 
 log = logging.getLogger(__name__)
 NAME = "paceline-engine"
@@ -284,7 +284,7 @@ def engine_info(engine: Any) -> EngineInfo:
         proposers=engine.proposers,
         max_num_seqs=config.max_num_seqs,
         kv_bytes=engine.kv_bytes,
-        generation_defaults=usable_defaults(checkpoint.generation),
+        sampling=engine.sampling_defaults,
         **_shape(checkpoint),
         **engine.call(inside),
     )
@@ -303,19 +303,3 @@ def _shape(checkpoint: Any) -> dict[str, Any]:
         "num_bytes": checkpoint.num_bytes,
         "num_weights": config.num_weights,
     }
-
-
-def usable_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the makers' defaults that requests can have; of the others the log tells."""
-    usable = {}
-    for name in SAMPLING_DEFAULTS:
-        value = given.get(name)
-        if value is None:
-            continue
-        try:
-            SamplingParams(**{name: value})
-        except RequestError as error:
-            log.warning("the model's generation_config.json is not followed there: %s", error)
-        else:
-            usable[name] = value
-    return usable

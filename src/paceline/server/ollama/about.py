@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from paceline import __version__
+from paceline.sampling_defaults import OLLAMA
 from paceline.server.api.common import known
 from paceline.server.body import read_body
 from paceline.server.chat.harmony import speaks_harmony
@@ -31,6 +32,7 @@ FOR_EVER = "2300-01-01T00:00:00Z"
 """When a model that stays loaded leaves."""
 _LONGEST_SECONDS = 1e9
 """Beyond that it stays."""
+_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 reports = APIRouter()
 
@@ -85,7 +87,8 @@ async def show(request: Request) -> dict[str, Any]:
     serving = await known(request, body.model or body.name)
     info, tokenizer = serving.client.info, serving.client.tokenizer
     family = info.architecture
-    defaults = [f"{name} {value}" for name, value in info.generation_defaults.items()]
+    sampling = info.sampling.values if info.sampling.is_stated else OLLAMA
+    defaults = [f"{_NAMES.get(name, name)} {value}" for name, value in sampling.items()]
     return {
         "modelfile": "",
         "parameters": "\n".join(defaults),

@@ -6,8 +6,10 @@ Knows no HTTP and no engine.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from paceline.sampling_defaults import OLLAMA
 from paceline.server.ollama.fields import Asked, ChatRequest, GenerateRequest, InputMessage, Tool
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.completions import CompletionRequest
@@ -28,10 +30,12 @@ _NAMES = {
 
 class _CutChat(ChatCompletionRequest):
     is_cut_to_context: ClassVar[bool] = True
+    unstated_sampling: ClassVar[Mapping[str, float]] = OLLAMA
 
 
 class _CutCompletion(CompletionRequest):
     is_cut_to_context: ClassVar[bool] = True
+    unstated_sampling: ClassVar[Mapping[str, float]] = OLLAMA
 
 
 def chat_of(body: ChatRequest | GenerateRequest, model: str) -> ChatCompletionRequest:

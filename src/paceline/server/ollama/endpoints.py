@@ -157,8 +157,6 @@ class ToldChat(_Told[Any], Chat):
 class ToldCompletion(_Told[Any], Completion):
     """A prompt that is continued as it is."""
 
-    usual_limit = None
-
 
 async def _respond(request: Request, asked: ToldChat | ToldCompletion) -> Response:
     idle = line(asked.piece({"content": ""}))

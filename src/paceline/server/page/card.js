@@ -19,7 +19,7 @@ function large(count, units) {
 }
 
 export function setUpCard() {
-  const { id, root, architecture, max_model_len: context, dtype, backend, promise, meta = {} } = model.card;
+  const { id, root, architecture, max_model_len: context, dtype, backend, promise, meta = {}, sampling } = model.card;
   const facts = [
     ["Architecture", architecture],
     ["Parameters", large(meta.n_params, ["", "thousand", "million", "billion"])],
@@ -27,6 +27,7 @@ export function setUpCard() {
     ["Computed in", [dtype, backend].filter(Boolean).join(", ")],
     ["Model", root],
     ["Size", large(meta.size, ["B", "kB", "MB", "GB"])],
+    ["Sampling", sampling && `temperature ${sampling.temperature}, by ${sampling.source}`],
     ["Who drafts", model.proposers.join(", ") || "nobody"],
     ["Promise", PROMISES[promise] ?? model.promise],
   ];

@@ -10,6 +10,7 @@ import { setUpKeys } from "./keys.js";
 import { showLive } from "./live.js";
 import { loadMarkdown } from "./markdown.js";
 import { setUpSchema, stopSchema } from "./schema.js";
+import { showModelSampling } from "./settings.js";
 
 const VIEWS = ["chat", "live", "schema"];
 
@@ -89,7 +90,10 @@ async function start() {
       await watchServer();
     }
   }
-  if (model.id) setUpCard();
+  if (model.id) {
+    setUpCard();
+    showModelSampling(model.card.sampling);
+  }
   modelLoaded();
   // Ahead of the first answer, and after everything that can be seen.
   loadMarkdown().catch(() => {});

@@ -19,10 +19,10 @@ const SAMPLING = {
 };
 /** Values of those fields; what a preset does not name is the model's own. */
 const PRESETS = {
+  "The model's own": {},
   Precise: { temperature: "0" },
   Balanced: { temperature: "0.7", topP: "0.95" },
   Creative: { temperature: "1", minP: "0.05" },
-  "The model's own": {},
 };
 const CUSTOM = "Custom";
 
@@ -67,9 +67,17 @@ function showPreset() {
   fields().preset.value = Object.entries(PRESETS).find(agrees)?.[0] ?? CUSTOM;
 }
 
+/** Show what an empty field stands for. */
+export function showModelSampling(values) {
+  for (const [field, name] of Object.entries(SAMPLING)) {
+    if (values?.[name] !== undefined) fields()[field].placeholder = values[name];
+  }
+}
+
 /** What a request says about sampling. */
 export function sampling() {
-  const body = { max_tokens: fields().maxTokens.valueAsNumber };
+  const body = {};
+  if (fields().maxTokens.value !== "") body.max_tokens = fields().maxTokens.valueAsNumber;
   for (const [field, name] of Object.entries(SAMPLING)) {
     if (fields()[field].value !== "") body[name] = fields()[field].valueAsNumber;
   }

@@ -49,6 +49,17 @@ class ModelMeta(BaseModel):
     size: int
 
 
+class Sampling(BaseModel):
+    """How a request that says nothing is sampled, and whose choice that is."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    source: str
+
+
 class ModelCard(BaseModel):
     """One name under which the model is served, or an adapter of the model ``parent``.
 
@@ -74,6 +85,7 @@ class ModelCard(BaseModel):
     backend: str | None = None
     architecture: str | None = None
     meta: ModelMeta | None = None
+    sampling: Sampling | None = None
 
 
 class ModelList(BaseModel):

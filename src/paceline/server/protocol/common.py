@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from paceline.sampling_defaults import LLAMA_CPP
 from paceline.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGPROB_TOKEN_IDS,
@@ -258,6 +259,8 @@ class GenerationFields(ApiModel):
     neutral: ClassVar[Mapping[str, Values]] = ASKS_FOR_NOTHING
     is_cut_to_context: ClassVar[bool] = False
     """Whether a limit beyond the context means the context, instead of being an error."""
+    unstated_sampling: ClassVar[Mapping[str, float]] = LLAMA_CPP
+    """How a model is sampled of which nobody says it."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

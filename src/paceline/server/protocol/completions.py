@@ -126,10 +126,9 @@ class CompletionRequest(GenerationFields):
             return []
         return [Gap(str(prompt), self.suffix) for prompt in self.prompts]
 
-    def limit(self, usual: int | None) -> int | None:
-        """Tokens that the answer may have: ``usual`` where nothing is said; None is no limit."""
-        if self.max_tokens is None:
-            return usual
+    @property
+    def limit(self) -> int | None:
+        """Tokens that the answer may have; None is what the context leaves."""
         return None if self.max_tokens == NO_LIMIT else self.max_tokens
 
     @property
