@@ -62,6 +62,7 @@ def test_every_option_can_be_given(call: Call) -> None:
         value = next(v for v in (not field.default, 7, 0.5, "text", ["text"]) if _is(v, kind))
         values[field.name.replace("_", "-")] = value
     del values["config"]
+    values["default-chat-template-kwargs"] = "{}"
     found = call("run", values)
     path = found.pop("config")
     assert path.endswith("options.json")
@@ -101,6 +102,11 @@ def test_the_environment_may_name_the_file(
     app.command()(takes(RunOptions, seen.append))
     app([], standalone_mode=False)
     assert seen[0].max_tokens == 9
+
+
+def test_options_of_templates_may_be_an_object(call: Call) -> None:
+    found = call("run", {"default_chat_template_kwargs": {"enable_thinking": False}})
+    assert json.loads(found["default_chat_template_kwargs"]) == {"enable_thinking": False}
 
 
 def test_objects_where_the_command_line_takes_text(call: Call) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from paceline.commands.prompts import Encoder, Prompt, read_prompts
+from paceline.commands.explain import ExplainOptions
+from paceline.commands.options import RunOptions
+from paceline.commands.prompts import Encoder, Prompt, encoder_of, read_prompts
 from paceline.errors import ConfigError, RequestError, TemplateError
 from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
@@ -105,6 +107,15 @@ class TestEncoder:
 
     def test_messages(self) -> None:
         assert self.text(Encoder(self.chatty), CHAT) == "[system]Be brief.[user]Hello"
+
+    def test_commands_tell_the_template_what_they_are_told(self) -> None:
+        for options, text in (
+            (RunOptions(), "[user]hi"),
+            (RunOptions(no_thinking=True), "[user]hi<quiet>"),
+            (RunOptions(default_chat_template_kwargs='{"enable_thinking": 0}'), "[user]hi<quiet>"),
+            (ExplainOptions(prompt="", default_chat_template_kwargs='{"a": 0}'), "[user]hi"),
+        ):
+            assert self.text(encoder_of(self.chatty, options), "hi") == text
 
     def test_thinking_is_the_templates_variable(self) -> None:
         assert self.text(Encoder(self.chatty, thinking=False), "hi") == "[user]hi<quiet>"

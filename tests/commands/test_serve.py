@@ -38,6 +38,9 @@ def _logging() -> Iterator[None]:
         (["--method", "magic"], "magic"),
         (["--chat-template", "chatlm"], "built in are plain, alpaca, chatml, gemma, llama2"),
         (["--api-key", ""], "API key is empty"),
+        (["--default-chat-template-kwargs", "{"], "--default-chat-template-kwargs '{' is no JSON"),
+        (["--default-chat-template-kwargs", "[1]"], "allowed is an object such as"),
+        (["--default-chat-template-kwargs", '{"tools": []}'], "holds 'tools', which requests say"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid:8000"),
     ],
 )

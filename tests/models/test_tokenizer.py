@@ -162,6 +162,8 @@ def test_template_files_have_priority(tmp_path: Path) -> None:
     assert tokenizer.apply_chat_template(MESSAGES, tools=[{}]) == "tools"
     assert tokenizer.template_mentions("enable_thinking")
     assert not tokenizer.template_mentions("reasoning_effort")
+    assert tokenizer.template_knows("enable_thinking")
+    assert not tokenizer.template_knows("thinking")
 
 
 def test_no_template() -> None:

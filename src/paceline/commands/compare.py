@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.commands.compare_noise import Round, why_disturbed
 from paceline.commands.display import Screen, banner, closing_line, table
 from paceline.commands.options import DEFAULTS, RunOptions
-from paceline.commands.prompts import Encoder, Prompt
+from paceline.commands.prompts import Prompt, encoder_of
 from paceline.commands.report import Figures, Report, check_answered
 from paceline.commands.resolve import NO_MEMORY, engine_options, without_memory
 from paceline.config import SpeculativeConfig
@@ -193,7 +193,7 @@ def compare_command(
     """``paceline run --compare``; returns the exit code."""
     settings = engine_options(options)
     with open_arms(options.model, speculative, settings) as (plain, llm, screen):
-        encoder = Encoder(llm.checkpoint.tokenizer, options.chat, not options.no_thinking)
+        encoder = encoder_of(llm.checkpoint.tokenizer, options)
         ids, size = encoder.encode_all(prompts), options.max_num_seqs or 1
         groups = -(-len(ids) // size) * options.repeat
         with screen.progress("comparing", groups) as advance:

@@ -22,6 +22,7 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 _ALSO: dict[str, tuple[type, ...]] = {
     "speculative_config": (dict, list),
     "objective": (dict,),
+    "default_chat_template_kwargs": (dict,),
     "kv_cache_memory": (int,),
     "weight_memory": (int,),
     "packed_space": (int,),

@@ -20,10 +20,11 @@ from paceline.commands.options import (
     RunOptions,
     SamplingOptions,
     SpeculationOptions,
+    chat_template_kwargs,
     option,
 )
 from paceline.commands.profile import numbers
-from paceline.commands.prompts import Encoder, Prompt
+from paceline.commands.prompts import Prompt, encoder_of
 from paceline.commands.report import engine_facts
 from paceline.commands.resolve import engine_options, sampling_params, speculative_config
 from paceline.config import SpeculativeConfig
@@ -45,6 +46,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
     prompt: str = option(..., "The prompt's text.", "-p")
     chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
     no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
     max_tokens: int | None = option(64, "Most tokens of the answer.", "-n")
     steps: str | None = option(None, "Show these steps only, e.g. 3-10 (default: all).")
     plot: str | None = option(None, "Draw costs, widths and nodes into a .png, .svg or .pdf file.")
@@ -97,7 +99,7 @@ def explain_prompt(
     with LLM(options.model, speculative_config=speculative, **engine_options(options)) as llm:
         screen = Screen(llm.proposers)
         screen.note(banner(llm))
-        encoder = Encoder(llm.tokenizer, options.chat, not options.no_thinking)
+        encoder = encoder_of(llm.tokenizer, options)
         ids, constraints = encoder.encode(prompt.content), _constraints(llm, params)
         with screen.progress("answering", 2 * (params.max_tokens or 0)) as advance:
             run = llm.call(lambda engine: explain(engine, ids, params, advance, constraints))

@@ -26,6 +26,7 @@ from paceline.config import (
     environment_name,
 )
 from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
+from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError
 
 TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
@@ -265,6 +266,22 @@ def chat_template() -> Any:
     )
 
 
+def chat_template_kwargs() -> Any:
+    """The option ``--default-chat-template-kwargs``."""
+    return option(
+        None,
+        'Options of the chat template as JSON, e.g. {"enable_thinking": false}; what a request '
+        "says comes first.",
+        callback=_checked_template_options,
+    )
+
+
+def _checked_template_options(text: str | None) -> str | None:
+    """Refused before a model is loaded."""
+    parse_template_options(text)
+    return text
+
+
 def named_adapters() -> Any:
     """The option ``--lora`` of commands whose requests choose."""
     return option(
@@ -288,6 +305,7 @@ class PromptOptions(ModelOptions):
         None, "Put prompts into the model's chat template (default: if it has one).", both=True
     )
     no_thinking: bool = option(False, "Ask the chat template for an answer without thoughts.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -6,10 +6,11 @@ A chat stays a list of messages until the model's template is known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError, RequestError
 from paceline.workbench.serving.dataset_files import Content, prompt_of, read_rows
 
@@ -45,11 +46,13 @@ class Encoder:
         tokenizer: None lets token ids through alone.
         chat: whether texts become the first message of a chat; None means if there is a template.
         thinking: False asks the template to leave thoughts out.
+        template_options: for the template besides.
     """
 
     tokenizer: Tokenizer | None
     chat: bool | None = None
     thinking: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def uses_chat(self) -> bool:
@@ -84,7 +87,7 @@ class Encoder:
                 raise RequestError(
                     "a list of messages needs the chat template, which --no-chat rules out"
                 )
-        options: dict[str, Any] = {} if self.thinking else {"enable_thinking": False}
+        options = {**self.template_options, **({} if self.thinking else {"enable_thinking": False})}
         text = self._tokenizer.apply_chat_template(messages, **options)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
@@ -97,3 +100,20 @@ class Encoder:
             except RequestError as error:
                 raise type(error)(f"prompt {number}: {error}") from error
         return encoded
+
+
+class ChatOptions(Protocol):
+    """The options of a command that say how a prompt becomes a chat."""
+
+    @property
+    def chat(self) -> bool | None: ...
+    @property
+    def no_thinking(self) -> bool: ...
+    @property
+    def default_chat_template_kwargs(self) -> str | None: ...
+
+
+def encoder_of(tokenizer: Tokenizer | None, options: ChatOptions) -> Encoder:
+    """What makes token ids of a command's prompts."""
+    told = parse_template_options(options.default_chat_template_kwargs)
+    return Encoder(tokenizer, options.chat, not options.no_thinking, told)

@@ -22,7 +22,7 @@ from paceline.commands.display import (
     sampling_line,
 )
 from paceline.commands.options import RunOptions
-from paceline.commands.prompts import Encoder, Prompt, read_prompts
+from paceline.commands.prompts import Encoder, Prompt, encoder_of, read_prompts
 from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import (
     adapter_of,
@@ -75,10 +75,10 @@ def run_command(options: RunOptions) -> int:
         screen.note(banner(llm))
         screen.note(sampling_line(llm.sampling_defaults, params))
         tokenizer = llm.checkpoint.tokenizer
-        knows_thinking = tokenizer is not None and tokenizer.template_mentions("enable_thinking")
+        knows_thinking = tokenizer is not None and tokenizer.template_knows("enable_thinking")
         if options.no_thinking and not knows_thinking:
             screen.note("--no-thinking has no effect: the chat template does not know thinking")
-        encoder = Encoder(tokenizer, options.chat, not options.no_thinking)
+        encoder = encoder_of(tokenizer, options)
         clock = llm.call(lambda engine: StepClock(engine).start()) if options.trace else None
         if prompts is None:
             code = talk(llm, encoder, params, screen, adapter_of(options))

@@ -24,6 +24,7 @@ from paceline.commands.options import (
     SpeculationOptions,
     argument,
     chat_template,
+    chat_template_kwargs,
     named_adapters,
     option,
 )
@@ -42,6 +43,7 @@ from paceline.commands.serve_models import (
 )
 from paceline.config import SpeculativeConfig
 from paceline.config.kv_events import KVEventsConfig, parse_kv_events
+from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 from paceline.models.fetching import named_model
@@ -96,6 +98,7 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
         "paceline", "Of metrics' names; vllm suits dashboards made for it."
     )
     chat_template: str | None = chat_template()
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
     tool_call_parser: str = option(
         "auto", "How the model writes tool calls: auto, hermes, llama, qwen3_coder, mistral, ..."
     )
@@ -273,6 +276,9 @@ def server_config(
             "allowed_hosts": tuple(options.allowed_hosts or ()),
             "max_body_bytes": memory_bytes(options.max_body_size),
             "stream_interval": options.stream_interval_ms / 1e3,
+            "default_chat_template_kwargs": parse_template_options(
+                options.default_chat_template_kwargs
+            ),
         }
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 from paceline.commands.compare import open_arms
 from paceline.commands.display import Screen, table
 from paceline.commands.options import DEFAULTS, SamplingOptions, VerifyOptions
-from paceline.commands.prompts import Encoder, Prompt, read_prompts
+from paceline.commands.prompts import Prompt, encoder_of, read_prompts
 from paceline.commands.report import Figures, check_answered
 from paceline.commands.resolve import (
     COMPARED_TOKENS,
@@ -80,9 +80,7 @@ def verify_command(options: VerifyOptions) -> int:
     )
     with opened as (plain, llm, screen):
         arms = Arms(plain, llm)
-        ids = Encoder(llm.checkpoint.tokenizer, options.chat, not options.no_thinking).encode_all(
-            prompts
-        )
+        ids = encoder_of(llm.checkpoint.tokenizer, options).encode_all(prompts)
         for work in _rounds(options, arms, ids, configs):
             arms.run(work)
             screen.note(_progress(arms.tally, options.num_tokens))

@@ -368,8 +368,13 @@ class Tokenizer:
         self.has_fallback_template = is_fallback
 
     def template_mentions(self, word: str) -> bool:
-        """Whether any chat template names a variable such as ``enable_thinking``."""
+        """Whether any chat template has this text, as a part of a name too."""
         return any(word in template for template in self._templates.values())
+
+    def template_knows(self, variable: str) -> bool:
+        """Whether any chat template has this variable's whole name."""
+        name = re.compile(rf"(?<!\w){re.escape(variable)}(?!\w)")
+        return any(name.search(template) for template in self._templates.values())
 
     def apply_chat_template(
         self,

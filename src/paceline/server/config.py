@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.checks import check_choice, check_number
+from paceline.config.template_options import check_template_options
 from paceline.errors import ConfigError
 from paceline.sampling_params import POOLINGS
 
@@ -62,6 +65,8 @@ class ServerConfig:
         tool_call_parser: how the model writes tool calls; ``auto`` asks its chat template.
         reasoning_parser: how the model marks its thoughts, by vLLM's names; ``auto`` asks its chat
             template, ``none`` takes everything for the answer.
+        default_chat_template_kwargs: options of chat templates that hold where a request says
+            nothing else.
         pooling: of embeddings whose requests do not say; one of
             :data:`~paceline.sampling_params.POOLINGS`.
         memory_budget: bytes that all loaded models together may take.
@@ -91,6 +96,7 @@ class ServerConfig:
     metrics_prefix: str = "paceline"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     pooling: str = "mean"
     memory_budget: float = math.inf
     max_loaded_models: float = math.inf
@@ -131,6 +137,7 @@ class ServerConfig:
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         check_choice("pooling", self.pooling, POOLINGS)
+        check_template_options(self.default_chat_template_kwargs)
 
     @property
     def timeout(self) -> float | None:

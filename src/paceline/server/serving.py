@@ -6,6 +6,7 @@ Knows no endpoint and no format.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
@@ -34,6 +35,7 @@ from paceline.server.stats import engine_stats
 from paceline.server.tokens import TokenTexts
 from paceline.server.tracing import current_trace_id
 
+log = logging.getLogger(__name__)
 LATEST = ":latest"
 """A tag with which a name means the same, as Ollama's clients write it."""
 _REFUSALS = {
@@ -146,6 +148,18 @@ class Serving:
         tokenizer = self.client.tokenizer
         self.texts = TokenTexts(tokenizer)
         self.longest_token = 0 if tokenizer is None else tokenizer.longest_token
+        self._note_unknown_options(tokenizer)
+
+    def _note_unknown_options(self, tokenizer: Tokenizer | None) -> None:
+        if tokenizer is not None and tokenizer.has_chat_template:
+            for name in self.config.default_chat_template_kwargs:
+                if not tokenizer.template_knows(name):
+                    log.warning(
+                        "the chat template of %s does not know %s, which the default options of "
+                        "templates set",
+                        self.name,
+                        name,
+                    )
 
     async def close(self) -> None:
         """Unload it."""

@@ -21,7 +21,7 @@ from paceline.server.chat.choice import ChatChoice, joined
 from paceline.server.chat.demands import Demands
 from paceline.server.chat.harmony import harmony_of
 from paceline.server.chat.logprobs import AllLogprobs, ChatLogprobs
-from paceline.server.chat.prompt import prompt_text, thoughts_of, wrapping_of
+from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
 from paceline.server.chat.thought_tokens import ThoughtTokens
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
@@ -51,6 +51,7 @@ async def chat_completions(request: Request) -> Response:
 
 async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> int:
     """How long the prompt of a chat is; the model is loaded for that."""
+    body = with_defaults(body, serving.config.default_chat_template_kwargs)
     async with serving.using():
         text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
         token_ids = await encode(serving, text, add_special_tokens=False)
@@ -68,6 +69,7 @@ class Chat(Answering[ChatCompletionRequest]):
     _demands: Demands
 
     def __init__(self, serving: Serving, body: ChatCompletionRequest, deadline: Deadline) -> None:
+        body = with_defaults(body, serving.config.default_chat_template_kwargs)
         super().__init__(serving, body, deadline)
         self._choices: dict[int, ChatChoice] = {}
 

@@ -18,7 +18,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_defaults import NEUTRAL
 from paceline.server.api.common import PlainRoute, known, received
 from paceline.server.api.health import health
-from paceline.server.chat.prompt import prompt_text
+from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.answers import Health
 from paceline.server.protocol.chat import ChatCompletionRequest
@@ -88,6 +88,7 @@ def _spelled(tokenizer: Tokenizer, token_id: int | None) -> str | None:
 async def apply_template(request: Request) -> Response:
     """The text that a chat's messages become; nothing is generated."""
     serving, body, _ = await received(request, ChatCompletionRequest)
+    body = with_defaults(body, serving.config.default_chat_template_kwargs)
     async with serving.using():
         text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
     return Response(encode_json({"prompt": text}), media_type="application/json")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paceline.errors import ContextLengthError, RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.api.common import PlainRoute, check_length, encode, received
-from paceline.server.chat.prompt import prompt_text
+from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.tokenize import (
@@ -48,6 +48,7 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
     tokenizer = serving.tokenizer
     if body.prompt is None:
         chat = ChatCompletionRequest.model_validate(body.chat)
+        chat = with_defaults(chat, serving.config.default_chat_template_kwargs)
         text = await asyncio.to_thread(prompt_text, tokenizer, chat)
         token_ids = await encode(serving, text, bool(body.add_special_tokens))
     else:

@@ -13,24 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.config.template_options import protected_among
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.earlier import template_messages, tools_in_messages
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.wrapping import Wrapping
-from paceline.server.protocol.chat import ChatCompletionRequest, Tool
+from paceline.server.protocol.chat import (
+    NO_EFFORT,
+    ChatCompletionRequest,
+    Tool,
+    switched_by_effort,
+)
 from paceline.structured_outputs import ThoughtMarks
 
-_PROTECTED = {
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "tokenize",
-    "self",
-    "text_begin",
-}
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -102,10 +98,36 @@ def _continued(
 
 def template_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """``chat_template_kwargs``; ``RequestError`` for messages, tools and special tokens."""
-    for name in options:
-        if name in _PROTECTED or name.endswith("_token"):
-            raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")
+    name = protected_among(options)
+    if name is not None:
+        raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")
     return dict(options)
+
+
+def with_defaults(
+    body: ChatCompletionRequest, defaults: Mapping[str, Any]
+) -> ChatCompletionRequest:
+    """The chat with the server's options of templates where it does not say otherwise.
+
+    Whether there are thoughts has several names. What a chat says under one of them, or by its
+    effort, counts under the one that the server's option has, too.
+    """
+    if not defaults:
+        return body
+    own, options = body.template_kwargs, switched_by_effort(defaults)
+    wish = _thinks(own)
+    if wish is not None:
+        options |= {name: wish for name in _THINKING_SWITCHES if name in options}
+    return body.model_copy(update={"chat_template_kwargs": options | own})
+
+
+def _thinks(options: Mapping[str, Any]) -> bool | None:
+    """Whether options ask for thoughts; None where they say nothing of them."""
+    told = [options[name] for name in _THINKING_SWITCHES if isinstance(options.get(name), bool)]
+    if told:
+        return bool(told[0])
+    effort = options.get("reasoning_effort")
+    return None if effort is None else effort != NO_EFFORT
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:

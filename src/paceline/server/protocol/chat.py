@@ -156,6 +156,16 @@ class NamedTool(ApiModel):
     function: FunctionName
 
 
+NO_EFFORT = "none"
+
+
+def switched_by_effort(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a template, in which no effort switches thinking off under both of its names."""
+    if options.get("reasoning_effort") != NO_EFFORT:
+        return dict(options)
+    return {"enable_thinking": False, "thinking": False, **options}
+
+
 class ChatCompletionRequest(GenerationFields):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -228,11 +238,8 @@ class ChatCompletionRequest(GenerationFields):
     @property
     def template_kwargs(self) -> dict[str, Any]:
         """Options of the chat template: the effort, unless they name it themselves."""
-        if self.reasoning_effort is None:
-            return dict(self.chat_template_kwargs or {})
-        told: dict[str, Any] = {"reasoning_effort": self.reasoning_effort}
-        if self.reasoning_effort == "none":
-            told |= {"enable_thinking": False, "thinking": False}
+        effort = self.reasoning_effort
+        told = {} if effort is None else switched_by_effort({"reasoning_effort": effort})
         return told | (self.chat_template_kwargs or {})
 
     @property
