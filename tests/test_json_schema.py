@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
 
 from paceline.errors import RequestError
-from paceline.json_schema import are_disjoint, endless_reference, resolved
+from paceline.json_schema.disjoint import are_disjoint
+from paceline.json_schema.references import (
+    References,
+    endless_reference,
+    with_plain_references,
+)
 from paceline.structured_outputs import StructuredOutputs
 
 NEXT = {"properties": {"next": {"$ref": "#"}}}
@@ -57,19 +63,67 @@ def test_a_long_way_without_a_loop_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "found"),
+    ("reference", "name"),
     [
-        ("#/$defs/a", {"type": "null"}),
-        ("#/anyOf/0", {"type": "string"}),
-        ("#/anyOf/9", {}),
-        ("#/nowhere/at/all", {}),
-        ("#/$defs/a/type/x", {}),
-        ("other.json#/a", {}),
+        ("#", "root"),
+        ("#/$defs/a", "a"),
+        ("#/anyOf/0", "first"),
+        ("#/%24defs/a", "a"),
+        ("#/$defs/b c", "spaced"),
+        ("#/$defs/b%20c", "spaced"),
+        ("#/$defs/ä[ß]", "letters"),
+        ("#/$defs/%C3%A4%5B%C3%9F%5D", "letters"),
+        ("#/$defs/d~1e~0f", "escaped"),
+        ("#/$defs/50%", "percent"),
+        ("#/$defs/50%25", "percent"),
+        ("#/$defs/%31", "written with a percent sign"),
+        ("#/components/schemas/g", "elsewhere"),
+        ("#here", "anchor"),
+        ("#old", "old anchor"),
+        ("http://example.com/root#/$defs/a", "a"),
+        ("other", "other"),
+        ("http://example.com/other#/$defs/inner", "inner"),
+        ("urn:example:x", "urn"),
+        ("#/anyOf/9", None),
+        ("#/nowhere/at/all", None),
+        ("#/$defs/a/type/x", None),
+        ("#nowhere", None),
+        ("other.json#/a", None),
+        ("http://[", None),
+        (5, None),
     ],
-)
-def test_a_reference_leads_within_its_document(reference: str, found: Any) -> None:
-    root = {"$defs": {"a": {"type": "null"}}, "anyOf": [{"type": "string"}]}
-    assert resolved(reference, root) == found
+)  # fmt: skip
+def test_where_a_reference_leads(reference: Any, name: str | None) -> None:
+    root = {
+        "$id": "http://example.com/root",
+        "title": "root",
+        "$defs": {
+            "a": {"title": "a", "type": "null"},
+            "b c": {"title": "spaced"},
+            "ä[ß]": {"title": "letters"},
+            "d/e~f": {"title": "escaped"},
+            "50%": {"title": "percent"},
+            "%31": {"title": "written with a percent sign"},
+            "h": {"title": "anchor", "$anchor": "here"},
+            "i": {"title": "old anchor", "$id": "#old"},
+            "j": {"title": "other", "$id": "other", "$defs": {"inner": {"title": "inner"}}},
+            "k": {"title": "urn", "$id": "urn:example:x"},
+        },
+        "components": {"schemas": {"g": {"title": "elsewhere"}}},
+        "anyOf": [{"title": "first"}],
+        "properties": {"p": {"$ref": reference}},
+    }
+    found = References(root).target(root["properties"]["p"])
+    assert (found and found["title"]) == name
+    plain = with_plain_references(root)
+    to = plain["properties"]["p"]["$ref"]
+    if name is None:
+        assert to == reference
+    else:
+        assert re.fullmatch(r"#/\$defs/[\w.-]+", to, re.ASCII)
+        assert plain["$defs"][to.rpartition("/")[2]]["title"] == name
+    assert with_plain_references(plain) == plain
+    assert not {"$id", "$anchor"} & plain.keys()
 
 
 @pytest.mark.parametrize(
@@ -93,4 +147,4 @@ def test_a_reference_leads_within_its_document(reference: str, found: Any) -> No
 )
 def test_schemas_that_exclude_each_other(schemas: list[Any], disjoint: bool) -> None:
     root = {"$defs": {"cat": CAT, "dog": DOG, "loop": {"$ref": "#/$defs/loop"}}}
-    assert are_disjoint(schemas, root) is disjoint
+    assert are_disjoint(schemas, References(root)) is disjoint

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.errors import RequestError
-from paceline.json_schema import endless_reference
+from paceline.json_schema.references import endless_reference
 
 MAX_PARTS = 1000
 """Elements, tags, triggers, ends, excluded texts or patterns of one format."""

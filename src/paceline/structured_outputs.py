@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RequestError
-from paceline.json_schema import endless_reference
+from paceline.json_schema.references import endless_reference
 
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag", "json_object")
 MAX_SOURCE_BYTES = 1 << 16

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import BusyError, RequestError
+from paceline.json_schema.normal_form import normal_form
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.request import Constraint
@@ -206,7 +207,8 @@ def _grammar_text(spec: StructuredOutputs, tokens: Mapping[str, int]) -> str:
     from llguidance import LLMatcher
 
     if spec.json is not None:
-        return LLMatcher.grammar_from_json_schema(spec.source, defaults=JSON_STYLE)  # type: ignore[arg-type]
+        schema = json.dumps(normal_form(json.loads(spec.source)))
+        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)  # type: ignore[arg-type]
     if spec.json_object:
         return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=JSON_STYLE)  # type: ignore[arg-type]
     if spec.regex is not None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.json_schema.normal_form import normal_form
 from paceline.structured_outputs import JSON_STYLE
 
 _GBNF = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
@@ -26,6 +27,7 @@ def json_of(schema: Mapping[str, Any] | bool) -> str:
     """What matches JSON of a schema; its own wishes as to white space come first."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
+    schema = dict(normal_form(schema))
     own = schema.get("x-guidance")
     style = {**JSON_STYLE, **(own if isinstance(own, Mapping) else {})}
     return f"%json {quoted({**schema, 'x-guidance': style})}"

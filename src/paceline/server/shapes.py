@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from paceline.errors import BusyError, RequestError
+from paceline.json_schema.normal_form import normal_form
 from paceline.server.chat.enforceable import Enforceable, enforceable
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest
@@ -85,7 +86,7 @@ def enforced(
         StructuredOutputs(json=schema)
     except RequestError as error:
         raise blamed(error, param) from error
-    found = enforceable(schema)
+    found = enforceable(normal_form(schema))
     if more is not None and found.schema is not None:
         left = sorted({*found.unenforced, *more(found.schema)})
         found = Enforceable(found.schema, tuple(left))

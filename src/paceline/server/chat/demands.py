@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RequestError
+from paceline.json_schema.normal_form import normal_form
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.constraints import (
@@ -149,6 +150,6 @@ def _offered(
         )
     strict = bool(function.strict)
     if not must_call and not strict:
-        return OfferedTool(function.name, schema)
+        return OfferedTool(function.name, normal_form(schema))
     found = enforced(schema, strict, param, form.call.unenforced if form is not None else None)
     return OfferedTool(function.name, found.schema, strict, found.unenforced)

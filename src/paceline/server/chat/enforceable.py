@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.json_schema import MOST_COMPARED, are_disjoint, kinds, mapping, required
+from paceline.json_schema.disjoint import MOST_COMPARED, are_disjoint
+from paceline.json_schema.keywords import kinds, mapping, required, with_parts
+from paceline.json_schema.references import References
 
 UNENFORCED = {
     *("$dynamicRef", "$recursiveRef", "not", "if", "then", "else"),
@@ -25,9 +27,6 @@ FORMATS = {
     *("ipv4", "ipv6", "uuid", "uri", "unknown"),
 }
 """Formats of strings that can be."""
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("allOf", "anyOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "additionalItems")
 _ASKS_FOR_NOTHING: tuple[tuple[str, Any], ...] = (
     ("uniqueItems", False),
     ("unevaluatedItems", True),
@@ -67,7 +66,7 @@ class _Relaxation:
     """One schema while it is gone through; ``found`` collects the keywords that are left out."""
 
     def __init__(self, root: Any, found: set[str]) -> None:
-        self._root = root
+        self._references = References(root)
         self._found = found
         self._num_compared = 0
 
@@ -75,14 +74,7 @@ class _Relaxation:
         if not isinstance(schema, Mapping):
             return schema
         kept = {key: schema[key] for key in schema if not self._is_dropped(key, schema)}
-        for key in _MAPS:
-            if isinstance(kept.get(key), Mapping):
-                kept[key] = {name: self.relaxed(each) for name, each in kept[key].items()}
-        for key in (*_LISTS, *_SINGLE, "oneOf"):
-            if isinstance(kept.get(key), list):
-                kept[key] = [self.relaxed(each) for each in kept[key]]
-            elif key in _SINGLE and key in kept:
-                kept[key] = self.relaxed(kept[key])
+        kept = with_parts(kept, self.relaxed)
         self._drop_patterns_of_names(kept)
         return self._with_any_of(kept)
 
@@ -94,7 +86,9 @@ class _Relaxation:
         elif key == "pattern" and isinstance(value, str):
             drops = not is_supported_pattern(value)
         elif key in ("minProperties", "maxProperties"):
-            drops = not set(mapping(schema, "properties")) <= required(schema)
+            drops = not mapping(schema, "properties").keys() <= set(required(schema))
+        elif key == "$ref":
+            drops = self._references.target(schema) is None
         asks = (key, value) not in _ASKS_FOR_NOTHING
         if drops and asks:
             self._found.add(key)
@@ -115,7 +109,7 @@ class _Relaxation:
             return kept
         rest = {key: value for key, value in kept.items() if key != "oneOf"}
         self._num_compared += len(branches)
-        if self._num_compared > MOST_COMPARED or not are_disjoint(branches, self._root):
+        if self._num_compared > MOST_COMPARED or not are_disjoint(branches, self._references):
             self._found.add("oneOf")
         if "anyOf" not in rest:
             return {**rest, "anyOf": branches}

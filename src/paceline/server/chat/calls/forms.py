@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from paceline.structural_tags import MAX_PARTS
+
 Form = dict[str, Any]
 """A format of a structural tag."""
 
@@ -34,11 +36,19 @@ def tag(begin: str, content: Form, end: str) -> Form:
 
 
 def sequence(*elements: Form) -> Form:
-    return {"type": "sequence", "elements": list(elements)} if elements else const("")
+    return _grouped("sequence", list(elements)) if elements else const("")
 
 
 def one_of(elements: Iterable[Form]) -> Form:
-    return {"type": "or", "elements": list(elements)}
+    return _grouped("or", list(elements))
+
+
+def _grouped(kind: str, elements: list[Form]) -> Form:
+    """A format of any number of elements, of which one may have no more than so many."""
+    if len(elements) <= MAX_PARTS:
+        return {"type": kind, "elements": elements}
+    groups = [elements[i : i + MAX_PARTS] for i in range(0, len(elements), MAX_PARTS)]
+    return _grouped(kind, [_grouped(kind, group) for group in groups])
 
 
 def optional(content: Form) -> Form:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.json_schema.keywords import NARROWING
+from paceline.json_schema.resolver import Members, Resolver
 from paceline.server.chat.calls.forms import (
     Form,
     const,
@@ -38,16 +40,18 @@ from paceline.server.chat.calls.literals import (
     json_of_arguments,
 )
 from paceline.server.chat.calls.parameters import (
-    SCALARS,
     STRING,
     Parameter,
-    other,
     parameters,
 )
-from paceline.server.chat.calls.texts import of_object, text_rules
+from paceline.server.chat.calls.texts import text_rules
 
-_DEEPEST = 6
 _PLAIN_KEY = re.compile(r"\w(?:[\w .-]*\w)?")
+_DEEPEST = 4
+"""Lists and objects within each other that are written as the model does; deeper ones are JSON."""
+
+Inside = tuple[int, ...]
+"""The schemas that a value stands in, so that none is gone into again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,44 +84,46 @@ class LiteralCalls:
     def tag(self, name: str, schema: Schema) -> Form:
         opening, closing = self.brackets[0], self.brackets[1]
         begin = self.begin.replace("%s", name) + opening
-        found = parameters(schema)
+        resolver = Resolver(schema)
+        members = resolver.members(schema)
+        found = parameters(members, resolver)
         if found is None:
-            value = json_of(other(schema).whole)
+            value = json_of(Parameter("", members.others, resolver).whole)
             any_key = sequence(regex(r"[A-Za-z_]\w{0,63}"), const(self.mark), value)
             content = separated([any_key], self.separator)
         else:
-            content = self._members(found, self.mark, _DEEPEST)
+            content = self._members(found, self.mark, ())
         return tag(begin, content, closing + self.after)
 
     def unenforced(self, schema: Schema) -> frozenset[str]:
-        return self._left_of(parameters(schema), schema, schema, _DEEPEST)
+        resolver = Resolver(schema)
+        return self._left_of(resolver.members(schema), resolver, ())
 
-    def _left_of(
-        self, found: Sequence[Parameter] | None, schema: Schema, root: Schema, depth: int
-    ) -> frozenset[str]:
-        names = None if found is None else sum(each.is_required for each in found)
-        left = (self._left(each, depth) for each in found or ())
-        return of_object(schema, root, names).union(*left)
+    def _left_of(self, members: Members, resolver: Resolver, inside: Inside) -> frozenset[str]:
+        left = (self._left(each, inside) for each in parameters(members, resolver) or ())
+        return members.unenforced.union(*left)
 
-    def _left(self, each: Parameter, depth: int) -> frozenset[str]:
+    def _left(self, each: Parameter, inside: Inside) -> frozenset[str]:
         """What :meth:`_value` does not hold a value to."""
-        if not self.quote or each.texts is not None:
+        if not self.quote or _listed_texts(each) is not None:
             return frozenset()
         if each.kinds == STRING:
             return text_rules(each).unenforced
-        if _is_list(each) and depth:
-            counts = {"minItems", "maxItems"} & each.schema.keys()
-            counts -= {"minItems"} if each.schema.get("minItems") in (0, 1) else set()
-            return self._left(each.items(), depth - 1) | counts
-        members = parameters(each.schema, each.root) if each.kinds == {"object"} and depth else None
-        if members is None:
+        goes_in, inside = _within(each, inside)
+        if _is_list(each) and goes_in:
+            nodes = each.resolver.conjuncts(each.schema)
+            counts = {"minItems", "maxItems"}.intersection(*map(frozenset, nodes))
+            counts -= {"minItems"} if _least(each) <= 1 else set()
+            return self._left(each.items(), inside) | counts
+        members = each.members() if each.kinds == {"object"} and goes_in else None
+        if members is None or members.takes_others:
             return frozenset()
-        return self._left_of(members, each.schema, each.root, depth - 1)
+        return self._left_of(members, each.resolver, inside)
 
-    def _members(self, found: Sequence[Parameter], mark: str, depth: int) -> Form:
+    def _members(self, found: Sequence[Parameter], mark: str, inside: Inside) -> Form:
         """Required ones first and in order; of the others any."""
-        needed = [self._member(each, mark, depth) for each in found if each.is_required]
-        others = [self._member(each, mark, depth) for each in found if not each.is_required]
+        needed = [self._member(each, mark, inside) for each in found if each.is_required]
+        others = [self._member(each, mark, inside) for each in found if not each.is_required]
         if not needed:
             return separated(others, self.separator) if others else const("")
         comma = const(self.separator)
@@ -126,8 +132,8 @@ class LiteralCalls:
             parts.append(star(sequence(comma, one_of(others))))
         return sequence(*parts)
 
-    def _member(self, each: Parameter, mark: str, depth: int) -> Form:
-        value = self._value(each, depth)
+    def _member(self, each: Parameter, mark: str, inside: Inside) -> Form:
+        value = self._value(each, inside)
         if mark == "=" and not each.key.isidentifier():  # Python has no other way to name these
             return sequence(const(f"**{{{_dumped(each.key)}: "), value, const("}"))
         return sequence(const(self._key(each.key, mark) + mark), value)
@@ -139,26 +145,40 @@ class LiteralCalls:
         """A string as it is between the quotes of the model, or where it has these, as in JSON."""
         return _dumped(text) if self.quote in text else f"{self.quote}{text}{self.quote}"
 
-    def _value(self, each: Parameter, depth: int) -> Form:
+    def _value(self, each: Parameter, inside: Inside) -> Form:
         """A value in the syntax of the model, or in JSON, which is understood as well."""
-        allowed, texts, quote = each.kinds, each.texts, self.quote
+        allowed, quote = each.kinds, self.quote
         if not quote:
-            is_bool = allowed == {"boolean"}
-            return one_of(map(const, ("True", "False"))) if is_bool else json_of(each.whole)
+            is_truth = allowed == {"boolean"} and not each.narrowing
+            return one_of(map(const, ("True", "False"))) if is_truth else json_of(each.whole)
+        texts = _listed_texts(each)
         if texts is not None:
             return one_of(const(self._quoted(text)) for text in texts)
         if allowed == STRING:
             return tag(quote, text_of(text_rules(each).patterns), quote)
-        if _is_list(each) and depth:
-            element = self._value(each.items(), depth - 1)
+        goes_in, inside = _within(each, inside)
+        if _is_list(each) and goes_in:
+            element = self._value(each.items(), inside)
             elements = separated([element], self.separator, at_least_one=True)
-            if not each.schema.get("minItems"):
+            if not _least(each):
                 elements = optional(elements)
             return sequence(const("["), elements, const("]"))
-        members = parameters(each.schema, each.root) if allowed == {"object"} and depth else None
-        if allowed <= SCALARS or members is None:
+        members = each.members() if allowed == {"object"} and goes_in else None
+        named = parameters(members, each.resolver) if members is not None else None
+        if named is None:
             return json_of(each.whole)
-        return sequence(const("{"), self._members(members, ":", depth - 1), const("}"))
+        return sequence(const("{"), self._members(named, ":", inside), const("}"))
+
+
+def _within(each: Parameter, inside: Inside) -> tuple[bool, Inside]:
+    """Whether a value is written as the model does, and what those in it stand in."""
+    place = each.resolver.place(each.schema)
+    return len(inside) < _DEEPEST and place not in inside, (*inside, place)
+
+
+def _listed_texts(each: Parameter) -> list[str] | None:
+    """The strings that alone are allowed; None where other values are."""
+    return each.values if each.kinds == STRING else None
 
 
 def _dumped(text: str) -> str:
@@ -167,8 +187,15 @@ def _dumped(text: str) -> str:
 
 def _is_list(each: Parameter) -> bool:
     """Whether it is a list, of which no more is known than what its elements have to be."""
-    others = {"prefixItems", "allOf", "anyOf", "oneOf", "enum", "const"}
-    return each.kinds == {"array"} and not others & each.schema.keys()
+    others = NARROWING - {"items", "minItems", "maxItems"} | {"anyOf", "oneOf"}
+    nodes = each.resolver.conjuncts(each.schema)
+    return each.kinds == {"array"} and len(nodes) == 1 and not others & nodes[0].keys()
+
+
+def _least(each: Parameter) -> int:
+    """How many elements a list has at least."""
+    counts = [node.get("minItems") for node in each.resolver.conjuncts(each.schema)]
+    return max((each for each in counts if isinstance(each, int)), default=0)
 
 
 class LiteralText:
@@ -191,9 +218,10 @@ class LiteralText:
         found = self._arguments.read(text)
         if found.nesting is Nesting.OPEN:
             return None
+        schema = self._tools[head.name]
         try:
             inner = text[head.end + 1 : found.end - 1]
-            names = [each.key for each in parameters(self._tools[head.name]) or ()]
+            names = list(Resolver(schema).members(schema).named)
             arguments = json_of_arguments(inner, kind.literals, kind.mark, names)
         except MalformedError:
             return Call()

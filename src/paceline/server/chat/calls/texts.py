@@ -7,15 +7,19 @@ model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from paceline.json_schema import target
+from paceline.json_schema.keywords import elements, enumerated
+from paceline.json_schema.resolver import CHOICES, Resolver
 from paceline.server.chat.calls.kind import Schema
 from paceline.server.chat.calls.parameters import Parameter
 
 _ANYTHING = r"(?:.|\n)*"
 _DEEPEST = 8
+"""Choices within choices that are followed."""
+_MOST_BRANCHES = 256
 _LONGEST = 1000
 """Largest length that is counted: the grammar has a state for each character."""
 _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -34,14 +38,6 @@ _FORMATS = {
     "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
     "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
 }
-_COMBINERS = ("allOf", "anyOf", "oneOf")
-_RULES = {
-    *("pattern", "minLength", "maxLength", "format", "enum", "const", "multipleOf"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "items", "prefixItems"),
-    *("minItems", "maxItems", "properties", "required", "additionalProperties"),
-    *("patternProperties", "minProperties", "maxProperties"),
-}
-"""Keywords that narrow the values of a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +54,35 @@ class TextRules:
 
 def text_rules(each: Parameter) -> TextRules:
     """What holds for a value that is a string."""
-    return _rules(each.schema, each.root, _DEEPEST)
+    return _Texts(each.resolver).rules(each.schema, _DEEPEST)
 
 
-def narrowing(each: Parameter) -> frozenset[str]:
-    """All keywords that narrow a value, of whatever type it is."""
-    return frozenset(_narrowing(each.schema, each.root, _DEEPEST))
+class _Texts:
+    """What one schema says of strings; ``_room`` is how many branches of choices are followed."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._room = _MOST_BRANCHES
+
+    def rules(self, schema: Any, depth: int) -> TextRules:
+        return _all_of(
+            part for node in self._resolver.conjuncts(schema) for part in self._parts(node, depth)
+        )
+
+    def _parts(self, node: Schema, depth: int) -> Iterator[TextRules]:
+        yield from (_enumerated(node), _matched(node), _measured(node), _formatted(node))
+        for key in CHOICES:
+            branches = elements(node, key)
+            self._room -= len(branches)
+            if branches and (not depth or self._room < 0):
+                yield TextRules((), frozenset({key}))
+            elif branches:
+                texts = [each for each in branches if "string" in self._resolver.kinds(each)]
+                yield _either(key, [self.rules(each, depth - 1) for each in texts])
 
 
-def _narrowing(schema: Schema, root: Schema, depth: int) -> Iterator[str]:
-    yield from _RULES & schema.keys()
-    for key in _COMBINERS if depth else ():
-        for branch in _branches(schema, key, root):
-            yield from _narrowing(branch, root, depth - 1)
-
-
-def _rules(schema: Schema, root: Schema, depth: int) -> TextRules:
-    found = [_enumerated(schema), _matched(schema), _measured(schema), _formatted(schema)]
-    for key in _COMBINERS if depth else ():
-        branches = _branches(schema, key, root)
-        parts = [_rules(each, root, depth - 1) for each in branches if _may_be_text(each, root)]
-        found += parts if key == "allOf" else [_either(key, parts)]
+def _all_of(rules: Iterable[TextRules]) -> TextRules:
+    found = list(rules)
     return TextRules(
         tuple(pattern for each in found for pattern in each.patterns),
         frozenset().union(*(each.unenforced for each in found)),
@@ -86,22 +90,15 @@ def _rules(schema: Schema, root: Schema, depth: int) -> TextRules:
 
 
 def _either(key: str, parts: list[TextRules]) -> TextRules:
+    if not parts:  # no text matches, which is for the types to say
+        return TextRules((), frozenset({key}))
     if not all(each.patterns for each in parts):  # one of them takes any text
         return TextRules((), frozenset().union(*(each.unenforced for each in parts)))
-    if len(parts) <= 1:
-        return parts[0] if parts else TextRules()
+    if len(parts) == 1:
+        return parts[0]
     if any(len(each.patterns) > 1 or each.unenforced for each in parts):
         return TextRules((), frozenset({key}))
     return TextRules((_one_of(each.patterns[0] for each in parts),))
-
-
-def _branches(schema: Schema, key: str, root: Schema) -> list[Schema]:
-    branches = schema.get(key)
-    return [target(each, root) for each in branches] if isinstance(branches, list) else []
-
-
-def _may_be_text(schema: Schema, root: Schema) -> bool:
-    return "string" in Parameter("", schema, root).kinds
 
 
 def _one_of(patterns: Iterable[str]) -> str:
@@ -109,8 +106,8 @@ def _one_of(patterns: Iterable[str]) -> str:
 
 
 def _enumerated(schema: Schema) -> TextRules:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
+    values = enumerated(schema)
+    if values is None:
         return TextRules()
     return TextRules((_one_of(map(_literal, filter(lambda v: isinstance(v, str), values))),))
 
@@ -128,16 +125,17 @@ def _matched(schema: Schema) -> TextRules:
 
 
 def _measured(schema: Schema) -> TextRules:
-    least, most = (
-        number if isinstance(number, int) and not isinstance(number, bool) else None
-        for number in (schema.get("minLength"), schema.get("maxLength"))
-    )
-    numbers = {"minLength": least, "maxLength": most}
+    numbers = {key: _count(schema.get(key)) for key in ("minLength", "maxLength")}
     left = frozenset(key for key, number in numbers.items() if (number or 0) > _LONGEST)
     least, most = (None if key in left else number for key, number in numbers.items())
     if not least and most is None:
         return TextRules((), left)
     return TextRules((rf"[\s\S]{{{least or 0},{'' if most is None else most}}}",), left)
+
+
+def _count(number: Any) -> int | None:
+    is_count = isinstance(number, int | float) and not isinstance(number, bool)
+    return int(number) if is_count and number == number // 1 else None
 
 
 def _formatted(schema: Schema) -> TextRules:
@@ -175,19 +173,3 @@ def _whole_part(tokens: list[str]) -> str | None:
     if "^" in tokens or "$" in tokens:
         return None
     return f"{begin}(?:{''.join(tokens)}){end}"
-
-
-def of_object(schema: Schema, root: Schema, names: int | None) -> frozenset[str]:
-    """Keywords of an object that are not enforced where its members are written one by one.
-
-    Args:
-        names: how many members have to be there; None where any may be.
-    """
-    node: Mapping[str, object] = target(schema, root)
-    left = {"anyOf", "oneOf", "enum", "const", "patternProperties"} & node.keys()
-    least = node.get("minProperties")
-    if names is None:
-        left |= {"minProperties", "maxProperties"} & node.keys()
-    elif isinstance(least, int) and least > names:
-        left.add("minProperties")
-    return frozenset(left)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from paceline.json_schema.resolver import Resolver
 from paceline.server.chat.calls.forms import (
     Form,
     call_tag,
@@ -37,11 +38,11 @@ from paceline.server.chat.calls.kind import (
 from paceline.server.chat.calls.parameters import (
     STRING,
     Parameter,
-    other,
+    bare,
     parameter,
     parameters,
 )
-from paceline.server.chat.calls.texts import narrowing, of_object, text_rules
+from paceline.server.chat.calls.texts import text_rules
 
 _ANY_KEY = r'[^\s<>"&](?:[^<>"&\n]{0,62}[^\s<>"&])?'
 _ROOM = 16
@@ -94,10 +95,13 @@ class XmlCalls:
         return XmlText(self, tools)
 
     def tag(self, name: str, schema: Schema) -> Form:
-        found = parameters(schema)
+        resolver = Resolver(schema)
+        members = resolver.members(schema)
+        found = parameters(members, resolver)
         if found is None:
             name_of_any = (const(self.key[0]), regex(_ANY_KEY))
-            content = star(sequence(*name_of_any, *self._value_behind(self.key[1], other(schema))))
+            any_value = self._value_behind(self.key[1], Parameter("", members.others, resolver))
+            content = star(sequence(*name_of_any, *any_value))
         else:
             written = [each for each in found if self._is_written(each)]
             forms = ((each, sequence(*self._parameter(each))) for each in written)
@@ -105,11 +109,12 @@ class XmlCalls:
         return call_tag(self.begin, name, content, self.end + self.after)
 
     def unenforced(self, schema: Schema) -> frozenset[str]:
-        found = parameters(schema)
-        names = None if found is None else sum(each.is_required for each in found)
-        values = [other(schema)] if found is None else found
-        left = (self._unenforced(each) for each in values)
-        return of_object(schema, schema, names).union(*left, self._unwritten(found or ()))
+        resolver = Resolver(schema)
+        members = resolver.members(schema)
+        found = parameters(members, resolver)
+        values = [Parameter("", members.others, resolver)] if found is None else found
+        left = map(self._unenforced, values)
+        return members.unenforced.union(*left, self._unwritten(found or ()))
 
     def _unwritten(self, found: Sequence[Parameter]) -> Iterator[str]:
         """Which keywords name parameters that the format cannot write."""
@@ -118,12 +123,14 @@ class XmlCalls:
                 yield "required" if each.is_required else "properties"
 
     def _is_written(self, each: Parameter) -> bool:
-        return self._is_read(each.key) and self._bare(each) != []
+        return self._is_read(each.key) and self._listed(each) != []
 
-    def _bare(self, each: Parameter) -> list[str] | None:
-        """What a value is written as where few are allowed; None where more are."""
-        values = each.texts if self.types[0] else each.scalars
-        return values and [value for value in values if self.value[1] not in value]
+    def _listed(self, each: Parameter) -> list[str] | None:
+        """The only values that are allowed, as they are written; None where others are."""
+        if each.values is None or (self.types[0] and each.kinds != STRING):
+            return None
+        closing = self.value[1]  # what has it in it is read up to there
+        return [text for text in map(bare, each.values) if closing not in text]
 
     def _is_read(self, key: str) -> bool:
         """Whether a key is read as what it is."""
@@ -144,9 +151,9 @@ class XmlCalls:
         return self.key[0] + key + self.key[1]
 
     def _unenforced(self, each: Parameter) -> frozenset[str]:
-        if "string" not in each.kinds or (each.scalars and not self.types[0]):
+        if "string" not in each.kinds or self._listed(each) is not None:
             return frozenset()
-        return text_rules(each).unenforced if self._has_rules(each) else narrowing(each)
+        return text_rules(each).unenforced if self._has_rules(each) else each.narrowing
 
     def _has_rules(self, each: Parameter) -> bool:
         """Whether a text cannot be a value of another type, but for null."""
@@ -160,15 +167,14 @@ class XmlCalls:
         opening, closing = self.value
         text = self.types[0]
         behind = (self.gap if opening else "") + opening + self.padding
-        bare = self._bare(each)
-        found = list[Form]()
-        if bare is not None:
-            values = one_of(map(const, bare))
+        found, listed = list[Form](), self._listed(each)
+        if listed is not None:
+            values = one_of(map(const, listed))
             found.append(tag(begin + text + behind, values, self.padding + closing))
         elif "string" in each.kinds:
             # What it ends with is read as its end wherever it stands, so none may stand in it.
             found.append(tag(begin + text + behind, text_of(self._patterns(each)), closing))
-        if bare is None and (each.kinds - STRING if text else "string" not in each.kinds):
+        if listed is None and (each.kinds - STRING if text else "string" not in each.kinds):
             found += [
                 tag(begin + other + behind, json_of(schema), self.padding + closing)
                 for other, schema in self._others(each)

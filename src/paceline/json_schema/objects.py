@@ -1,0 +1,227 @@
+"""Objects that have no properties but those that their schema names, unless it says otherwise.
+
+A JSON schema that names properties allows any others, which hardly anybody means who asks a model
+for an object: llama.cpp's converter (b11549, ``common/json-schema-to-grammar.cpp``) closes such
+objects, and so does this module. It owns what counts as saying otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.json_schema.keywords import (
+    COMBINERS,
+    elements,
+    is_schema,
+    mapping,
+    parts,
+    required,
+    with_parts,
+)
+from paceline.json_schema.references import References
+
+MOST_WRITTEN = 20_000
+"""Schemas and names that are written at most: so that a schema made to be slow is not."""
+_OPENING = {"patternProperties", "enum", "const"}
+_ASIDES = ("not", "if", "then", "else", "propertyNames", "contains", "unevaluatedItems")
+"""Keywords whose schemas are no parts of a value, or not always."""
+_DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
+
+
+class _TooLargeError(Exception):
+    """More would be written than is worth it."""
+
+
+def with_closed_objects(schema: Any) -> Any:
+    """A schema whose objects are closed, where they name properties and do not say otherwise.
+
+    What says otherwise is ``additionalProperties``, ``patternProperties``, a true
+    ``unevaluatedProperties``, ``enum``, ``const`` or a larger ``minProperties``. Where ``allOf``, a
+    reference and what stands beside it, or ``anyOf`` describe one object together, that has the
+    properties which any of them names.
+
+    Args:
+        schema: with plain references.
+
+    >>> with_closed_objects({"properties": {"a": {"type": "null"}}})
+    {'properties': {'a': {'type': 'null'}}, 'additionalProperties': False}
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    try:
+        return _Closing(schema).whole()
+    except _TooLargeError:
+        return schema
+
+
+class _Closing:
+    """One document while its objects are closed."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._references = References(root)
+        self._names: dict[int, frozenset[str]] = {}
+        self._inlined = set[int]()
+        self._room = MOST_WRITTEN
+
+    def whole(self) -> dict[str, Any]:
+        definitions = mapping(self._root, "$defs")
+        root = {key: value for key, value in self._root.items() if key != "$defs"}
+        closed: dict[str, Any] = self._alone(root)
+        if definitions:
+            closed["$defs"] = {name: self._alone(each) for name, each in definitions.items()}
+        return closed
+
+    def _alone(self, schema: Any) -> Any:
+        """A schema to which nothing else is added."""
+        return self._joined(schema, frozenset(), self._says_otherwise(schema))
+
+    def _joined(self, schema: Any, others: frozenset[str], is_open: bool) -> Any:
+        """One of the schemas that describe a value together.
+
+        Args:
+            others: names of properties that the rest of them allow.
+            is_open: any other property is allowed.
+        """
+        if not isinstance(schema, Mapping):
+            return schema
+        groups = self._groups(schema)
+        own = _own_names(schema)
+        if not own | others and len(groups) == 1 and "allOf" not in groups:
+            return self._transparent(schema)
+        kept = self._with_closed_parts(schema)
+        found = {key: self._names_of_all(group) for key, group in groups.items()}
+        for key, group in groups.items():
+            around = others.union(own, *(found[each] for each in found if each != key))
+            if key == "$ref":
+                self._refer(kept, group[0], around, is_open)
+            else:
+                kept[key] = self._branches(key, group, around, is_open)
+        return self._with_end(kept, others.union(own, *found.values()), is_open)
+
+    def _transparent(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """A schema that is a reference or a choice, and itself says nothing of properties."""
+        kept = self._with_closed_parts(schema)
+        for key in ("anyOf", "oneOf"):
+            if key in kept:
+                kept[key] = [self._alone(each) for each in kept[key]]
+        return kept
+
+    def _branches(
+        self, key: str, branches: list[Any], around: frozenset[str], is_open: bool
+    ) -> list[Any]:
+        if key != "allOf":
+            return [self._joined(each, around, is_open) for each in branches]
+        names = [self._names_in_place(each) for each in branches]
+        rest = [around.union(*names[:i], *names[i + 1 :]) for i in range(len(branches))]
+        return [self._joined(*each, is_open) for each in zip(branches, rest, strict=True)]
+
+    def _refer(
+        self, kept: dict[str, Any], target: Any, around: frozenset[str], is_open: bool
+    ) -> None:
+        """Keep a reference that says the same when it is closed by itself; write it out if not."""
+        is_same = not is_open and around <= self._names_in_place(target)
+        if is_same or not self._names_in_place(target) or id(target) in self._inlined:
+            return
+        self._inlined.add(id(target))
+        written = self._joined(target, around, is_open)
+        self._inlined.discard(id(target))
+        del kept["$ref"]
+        kept["allOf"] = [*kept.get("allOf", ()), written]
+
+    def _with_end(
+        self, kept: dict[str, Any], names: frozenset[str], is_open: bool
+    ) -> dict[str, Any]:
+        self._write(1)
+        properties = kept.get("properties")
+        if not isinstance(properties, Mapping) or {*_OPENING, "additionalProperties"} & kept.keys():
+            return kept
+        if is_open:
+            return {**kept, "additionalProperties": True}
+        more = sorted(names - properties.keys())
+        self._write(len(more))
+        properties = {**properties, **dict.fromkeys(more, True)}
+        return {**kept, "properties": properties, "additionalProperties": False}
+
+    def _write(self, count: int) -> None:
+        self._room -= count
+        if self._room < 0:
+            raise _TooLargeError
+
+    def _with_closed_parts(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The schema with its parts closed that describe other values than it does."""
+        self._write(1)
+        left = {key: schema[key] for key in schema if key in (*COMBINERS, *_ASIDES, *_DEPENDENT)}
+        rest = {key: schema[key] for key in schema if key not in left}
+        return {key: {**with_parts(rest, self._alone), **left}[key] for key in schema}
+
+    def _groups(self, schema: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The schemas in place of which a schema stands, or of which it is one, by keyword."""
+        found = {key: elements(schema, key) for key in COMBINERS if elements(schema, key)}
+        target = self._references.target(schema)
+        return found if target is None else {**found, "$ref": [target]}
+
+    def _names_of_all(self, schemas: list[Any]) -> frozenset[str]:
+        return frozenset().union(*map(self._names_in_place, schemas))
+
+    def _names_in_place(self, schema: Any) -> frozenset[str]:
+        """Names of the properties that a schema speaks of, in any of its branches."""
+        if not isinstance(schema, Mapping):
+            return frozenset()
+        if id(schema) not in self._names:
+            self._names[id(schema)] = frozenset()  # while it leads back to itself
+            groups = self._groups(schema).values()
+            found = _own_names(schema).union(*map(self._names_of_all, groups))
+            self._names[id(schema)] = found
+        return self._names[id(schema)]
+
+    def _says_otherwise(self, schema: Any) -> bool:
+        names = self._names_in_place(schema)
+        return any(_is_open(each, len(names)) for each in self._in_place(schema))
+
+    def _in_place(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+        """The schemas that describe a value together, in any branch."""
+        waiting, seen = [schema], set[int]()
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, Mapping) and id(node) not in seen:
+                seen.add(id(node))
+                yield node
+                for group in self._groups(node).values():
+                    waiting += group
+
+
+def _is_open(schema: Mapping[str, Any], count: int) -> bool:
+    """Whether a schema says that an object may have more than so many named properties."""
+    least = schema.get("minProperties")
+    return (
+        bool(_OPENING & schema.keys())
+        or schema.get("additionalProperties", False) is not False
+        or schema.get("unevaluatedProperties", False) is not False
+        or (isinstance(least, int) and least > count)
+    )
+
+
+def _own_names(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Names that a schema itself speaks of, conditions included."""
+    found = {*mapping(schema, "properties"), *required(schema)}
+    for key in _ASIDES[:4]:
+        found |= _names_anywhere(schema.get(key))
+    for key in _DEPENDENT:
+        for name, value in mapping(schema, key).items():
+            listed = value if isinstance(value, list) else []
+            found |= {name, *_names_anywhere(value)}
+            found |= {each for each in listed if isinstance(each, str)}
+    return frozenset(found)
+
+
+def _names_anywhere(schema: Any) -> set[str]:
+    """Names in a schema and in those in it, whatever they describe: rather too many than not."""
+    found, waiting = set[str](), [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping) and is_schema(node):
+            found |= {*mapping(node, "properties"), *required(node)}
+            waiting += parts(node)
+    return found

@@ -1,0 +1,229 @@
+"""What a schema says of a value when references, ``allOf`` and choices are followed.
+
+Owns the way from a schema to the types, the values and the properties that it allows. What it tells
+is never narrower than the schema, and what it does not tell is named.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.json_schema.keywords import (
+    KINDS,
+    NARROWING,
+    elements,
+    enumerated,
+    kind_of,
+    kinds,
+    mapping,
+    parts,
+    required,
+)
+from paceline.json_schema.references import References
+
+CHOICES = ("anyOf", "oneOf")
+NOTHING: Mapping[str, Any] = {"enum": []}
+"""No value matches it."""
+_DEEPEST = 8
+"""Choices within choices that are followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The properties that an object may have.
+
+    Attributes:
+        named: the schema of each that is named, in the order in which they are.
+        required: names of those that have to be there.
+        others: the schema of those that are not named.
+        unenforced: keywords that say more than this.
+    """
+
+    named: Mapping[str, Any]
+    required: frozenset[str]
+    others: Any
+    unenforced: frozenset[str]
+
+    @property
+    def takes_others(self) -> bool:
+        """Whether none is named, but any may be there."""
+        return not self.named and self.others is not False
+
+
+class Resolver:
+    """One document. It must not change meanwhile."""
+
+    def __init__(self, root: Any) -> None:
+        self._references = References(root)
+        self._kinds: dict[int, frozenset[str]] = {}
+
+    def conjuncts(self, schema: Any) -> list[Mapping[str, Any]]:
+        """Schemas without references and ``allOf`` all of which a value has to match."""
+        found, seen, waiting = list[Mapping[str, Any]](), set[int](), [schema]
+        while waiting:
+            node = waiting.pop(0)
+            if node is False:
+                node = NOTHING
+            if not isinstance(node, Mapping) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            found.append({key: node[key] for key in node if key not in ("$ref", "allOf")})
+            waiting += [self._references.target(node), *elements(node, "allOf")]
+        return found
+
+    def place(self, schema: Any) -> int:
+        """What tells the schema behind references from the others of the document."""
+        return id(self._references.behind(schema))
+
+    def kinds(self, schema: Any, depth: int = _DEEPEST) -> frozenset[str]:
+        """Types of the values that may match."""
+        known = self._kinds.get(id(schema))
+        if known is not None or not depth:
+            return KINDS if known is None else known
+        found = KINDS
+        for node in self.conjuncts(schema):
+            found &= kinds(node)
+            values = enumerated(node)
+            if values is not None:
+                found &= frozenset(map(kind_of, values))
+            for branches in _choices(node):
+                found &= frozenset().union(*(self.kinds(each, depth - 1) for each in branches))
+        if self._references.holds(schema):
+            self._kinds[id(schema)] = found
+        return found
+
+    def values(self, schema: Any) -> list[Any] | None:
+        """The values of the right types that alone may match; None where the schema lists none."""
+        found: list[Any] | None = None
+        for node in self.conjuncts(schema):
+            values = enumerated(node)
+            if values is not None:
+                found = values if found is None else [v for v in found if _is_among(v, values)]
+        allowed = KINDS.intersection(*map(kinds, self.conjuncts(schema)))
+        return found and [each for each in found if kind_of(each) in allowed]
+
+    def narrowing(self, schema: Any) -> frozenset[str]:
+        """All keywords that narrow a value, of whatever type it is."""
+        found, seen, waiting = set[str](), set[int](), [schema]
+        while waiting:
+            node = waiting.pop()
+            if not isinstance(node, Mapping) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            found |= NARROWING & node.keys()
+            for key in ("allOf", *CHOICES):
+                waiting += elements(node, key)
+            waiting.append(self._references.target(node))
+        return frozenset(found)
+
+    def members(self, schema: Any) -> Members:
+        """The properties of the objects that match a schema."""
+        return self._members(schema, set())
+
+    def _members(self, schema: Any, seen: set[int]) -> Members:
+        nodes = [_Object.of(each, self, seen) for each in self.conjuncts(schema)]
+        names = dict.fromkeys(name for node in nodes for name in node.named)
+        needed = frozenset(name for node in nodes for name in required(node.schema))
+        names |= dict.fromkeys(sorted(needed - names.keys()))
+        named = {name: _all_of(node.of_name(name) for node in nodes) for name in names}
+        possible = {n: each for n, each in named.items() if n in needed or self.kinds(each)}
+        others = _all_of(node.others for node in nodes)
+        found = Members(possible, needed, others if self.kinds(others) else False, frozenset())
+        left = frozenset().union(*(node.unenforced(found) for node in nodes))
+        return Members(found.named, needed, found.others, left)
+
+    def member_choices(self, node: Mapping[str, Any], seen: set[int]) -> Iterator[dict[str, Any]]:
+        """For each choice of a schema, the properties that its branches name."""
+        for branches in _choices(node):
+            found: dict[str, list[Any]] = {}
+            for branch in branches:
+                if id(branch) not in seen:
+                    seen.add(id(branch))
+                    for name, each in self._members(branch, seen).named.items():
+                        found.setdefault(name, []).append(each)
+            yield {name: _any_of(schemas) for name, schemas in found.items()}
+
+    def definitions(self, schema: Any) -> dict[str, Any]:
+        """The definitions that plain references in a schema lead to, directly or not."""
+        root, found = self._references.root, dict[str, Any]()
+        known = mapping(root, "$defs") if isinstance(root, Mapping) else {}
+        waiting = [schema]
+        while waiting:
+            node = waiting.pop()
+            if not isinstance(node, Mapping):
+                continue
+            name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+            if name in known and name not in found:
+                found[name] = known[name]
+                waiting.append(known[name])
+            waiting += parts(node)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """What one of the conjuncts says of an object."""
+
+    schema: Mapping[str, Any]
+    choices: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any], resolver: Resolver, seen: set[int]) -> _Object:
+        return cls(schema, list(resolver.member_choices(schema, seen)))
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return functools.reduce(
+            lambda found, more: {**found, **more}, self.choices, {**self._properties}
+        )
+
+    @property
+    def _properties(self) -> Mapping[str, Any]:
+        return mapping(self.schema, "properties")
+
+    @property
+    def others(self) -> Any:
+        """The schema of properties that are not named; of some a pattern may say more."""
+        has_patterns = bool(mapping(self.schema, "patternProperties"))
+        return True if has_patterns else self.schema.get("additionalProperties", True)
+
+    def of_name(self, name: str) -> Any:
+        """The schema of the property of this name."""
+        own = self._properties.get(name, self.others)
+        return _all_of([own, *(each[name] for each in self.choices if name in each)])
+
+    def unenforced(self, members: Members) -> Iterator[str]:
+        schema = self.schema
+        yield from {*CHOICES, "enum", "const"} & schema.keys()
+        if mapping(schema, "patternProperties"):
+            yield "patternProperties"
+            if schema.get("additionalProperties", True) is not True:
+                yield "additionalProperties"
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+        if isinstance(least, int) and least > len(members.required):
+            yield "minProperties"
+        if isinstance(most, int) and (members.takes_others or most < len(members.named)):
+            yield "maxProperties"
+
+
+def _is_among(value: Any, values: list[Any]) -> bool:
+    return any(each == value and kind_of(each) == kind_of(value) for each in values)
+
+
+def _choices(schema: Mapping[str, Any]) -> Iterator[list[Any]]:
+    yield from (schema[key] for key in CHOICES if isinstance(schema.get(key), list))
+
+
+def _all_of(schemas: Any) -> Any:
+    """One schema for several that hold together, simple where they are."""
+    found = [each for each in schemas if each is not True and each != {}]
+    if any(each is False for each in found):
+        return False
+    return found[0] if len(found) == 1 else {"allOf": found} if found else {}
+
+
+def _any_of(schemas: list[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
