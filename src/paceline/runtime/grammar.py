@@ -25,6 +25,7 @@ from paceline.runtime.grammar_tables import TablesOnce
 from paceline.runtime.tag_grammar import tag_grammar
 from paceline.runtime.thought_marks import Marks
 from paceline.runtime.thoughts import AfterThoughts
+from paceline.runtime.token_names import TokenNames
 from paceline.structured_outputs import JSON_STYLE, StructuredOutputs, ThoughtMarks
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos = [i for i in eos_token_ids if 0 <= i < vocab_size]
         self._tables = TablesOnce(tokenizer, vocab_size, self._eos, LIMITS)
         self._lock = threading.Lock()
@@ -118,8 +119,8 @@ class GrammarCompiler:
         with self._lock:
             found = self._cache.get(key)
         if found is None:
-            tokens = self._tokens() if spec.structural_tag is not None else {}
-            found = _tried(spec, tables.lookup, tables.trial, tokens, has_gap)
+            names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
+            found = _tried(spec, tables.lookup, tables.trial, names, has_gap)
         with self._lock:
             self._cache[key] = found
             self._cache.move_to_end(key)
@@ -128,12 +129,6 @@ class GrammarCompiler:
         if isinstance(found, RequestError):
             raise RequestError(str(found))
         return found
-
-    def _tokens(self) -> dict[str, int]:
-        """Texts that the model writes as one token, but for those that end a text."""
-        assert self._tokenizer is not None
-        added = self._tokenizer.shown_added_tokens()
-        return {text: i for text, i in added.items() if i not in self._eos}
 
     def _marks(self, marks: ThoughtMarks) -> Marks:
         key = marks.opening, marks.closing
@@ -164,7 +159,7 @@ def _tried(
     spec: StructuredOutputs,
     tokenizer: LLTokenizer,
     trial: WorkerSlot,
-    tokens: Mapping[str, int],
+    tokens: TokenNames,
     has_gap: bool,
 ) -> LLMatcher | RequestError:
     """A matcher at its beginning, or what is wrong with the specification.
@@ -190,7 +185,7 @@ def _tried(
         if reply.get("retry"):
             raise refusal
         return refusal
-    matcher = LLMatcher(tokenizer, reply["ok"], log_level=0, limits=LLParserLimits(**LIMITS))
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
     return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
 
 
@@ -202,7 +197,7 @@ def _refusal(spec: StructuredOutputs, problem: str) -> RequestError:
     return RequestError(f"structured_outputs.{spec.kind} cannot be used: {detail}")
 
 
-def _grammar_text(spec: StructuredOutputs, tokens: Mapping[str, int]) -> str:
+def _grammar_text(spec: StructuredOutputs, tokens: TokenNames) -> str:
     """The specification in the compiler's own language: JSON that lists grammars."""
     from llguidance import LLMatcher
 
@@ -217,7 +212,7 @@ def _grammar_text(spec: StructuredOutputs, tokens: Mapping[str, int]) -> str:
         return tag_grammar(spec.source, tokens)
     if spec.choice is not None:
         return _listed({"lark_grammar": "start: " + " | ".join(map(lark.quoted, spec.choice))})
-    return _listed(lark.source_of(spec.source))
+    return _listed(lark.source_of(spec.source, tokens))
 
 
 def _listed(grammar: Mapping[str, str]) -> str:

@@ -10,28 +10,22 @@ Protocol: one JSON object a line on standard input, one on standard output. The 
 spaces between them; it is answered with ``{"ready"}``. Each further one is
 ``{"grammar", "seconds", "mask_seconds"}``, answered with ``{"ok"}`` or ``{"error"}``, the latter
 with ``"retry": true`` where that is not the compiler's word and another try may end otherwise.
-Parts of a grammar that are in GBNF are translated first, and then ``"ok"`` is the whole translated.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import re
 import signal
 import sys
 import time
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 MEMORY_LIMIT = 2 << 30
 STEPS = 12
 """Tokens of a random output whose masks are tried."""
-
-# Characters by their numbers, which the translation would spell without leading zeros.
-_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\U000([0-9a-fA-F]{5})")
 
 
 class TooSlowError(Exception):
@@ -83,30 +77,12 @@ def _any_bit(bits: int, chance: random.Random) -> int:
 def answer(tokenizer: LLTokenizer, limits: LLParserLimits, request: dict[str, Any]) -> Any:
     """What to reply; whatever a grammar does wrong becomes a message."""
     try:
-        request = {**request, "grammar": translated(request["grammar"])}
         problem = try_out(tokenizer, limits, request)
     except (TooSlowError, MemoryError) as error:
         return {"error": str(error) or "it needs too much memory", "retry": True}
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    return {"error": problem[:1000]} if problem else {"ok": request["grammar"]}
-
-
-def translated(grammar: str) -> str:
-    """A list of grammars in which those in GBNF are in Lark."""
-    if '"gbnf_grammar"' not in grammar:
-        return grammar
-    document = json.loads(grammar)
-    for part in document["grammars"]:
-        source = part.pop("gbnf_grammar", None)
-        if source is not None:
-            part["lark_grammar"] = gbnf_to_lark(_ESCAPED.sub(_unescaped, source))
-    return json.dumps(document)
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    character = chr(int(match[1] or match[2], 16))
-    return character if character.isalnum() else match[0]
+    return {"error": problem[:1000]} if problem else {"ok": True}
 
 
 def _limit_time(seconds: float) -> None:

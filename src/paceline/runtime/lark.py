@@ -11,16 +11,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.json_schema.normal_form import normal_form
+from paceline.runtime.gbnf import from_gbnf
+from paceline.runtime.token_names import TokenNames
 from paceline.structured_outputs import JSON_STYLE
 
-_GBNF = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
+_GBNF = re.compile(r"(?:^|[\r\n])[ \t]*[\w-]+[ \t]*::=")
 """A rule of GBNF or EBNF; Lark writes a colon alone. Within its line, since what could run on over
 empty lines would take the square of their number."""
 
 
-def source_of(grammar: str) -> dict[str, str]:
-    """A grammar under the name of the language that it is written in."""
-    return {"gbnf_grammar" if _GBNF.search(grammar) else "lark_grammar": grammar}
+def source_of(grammar: str, tokens: TokenNames) -> dict[str, str]:
+    """A grammar in Lark or GBNF, in Lark.
+
+    Raises:
+        RequestError: it is in GBNF and cannot be used.
+    """
+    is_gbnf = _GBNF.search(grammar) is not None
+    return {"lark_grammar": from_gbnf(grammar, tokens) if is_gbnf else grammar}
 
 
 def json_of(schema: Mapping[str, Any] | bool) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from paceline import structural_tags
 from paceline.errors import RequestError
 from paceline.runtime import lark
+from paceline.runtime.token_names import TokenNames
 from paceline.structural_tags import (
     AnyText,
     ConstString,
@@ -32,11 +33,11 @@ _ANYTHING, _SOMETHING = r"(.|\n)*", r"(.|\n)+"
 Ends = tuple[str, ...]
 
 
-def tag_grammar(source: str, tokens: Mapping[str, int] | None = None) -> str:
+def tag_grammar(source: str, tokens: TokenNames | None = None) -> str:
     """
     Args:
         source: of the structural tag, as JSON.
-        tokens: texts that are written as one token, whatever they are made of.
+        tokens: of the model.
 
     Returns:
         JSON that lists grammars.
@@ -44,7 +45,7 @@ def tag_grammar(source: str, tokens: Mapping[str, int] | None = None) -> str:
     Raises:
         RequestError: the tag is malformed.
     """
-    composer = _Composer(tokens or {})
+    composer = _Composer(tokens or TokenNames())
     start = composer.expr(structural_tags.parsed(source), ())
     rules = "\n".join(["%llguidance {}", f"start: {start}", *composer.rules]) + "\n"
     return json.dumps({"grammars": [{"lark_grammar": rules}, *composer.grammars]})
@@ -56,12 +57,12 @@ class _Composer:
     What is free ends where a text in ``ends`` has come, and takes that in; without ends it goes on.
     """
 
-    def __init__(self, tokens: Mapping[str, int]) -> None:
+    def __init__(self, names: TokenNames) -> None:
         self.rules: list[str] = []
         self.grammars: list[dict[str, str]] = []
-        self._tokens = tokens
-        longest = sorted(tokens, key=len, reverse=True)
-        self._token = re.compile("|".join(map(re.escape, longest))) if tokens else None
+        self._names, self._tokens = names, names.texts
+        longest = sorted(names.texts, key=len, reverse=True)
+        self._token = re.compile("|".join(map(re.escape, longest))) if longest else None
 
     def expr(self, form: Format, ends: Ends) -> str:
         match form:
@@ -86,7 +87,7 @@ class _Composer:
                 return lark.expression(form.pattern)
             case Grammar():
                 name = f"grammar_{len(self.grammars)}"
-                self.grammars.append({"name": name, **lark.source_of(form.grammar)})
+                self.grammars.append({"name": name, **lark.source_of(form.grammar, self._names)})
                 return f"@{name}"
             case Repeated():
                 if _is_free(form.content):

@@ -1,0 +1,22 @@
+"""GBNF, the grammars of llama.cpp: what they say, and the same in Lark for the compiler.
+
+Rules are read and refused as llama.cpp b11549 (``src/llama-grammar.cpp``) does, and match the texts
+that they match there. Knows no request and compiles nothing.
+"""
+
+from __future__ import annotations
+
+from paceline.runtime.gbnf.lark import lark_of
+from paceline.runtime.gbnf.parser import parsed
+from paceline.runtime.token_names import TokenNames
+
+__all__ = ["from_gbnf"]
+
+
+def from_gbnf(text: str, tokens: TokenNames) -> str:
+    """A grammar in Lark for one in GBNF.
+
+    Raises:
+        RequestError: it is malformed, leads back to itself from the left, or matches no text.
+    """
+    return lark_of(parsed(text, tokens))
