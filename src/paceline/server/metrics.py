@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from paceline.metrics import EngineStats
 from paceline.server.engine.client import EngineClient
 from paceline.server.engine_metrics import EngineMirror
+from paceline.server.gen_ai_metrics import GenAiMetrics, GenAiTimes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "paceline"
@@ -73,6 +74,7 @@ class ServerMetrics:
             Counter, "requests_rejected", "Requests refused because the queue was full."
         )
         self.up = self._made(Gauge, "engine_up", "1 while the engine serves.")
+        self.gen_ai = GenAiMetrics(self._registry)
         self.mirror = EngineMirror(prefix, by_proposer=prefix != VLLM_PREFIX)
         self._registry.register(self.mirror)
         is_vllm = prefix == VLLM_PREFIX
@@ -118,12 +120,14 @@ class ModelMetrics:
         token_gap: histogram of the time between two pieces of a sample, each of which its client
             gets as one event.
         rejected: counter of requests that were refused because the queue was full.
+        gen_ai: the times under OpenTelemetry's names.
     """
 
     def __init__(self, server: ServerMetrics, model_name: str = "") -> None:
         self.first_token = server.first_token.labels(model_name)
         self.token_gap = server.token_gap.labels(model_name)
         self.rejected = server.rejected.labels(model_name)
+        self.gen_ai = GenAiTimes(server.gen_ai, model_name)
         self._request = server.request.labels(model_name)
         self._up = server.up.labels(model_name)
         self._finished = partial(server.finished.labels, model_name)

@@ -26,6 +26,7 @@ from paceline.server.engine.client import EngineClient
 from paceline.server.engine.generation import EngineGeneration
 from paceline.server.engine.memory import memory_of
 from paceline.server.errors import SERVER, ApiError
+from paceline.server.gen_ai_metrics import Operation
 from paceline.server.messages import Piece
 from paceline.server.metrics import ModelMetrics, ServerMetrics
 from paceline.server.room import Room
@@ -224,6 +225,7 @@ class Serving:
         prompts: Sequence[Prompt],
         deadline: Deadline,
         cache_salt: str | None,
+        operation: Operation,
         adapter: str | None = None,
     ) -> AsyncIterator[Answers]:
         """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
@@ -232,7 +234,7 @@ class Serving:
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
         """
         params = [prompt.params for prompt in prompts]
-        clock = Clock(self.metrics, len(prompts), params[0].n, deadline)
+        clock = Clock(self.metrics, operation, len(prompts), params[0].n, deadline)
         generating = self.client.generate(
             [prompt.token_ids for prompt in prompts],
             params,

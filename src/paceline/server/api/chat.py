@@ -63,6 +63,7 @@ class Chat(Answering[ChatCompletionRequest]):
     """A chat while it is served."""
 
     kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    operation = "chat"
 
     # Once the conversation is rendered.
     _token_ids: list[int]

@@ -23,6 +23,7 @@ from paceline.models.tokenizer import LONG_TEXT
 from paceline.server.api.usage import Usage
 from paceline.server.body import Model, read_body
 from paceline.server.errors import error_event
+from paceline.server.gen_ai_metrics import Operation
 from paceline.server.messages import Piece
 from paceline.server.models import Models
 from paceline.server.protocol.common import GenerationFields
@@ -113,12 +114,14 @@ class Answering(ABC, Generic[Body]):
 
     Attributes:
         kind: how its id begins and what it is called, in one body and as an event.
+        operation: what metrics call it.
         num_prompts: of the request, with as many samples each.
         headers: of the answer, once it has begun.
         keep_alive: seconds that the model stays loaded after it; None is the server's.
     """
 
     kind: ClassVar[tuple[str, str, str]]
+    operation: ClassVar[Operation]
     num_prompts = 1
     keep_alive: float | None = None
     _usage: Usage  # once it is prepared
@@ -197,7 +200,7 @@ class Answering(ABC, Generic[Body]):
             prompts = await self._prepare()
             self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts), body)
             answering = serving.answering(
-                request, prompts, self.deadline, body.cache_salt, self._adapter
+                request, prompts, self.deadline, body.cache_salt, self.operation, self._adapter
             )
             try:
                 found = await stack.enter_async_context(answering)

@@ -56,6 +56,7 @@ class Completion(Answering[CompletionRequest]):
     """
 
     kind = "cmpl", "text_completion", "text_completion"
+    operation = "text_completion"
     may_be_empty: ClassVar[bool] = False
     """Whether a request for no tokens is one to compute the prompt's KV ahead of time."""
 

@@ -134,7 +134,7 @@ class Pooling:
         prompts = [Prompt(each, self._params) for each in inputs]
         found = [b""] * len(inputs)
         answering = self._serving.answering(
-            self._request, prompts, self._deadline, self._salt, self._adapter
+            self._request, prompts, self._deadline, self._salt, "embeddings", self._adapter
         )
         async with answering as answers:
             async for piece in answers:
