@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 
 from paceline.models.embedded import embedded_model
 from tests.programs import module
-from tests.server.served import chat_model
+from tests.server.served import LOOKUP, chat_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 watch = module("load_server")
@@ -108,6 +108,84 @@ def test_a_killed_server_takes_its_processes_along_and_starts_again(tmp_path: Pa
                 list(lines)
     with served(folder, "--port", str(first.port)) as second:
         assert complete(url_of(second)).status_code == 200
+
+
+SCHEMA = {"properties": {"a": {"type": "string", "minLength": 300}}, "required": ["a"]}
+WISHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"disable_spec_decode": True},
+    {"temperature": 0.8, "seed": 3},
+    {"structured_outputs": {"json": {"type": "object", **SCHEMA}}},
+)
+"""Of streams that run while a process beside the engine's is killed."""
+STREAMED = {"max_tokens": 300, "disable_spec_decode": False, "logprobs": 0}
+
+
+def helpers(server: Any, name: str) -> set[int]:
+    """Processes with this name that are not the engine's, whose command names its maker too."""
+    return set(server.named(name)) - set(server.named(watch.ENGINE_NAME))
+
+
+def kill_amid_streams(server: Any, name: str) -> list[Any]:
+    """The choices of streams, each put together, amid which the processes of a name are killed."""
+    (engine,) = server.named(watch.ENGINE_NAME)
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(streaming(url_of(server), **{**STREAMED, **wish}))
+            for wish in WISHES
+        ]
+        os.kill(engine, signal.SIGSTOP)  # so that no stream ends before
+        try:
+            victims = helpers(server, name)
+            assert victims
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: not any(map(is_alive, victims)))
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        return [put_together(lines) for lines in streams]
+
+
+def put_together(lines: Iterator[str]) -> Any:
+    """What a whole answer would be."""
+    *events, done = [line.removeprefix("data: ") for line in lines if line]
+    assert done == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events]
+    tokens = [token for each in choices for token in each["logprobs"]["tokens"]]
+    return "".join(each["text"] for each in choices), tokens, choices[-1]["finish_reason"]
+
+
+def answers(url: str) -> list[Any]:
+    """The same requests, each alone."""
+    found = []
+    for wish in WISHES:
+        (choice,) = complete(url, **{**LONG, **STREAMED, **wish}).json()["choices"]
+        found.append((choice["text"], choice["logprobs"]["tokens"], choice["finish_reason"]))
+    return found
+
+
+def test_processes_beside_the_engine_may_be_killed_amid_streams(tmp_path: Path) -> None:
+    with served(str(chat_model(tmp_path)), "--speculative-config", json.dumps([LOOKUP])) as server:
+        url = url_of(server)
+        known = answers(url)
+        use_helpers(url)
+        for name in ("template_worker.py", "grammar_worker.py"):
+            former = helpers(server, name)
+            assert kill_amid_streams(server, name) == known
+            use_helpers(url)
+            assert helpers(server, name).isdisjoint(former)
+        assert kill_amid_streams(server, "forkserver") == known
+        use_helpers(url)
+        assert answers(url) == known
+        assert server.stats()["restarts"] == 0
+        assert server.alarms == []
+        # Another one starts when it is needed, which is for the next engine.
+        os.kill(server.pids[watch.ENGINE], signal.SIGKILL)
+        until(lambda: server.stats()["restarts"] == 1 and status(url) == 200)
+        use_helpers(url)
+        assert answers(url) == known
+        assert helpers(server, "forkserver")
+        assert server.end() == 0
 
 
 @pytest.mark.timing
