@@ -205,7 +205,7 @@ def test_times_begin_when_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> 
     complete(app, "20", max_tokens=1)
     text = call(app, "GET", "/metrics").text
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
-        (total,) = re.findall(rf"{name}_sum\S* (\S+)", text)
+        (total,) = re.findall(rf"paceline:{name}_sum\S* (\S+)", text)
         assert float(total) == pytest.approx(20)
     app = application(request_timeout=30.0)
     for stream in (False, True):

@@ -28,7 +28,7 @@ class Clock:
     """Times of the answers to a request's prompts, told to the metrics, and how they ended.
 
     Args:
-        now: seconds as ``deadline`` counts them.
+        now: seconds as ``deadline`` counts them; default: :func:`time.monotonic`.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Clock:
         num_prompts: int,
         num_samples: int,
         deadline: Deadline,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self._metrics = metrics
         self._operation: Operation = operation
         self._deadline = deadline
-        self._now = now
+        self._now = now or time.monotonic
         self._prompts = [[_Sample() for _ in range(num_samples)] for _ in range(num_prompts)]
         self._samples = [sample for samples in self._prompts for sample in samples]
         self._reasons = ["abort"] * num_prompts
