@@ -161,6 +161,21 @@ def test_the_engines_thread_makes_no_tables(makers: list[int]) -> None:
     assert len(makers) == 1
 
 
+def test_what_takes_a_large_vocabulary_long_is_done_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, looks = with_added({"<a>": False}), list[str]()
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, [0])
+    compiler.prepare()
+    for name in ("shown_added_tokens", "mark_ids", "encoder_within", "to_json"):
+        note = lambda *_, name=name: looks.append(name)  # noqa: E731
+        monkeypatch.setattr(Tokenizer, name, note)
+    compiler.constraints(StructuredOutputs(regex="a<a>"), 1)
+    compiler.constraints(StructuredOutputs(json={"type": "object"}), 1)
+    compiler.close()
+    assert looks == []
+
+
 def test_only_requests_with_a_grammar_wait_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     are_wanted, may_be = threading.Event(), threading.Event()
     honest, answers = llguidance.LLTokenizer, list[str]()

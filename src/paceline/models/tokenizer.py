@@ -132,15 +132,20 @@ class Tokenizer:
         found = None if token is None else self._backend.token_to_id(token)
         return None if found is None else int(found)
 
-    @functools.cached_property
+    @property
     def vocab_size(self) -> int:
         """One more than the highest token id."""
-        return max(self._vocabulary().values(), default=-1) + 1
+        return self._extent[0]
 
-    @functools.cached_property
+    @property
     def longest_token(self) -> int:
         """Characters of the longest of the vocabulary's own spellings."""
-        return max(map(len, self._vocabulary()), default=0)
+        return self._extent[1]
+
+    @functools.cached_property
+    def _extent(self) -> tuple[int, int]:
+        vocabulary = self._vocabulary()  # which takes its time, so both are told by one
+        return max(vocabulary.values(), default=-1) + 1, max(map(len, vocabulary), default=0)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -75,7 +75,6 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos = [i for i in eos_token_ids if 0 <= i < vocab_size]
         self._tables = TablesOnce(tokenizer, vocab_size, self._eos, LIMITS)
         self._lock = threading.Lock()
@@ -119,8 +118,7 @@ class GrammarCompiler:
         with self._lock:
             found = self._cache.get(key)
         if found is None:
-            names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
-            found = _tried(spec, tables.lookup, tables.trial, names, has_gap)
+            found = _tried(spec, tables.lookup, tables.trial, tables.names, has_gap)
         with self._lock:
             self._cache[key] = found
             self._cache.move_to_end(key)

@@ -1,5 +1,5 @@
-"""What every grammar of a model needs, made once: the tables of its vocabulary, and the process
-that tries grammars out. Knows no grammar.
+"""What every grammar of a model needs, made once: the tables of its vocabulary, the names of its
+tokens, and the process that tries grammars out. Knows no grammar.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from paceline.errors import RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.runtime.grammar_vocabulary import GrammarVocabulary
+from paceline.runtime.token_names import TokenNames
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -29,11 +30,13 @@ class Tables:
     """
     Attributes:
         lookup: the vocabulary as the compiler of grammars looks it up.
+        names: by which a grammar may ask for tokens.
         trial: the process that tries grammars out; it starts with the first one.
     """
 
     vocabulary: GrammarVocabulary
     lookup: LLTokenizer
+    names: TokenNames
     trial: WorkerSlot
 
 
@@ -110,8 +113,9 @@ class TablesOnce:
             raise RequestError(
                 f"structured_outputs cannot be had with this model's tokenizer: {error}"
             ) from error
+        names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
         script = Path(__file__).with_name("grammar_worker.py")
-        return Tables(vocabulary, lookup, WorkerSlot(script, self._greeting(vocabulary)))
+        return Tables(vocabulary, lookup, names, WorkerSlot(script, self._greeting(vocabulary)))
 
     def _greeting(self, vocabulary: GrammarVocabulary) -> str:
         """What the process that tries grammars out has to know at its start."""
