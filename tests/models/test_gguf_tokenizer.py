@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.tokenizer import Tokenizer
 from tests.models.gguf_writing import convert, tokenizer_metadata
@@ -166,3 +166,10 @@ def test_bad_scores(tmp_path: Path, change: dict[str, Any]) -> None:
         meta |= {"tokenizer.ggml.scores": [0.0], "tokenizer.ggml.token_type": [1]}
     with pytest.raises(ModelLoadError):
         load_checkpoint(vocabulary_file(tmp_path, meta))
+
+
+def test_splitting_that_cannot_be_undone_is_refused(tmp_path: Path) -> None:
+    """llama.cpp b11549 lower-cases texts for this name and drops their white space."""
+    meta = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre="whitespace")
+    with pytest.raises(UnsupportedModelError, match="'whitespace', which lower-cases a text"):
+        loaded(tmp_path, meta)

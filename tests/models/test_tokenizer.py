@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from paceline.errors import ModelLoadError, RequestError, TemplateError
@@ -56,30 +58,33 @@ def test_special_tokens_are_skipped_even_if_normalised(shared_data: Path) -> Non
 
 def test_roles_may_be_objects_or_in_the_map(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, byte_fallback_json(), bos_token={"content": "<s>"}, eos_token=None)
-    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "</s>", "bos_token": "x"}')
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "</s>"}')
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.bos_token_id == 1
     assert tokenizer.eos_token_ids == (2,)
 
 
-@pytest.mark.parametrize("backend_adds", [True, False])
 @pytest.mark.parametrize("flag", [True, False, None])
-def test_bos(tmp_path: Path, backend_adds: bool, flag: bool | None) -> None:
-    """The flag decides; without one the tokenizer's own way does. Never two of them."""
+@pytest.mark.parametrize("adds", ["", "bos", "both"])
+def test_tokenizer_json_alone_says_what_is_around_a_text(
+    tmp_path: Path, adds: str, flag: bool | None
+) -> None:
+    """transformers 5.24.0 ignores both flags for LlamaTokenizer, GPT2Tokenizer, Qwen2Tokenizer,
+    GemmaTokenizer, CohereTokenizer and PreTrainedTokenizerFast, with or without ``Fast``."""
     backend = tokenizers.Tokenizer.from_str(byte_fallback_json())
-    if backend_adds:
-        backend.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 1)]
-        )
-    config = {} if flag is None else {"add_bos_token": flag}
-    save_tokenizer(tmp_path, backend.to_str(), bos_token="<s>", **config)
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    wants = backend_adds if flag is None else flag
-    bare = tokenizer.encode("the", add_special_tokens=False)
-    assert 1 not in bare
-    assert tokenizer.encode("the") == [1] * wants + bare
-    assert tokenizer.encode_literal("the", add_special_tokens=True) == [1] * wants + bare
-    assert tokenizer.encode_literal("the") == bare
+    single = {"": "$A", "bos": "<s> $A", "both": "<s> $A </s>"}[adds]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    config = {} if flag is None else {"add_bos_token": flag, "add_eos_token": flag}
+    roles = {"bos_token": "<s>", "eos_token": "</s>"}
+    save_tokenizer(tmp_path, backend.to_str(), **roles, **config)
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    bare = ours.encode("the", add_special_tokens=False)
+    around = [1] * (adds != "") + bare + [2] * (adds == "both")
+    assert ours.encode("the") == theirs.encode("the") == around
+    assert ours.encode_literal("the", add_special_tokens=True) == around
+    assert ours.encode_literal("the") == bare
 
 
 def test_truncation_and_padding_in_the_file_do_not_apply(tmp_path: Path) -> None:
@@ -164,6 +169,66 @@ def test_template_files_have_priority(tmp_path: Path) -> None:
     assert not tokenizer.template_mentions("reasoning_effort")
     assert tokenizer.template_knows("enable_thinking")
     assert not tokenizer.template_knows("thinking")
+
+
+JINJA, JSON = "chat_template.jinja", "chat_template.json"
+DEFAULT = "additional_chat_templates/default.jinja"
+TOOLS = "additional_chat_templates/tool_use.jinja"
+OLD = json.dumps({"chat_template": "old"})
+
+
+@pytest.mark.parametrize(
+    ("entry", "files", "chosen"),
+    [
+        ("config", {}, "config"),
+        ({"default": "config", "tool_use": "t"}, {}, "config"),
+        ("config", {JINJA: "file", JSON: OLD}, "file"),
+        ("config", {JSON: OLD}, "config"),
+        (None, {JINJA: "file", DEFAULT: "additional"}, "additional"),
+        (None, {JINJA: "file\n", TOOLS: "t"}, "file"),
+        ([{"name": "default", "template": "a"}, {"name": "default", "template": "b"}], {}, "b"),
+    ],
+)
+def test_template_of_the_same_place_as_in_transformers(
+    tmp_path: Path, entry: Any, files: dict[str, str], chosen: str
+) -> None:
+    save_tokenizer(tmp_path, byte_fallback_json(), chat_template=entry)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.apply_chat_template(MESSAGES, tokenize=False) == chosen
+    assert ours.apply_chat_template(MESSAGES) == chosen
+
+
+@pytest.mark.parametrize("entry", [None, "config"])
+def test_additional_templates_alone_leave_no_default(tmp_path: Path, entry: str | None) -> None:
+    save_tokenizer(tmp_path, byte_fallback_json(), chat_template=entry)
+    (tmp_path / TOOLS).parent.mkdir()
+    (tmp_path / TOOLS).write_text("tools")
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    with pytest.raises(TemplateError, match="no default chat template; it has tool_use"):
+        tokenizer.apply_chat_template(MESSAGES)
+    assert tokenizer.apply_chat_template(MESSAGES, tools=[{}]) == "tools"
+
+
+def test_template_of_the_processor_where_there_is_no_other(tmp_path: Path) -> None:
+    """transformers' processors read this file, and its tokenizers do not."""
+    save_tokenizer(tmp_path, byte_fallback_json())
+    (tmp_path / JSON).write_text(OLD)
+    assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == "old"
+
+
+def test_roles_of_a_model_reach_its_template(tmp_path: Path) -> None:
+    template = "{{ image_token }}{{ eos_token }}"
+    save_tokenizer(
+        tmp_path,
+        byte_fallback_json(),
+        eos_token="</s>",
+        extra_special_tokens={"image_token": "<image>"},
+        chat_template=template,
+    )
+    assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == "<image></s>"
 
 
 def test_no_template() -> None:

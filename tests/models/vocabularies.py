@@ -7,7 +7,15 @@ import json
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from paceline.models.tokenizer import Tokenizer
 
@@ -76,8 +84,16 @@ def byte_level() -> Tokenizer:
 
 def byte_fallback() -> Tokenizer:
     backend = tokenizers.Tokenizer.from_str(byte_fallback_json())
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    return Tokenizer(backend, special_tokens=special, add_bos_token=True)
+    begin_texts(backend, "<s>")
+    return Tokenizer(backend, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def begin_texts(backend: tokenizers.Tokenizer, bos: str) -> None:
+    """Let encoding a text begin with a token of the vocabulary."""
+    token = (bos, backend.token_to_id(bos))
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[token]
+    )
 
 
 def save_tokenizer(folder: Path, tokenizer_json: str, **config: object) -> None:

@@ -89,7 +89,6 @@ def chat_tokenizer(template: str | None = CHATML) -> Tokenizer:
         parts.backend,
         special_tokens=parts.special_tokens,
         chat_templates={} if template is None else {"default": template},
-        add_bos_token=parts.add_bos_token,
     )
 
 

@@ -14,6 +14,7 @@ from paceline.models.embedded import embedded_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.config import OPEN_PATHS
 from paceline.server.tokens import TokenTexts
+from tests.models.vocabularies import begin_texts
 from tests.server.asgi import application, call, engine_of, post, refused
 from tests.server.chats import USER
 from tests.server.fakes import FakeEngine, embedded_tokenizer
@@ -131,11 +132,9 @@ def test_llama_cpps_content() -> None:
 
 
 def test_llama_cpps_content_begins_as_texts_do() -> None:
-    tokenizer = Tokenizer(
-        tokenizers.Tokenizer.from_str(embedded_tokenizer().to_json()),
-        special_tokens={"bos_token": "<|endoftext|>"},
-        add_bos_token=True,
-    )
+    backend = tokenizers.Tokenizer.from_str(embedded_tokenizer().to_json())
+    begin_texts(backend, "<|endoftext|>")
+    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<|endoftext|>"})
     app = application(FakeEngine(tokenizer=tokenizer))
     for content, options, wanted in (
         ("user", {}, [2038]),

@@ -59,3 +59,18 @@ def test_a_tokenizer_that_cannot_be_read_is_not_a_place_that_cannot_be_written(
     monkeypatch.setattr(Path, "open", shut)
     with pytest.raises(TrainingError, match=r"cannot read .*/from/tokenizer\.json: Permission"):
         save_model(target, load_model(source), source, "float32", "")
+
+
+def test_all_files_of_a_tokenizer_come_along(tmp_path: Path) -> None:
+    source, target = folder(tmp_path / "from"), tmp_path / "to"
+    target.mkdir()
+    names = {
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("added_tokens.json", "chat_template.jinja", "chat_template.json"),
+        "additional_chat_templates/tool_use.jinja",
+    }
+    (source / "additional_chat_templates").mkdir()
+    for name in names:
+        (source / name).write_text("{}")
+    save_model(target, load_model(source), source, "float32", "")
+    assert all((target / name).read_text() == "{}" for name in names)

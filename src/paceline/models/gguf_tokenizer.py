@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.fim import GGUF_ROLES
@@ -88,12 +88,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | 
             "gemma4"
         )
     _add_special(backend, _special(metadata, tokens, types, splits=rule is not None))
+    roles = _special_tokens(metadata, tokens)
+    _begin_texts(backend, roles.get("bos_token") if _adds_bos(metadata, rule) else None)
     return Tokenizer(
         backend,
-        special_tokens=_special_tokens(metadata, tokens),
+        special_tokens=roles,
         eos_token_ids=end_ids(metadata),
         chat_templates=_templates(metadata),
-        add_bos_token=_adds_bos(metadata, rule),
         piece_scores=piece_scores,
     )
 
@@ -105,6 +106,18 @@ def _adds_bos(metadata: Mapping[str, Any], rule: SplitRule | None) -> bool:
     flag = metadata.get(PREFIX + "add_bos_token")
     default = rule.adds_bos if rule is not None else kind == "llama"
     return flag if isinstance(flag, bool) else default
+
+
+def _begin_texts(backend: tokenizers.Tokenizer, bos: str | None) -> None:
+    """Let encoding a text begin with this token, or with none."""
+    pieces, special = "$A", []
+    if bos is not None:
+        # Under a name of its own: in a template some characters of a spelling mean something.
+        pieces, special = (
+            "bos $A",
+            [{"id": "bos", "ids": [backend.token_to_id(bos)], "tokens": [bos]}],
+        )
+    backend.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=special)
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Folders of weights that are packed for the native kernels: mapped when loaded, not packed again.
 
 Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetensors files say
-``{"format": "paceline-packed", "version": "2", "dtype": ...}`` and hold, per linear of the decoder,
+``{"format": "paceline-packed", "version": "3", "dtype": ...}`` and hold, per linear of the decoder,
 ``NAME.INDEX.FORMAT`` of each part, counted from 0, ``NAME.INDEX.order`` and ``NAME.bias`` (where it
 has them) as :class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears
 under their fused names, the norms under their own names as float32, ``d2t`` of a pruned head

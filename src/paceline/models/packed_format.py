@@ -15,7 +15,7 @@ from paceline.models.arrays import Array
 from paceline.models.blocks import FLOAT_BYTES, FORMATS
 from paceline.models.ops.base import PackedPart
 
-FORMAT, VERSION = "paceline-packed", "2"
+FORMAT, VERSION = "paceline-packed", "3"
 PACKED_FORMATS = (*FORMATS, *FLOAT_BYTES, "F8_128")
 ORDER = "order"
 """How the name of the tensor ends that holds the order of a part's inputs."""

@@ -45,7 +45,6 @@ class Tokenizer:
         eos_token_ids: ids that end a text; default: that of the ``eos_token``.
         chat_templates: name -> Jinja source; ``default`` is used unless tools are given and there
             is a ``tool_use``.
-        add_bos_token: whether encoding begins with the BOS token; None: as the backend has it.
         piece_scores: piece -> score, where texts are cut into pieces by these and not by the
             backend's merges.
 
@@ -60,17 +59,16 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         eos_token_ids: Sequence[int] | None = None,
         chat_templates: Mapping[str, str] | None = None,
-        add_bos_token: bool | None = None,
         piece_scores: Mapping[str, float] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._file_backend = backend
+        self._splits_special_tokens = bool(backend.encode_special_tokens)
         self._piece_scores = piece_scores
         self._backend = self._joining(backend)
         self._special_tokens = dict(special_tokens or {})
         self._templates = dict(chat_templates or {})
-        self._add_bos = add_bos_token
         self.has_fallback_template = False
         added = backend.get_added_tokens_decoder()
         texts = {each.content for each in added.values()}
@@ -93,7 +91,6 @@ class Tokenizer:
             parts.backend,
             special_tokens=parts.special_tokens,
             chat_templates=parts.chat_templates,
-            add_bos_token=parts.add_bos_token,
             piece_scores=parts.piece_scores,
         )
 
@@ -109,6 +106,7 @@ class Tokenizer:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
+        self._file_backend.encode_special_tokens = self._splits_special_tokens
         self._backend = self._joining(self._file_backend)
 
     def save(self, folder: Path) -> None:
@@ -117,7 +115,6 @@ class Tokenizer:
             self._file_backend,
             self._special_tokens,
             self._templates,
-            self._add_bos,
             self._piece_scores,
         )
         write_tokenizer_folder(folder, parts)
@@ -161,7 +158,7 @@ class Tokenizer:
         return vocabulary
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``, begun with the BOS token where the model wants that.
+        """Token ids of ``text``, between the BOS and EOS tokens that the vocabulary puts there.
 
         Special tokens written out in the text become those tokens. A rendered chat template brings
         its own BOS: encode it with ``add_special_tokens=False``.
@@ -176,19 +173,9 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Token ids of several texts, each as :meth:`encode` has them."""
         try:
-            found = self._backend_ids(texts, add_special_tokens)
+            return self._backend_ids(texts, add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
             raise not_encodable(texts, error) from error
-        return [self._begun(ids, add_special_tokens) for ids in found]
-
-    def _begun(self, ids: list[int], add_special_tokens: bool) -> list[int]:
-        """Ids of the backend with a BOS token or without, as the model wants it."""
-        bos = self.bos_token_id
-        if not add_special_tokens or self._add_bos is None or bos is None:
-            return ids
-        if self._add_bos:
-            return ids if self._backend_adds_bos else [bos, *ids]
-        return ids[1:] if self._backend_adds_bos else ids
 
     def _backend_ids(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         options = {"add_special_tokens": add_special_tokens}
@@ -231,7 +218,7 @@ class Tokenizer:
             raise not_encodable([text], error) from error
         if before:
             return ids[len(backend.encode(before, add_special_tokens=False).ids) :]
-        return self._begun(ids, adds)
+        return ids
 
     def spellings(self, text: str) -> list[list[int]]:
         """Token ids of a text at the beginning and behind other tokens; no others are around them.
@@ -257,15 +244,11 @@ class Tokenizer:
         """The marks by which the model fills gaps, where its vocabulary has them."""
         return find_fim_tokens(self._special_tokens, self._backend.token_to_id)
 
-    @property
+    @functools.cached_property
     def _text_begin(self) -> str:
         """The BOS token where encoding a text begins with it."""
-        adds = self._backend_adds_bos if self._add_bos is None else self._add_bos
-        return self._special_tokens.get("bos_token", "") if adds else ""
-
-    @functools.cached_property
-    def _backend_adds_bos(self) -> bool:
-        return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
+        begins = self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
+        return self._special_tokens["bos_token"] if begins else ""
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids without any added around them, and the characters that each stands for."""

@@ -11,13 +11,18 @@ from typing import Any
 import tokenizers
 
 from paceline.errors import ModelLoadError
-from paceline.models.fim import GGUF_ROLES
 from paceline.models.json_file import read_json, read_text
+from paceline.models.named_tokens import add_named_tokens, read_named_tokens
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_TEMPLATE_BYTES = 4 << 20
 _PATTERNS = ("tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "spiece.model")
-_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", *GGUF_ROLES)
+_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+_ADDITIONAL = "additional_chat_templates/*.jinja"
+_SAVED_ROLES = "special_token_roles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,6 @@ class TokenizerParts:
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
-    add_bos_token: bool | None = None
     piece_scores: Mapping[str, float] | None = None
 
 
@@ -36,8 +40,19 @@ def has_tokenizer_files(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) is not None for pattern in _PATTERNS)
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files that :func:`read_tokenizer_folder` reads in a folder, as far as they are there."""
+    named = (folder / name for name in _FILES)
+    return [path for path in (*named, *sorted(folder.glob(_ADDITIONAL))) if path.is_file()]
+
+
 def read_tokenizer_folder(folder: Path) -> TokenizerParts:
-    """Read ``tokenizer.json``, ``tokenizer_config.json`` and the template files of a folder."""
+    """Read ``tokenizer.json`` and what lies beside it, as transformers 5.24.0 does.
+
+    Whether a text begins with a BOS token or ends with an EOS token says ``tokenizer.json`` alone.
+    The configuration's ``add_bos_token`` and ``add_eos_token`` do not count, nor do
+    ``add_prefix_space``, ``legacy`` and ``clean_up_tokenization_spaces``.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelLoadError(
@@ -46,21 +61,19 @@ def read_tokenizer_folder(folder: Path) -> TokenizerParts:
         )
     backend = backend_from_json(read_text(path, _MAX_TOKENIZER_BYTES), str(path))
     config = _optional_json(folder / "tokenizer_config.json")
-    add_bos = config.get("add_bos_token")
-    return TokenizerParts(
-        backend,
-        _special_tokens(_optional_json(folder / "special_tokens_map.json"), config),
-        _templates(folder, config),
-        add_bos if isinstance(add_bos, bool) else None,
-        _piece_scores(config),
-    )
+    if config.get("split_special_tokens") is True:
+        backend.encode_special_tokens = True
+    roles = config.get(_SAVED_ROLES)
+    if not isinstance(roles, dict):
+        roles = _add_named_tokens(backend, folder, config)
+    return TokenizerParts(backend, roles, _templates(folder, config), _piece_scores(config))
 
 
 def write_tokenizer_folder(folder: Path, parts: TokenizerParts) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json``, to be read back as they were."""
-    config: dict[str, Any] = dict(parts.special_tokens)
-    if parts.add_bos_token is not None:
-        config["add_bos_token"] = parts.add_bos_token
+    config: dict[str, Any] = {_SAVED_ROLES: dict(parts.special_tokens)}
+    if parts.backend.encode_special_tokens:
+        config["split_special_tokens"] = True
     if parts.piece_scores is not None:
         config["piece_scores"] = dict(parts.piece_scores)
     if parts.chat_templates:
@@ -97,36 +110,50 @@ def _piece_scores(config: dict[str, Any]) -> dict[str, float] | None:
     return scores
 
 
-def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
-    """Role -> token; later sources win. A token is a string or an object with its content."""
-    found = {}
-    for source in sources:
-        for role in _ROLES:
-            value = source.get(role)
-            if isinstance(value, dict):
-                value = value.get("content")
-            if isinstance(value, str):
-                found[role] = value
-    return found
+def _add_named_tokens(
+    backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]
+) -> dict[str, str]:
+    """Add what the files of a folder name; role -> token."""
+    named = read_named_tokens(
+        config,
+        _optional_json(folder / "special_tokens_map.json"),
+        _optional_json(folder / "added_tokens.json"),
+        backend.get_added_tokens_decoder(),
+    )
+    add_named_tokens(backend, named)
+    return {role: token.content for role, token in named.roles.items()}
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Name -> template; files of their own have priority over the configuration's entry."""
-    files = {
-        path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    """Name -> template, from the first place that has any.
+
+    Files of templates replace the configuration's entry, and a ``default`` among the additional
+    ones replaces ``chat_template.jinja``, as for transformers' tokenizers. Its processors alone
+    read ``chat_template.json``; here it serves where there is nothing else.
+    """
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted(folder.glob(_ADDITIONAL))}
+    found = {
+        name: read_text(path, _MAX_TEMPLATE_BYTES) for name, path in files.items() if path.is_file()
     }
-    if (folder / "chat_template.jinja").is_file():
-        files["default"] = folder / "chat_template.jinja"
-    if files:
-        return {name: read_text(path, _MAX_TEMPLATE_BYTES) for name, path in files.items()}
-    entry = config.get("chat_template")
+    if found:
+        return found
+    path = folder / "chat_template.json"
+    for source in (config, _optional_json(path)):
+        if source.get("chat_template") is not None:
+            return _templates_of(source["chat_template"])
+    return {}
+
+
+def _templates_of(entry: Any) -> dict[str, str]:
+    """Name -> template, of one template, a list of named ones, or an object of them."""
     if isinstance(entry, str):
         return {"default": entry}
+    if isinstance(entry, dict):
+        entry = [{"name": name, "template": text} for name, text in entry.items()]
     if isinstance(entry, list):
         return named_templates(entry)
-    if entry is not None:
-        raise ModelLoadError("chat_template in tokenizer_config.json must be a string or a list")
-    return {}
+    raise ModelLoadError("chat_template of a tokenizer must be text, a list or an object")
 
 
 def named_templates(entries: list[Any]) -> dict[str, str]:

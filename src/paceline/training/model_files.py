@@ -29,7 +29,7 @@ from paceline.models.safetensors_files import SafetensorsFolder, shards_by_tenso
 from paceline.models.stored_names import INDEX_FILE
 from paceline.models.stored_names import SINGLE_FILE as WEIGHTS
 from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
-from paceline.models.tokenizer_files import read_tokenizer_folder
+from paceline.models.tokenizer_files import read_tokenizer_folder, tokenizer_files
 from paceline.models.torch_arrays import to_numpy, to_torch
 from paceline.training.checkpoint import FILE_NAME as STATE
 from paceline.training.configs import ModelShape
@@ -43,7 +43,6 @@ HYBRID = "qwen3_5_text"
 ROUTER = ".mlp.gate.weight"
 ONE_EXPERT = re.compile(r"\.mlp\.experts\.0\.gate_proj\.weight$")
 GENERATION = "generation_config.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +258,10 @@ def _stored(params: Mapping[str, Tensor], weights_dtype: str) -> dict[str, Tenso
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file() and (source / name).resolve() != (folder / name).resolve():
-            _copy(source / name, folder / name)
+    for path in tokenizer_files(source):
+        copied = folder / path.relative_to(source)
+        if path.resolve() != copied.resolve():
+            _copy(path, copied)
 
 
 def _copy(source: Path, path: Path) -> None:
@@ -269,7 +269,7 @@ def _copy(source: Path, path: Path) -> None:
         data = source.read_bytes()
     except OSError as error:
         raise TrainingError(f"cannot read {source}: {error.strerror or error}") from error
-    with whole_file(path, TrainingError) as partial:
+    with whole_file(path, TrainingError, make_folder=True) as partial:
         partial.write_bytes(data)
 
 
