@@ -7,12 +7,19 @@ decision of :data:`DECISIONS`.
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
 
 from paceline.errors import TemplateError
+from paceline.server.chat.parts import PlacedText
+from paceline.server.chat.tool_calls import ToolCallReader
+from paceline.server.chat.tool_formats import tool_format
 from tests.conftest import REPOSITORY
+from tests.server.answer_parts import added_up
+from tests.server.chats import chat_tokenizer
 from tests.templates import Chat, by_paceline, by_transformers, call
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -121,3 +128,38 @@ def test_chats_are_written_as_transformers_writes_them(name: str) -> None:
             continue
         is_equal = by_paceline(source, CHATS[name]) == wanted
         assert is_equal is (path.stem not in differing), path.stem
+
+
+NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}
+"""Templates that leave earlier calls out of the prompt."""
+NOT_READ = {
+    *("MiniMax-M3", "openbmb-MiniCPM5-1B", "muse-glimmer", "upstage-Solar-Open-100B"),
+    *("meetkai-functionary-medium-v3.1", "meetkai-functionary-medium-v3.2"),
+    "openai-gpt-oss-120b",  # Harmony is found by its tokens
+}
+
+
+@pytest.mark.skipif(not SOURCES, reason=f"no templates at {FOLDER}; `make peers` fetches them")
+def test_the_format_found_reads_the_call_that_the_template_writes() -> None:
+    for path in SOURCES:
+        source = path.read_text(encoding="utf-8")
+        form = tool_format("auto", chat_tokenizer(source))
+        if "tools" not in source or path.stem in NOT_READ:
+            assert form is None, path.stem
+            continue
+        chat = {"tools": [WEATHER], "add_generation_prompt": False}
+        try:
+            asked = by_paceline(source, chat | {"messages": [ASKED]})
+            text = by_paceline(source, chat | {"messages": [ASKED, CALLED]})
+        except TemplateError:  # it wants something else than tools
+            continue
+        assert form is not None, path.stem
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(asked, text, strict=False))
+        answer = text[sum(1 for _ in same) :]
+        reader = ToolCallReader(form, {"weather": WEATHER["function"]["parameters"]})
+        answer = answer.rpartition("<|end_header_id|>\n\n")[2]
+        parts = [*reader.push(PlacedText(answer), final=False)]
+        _, _, calls = added_up([*parts, *reader.push(PlacedText(), final=True)])
+        wanted = json.loads(CALLED["tool_calls"][0]["function"]["arguments"])
+        found = [(name, json.loads(arguments)) for name, arguments in calls]
+        assert found == ([] if path.stem in NO_CALLS else [("weather", wanted)]), path.stem

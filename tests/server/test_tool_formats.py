@@ -17,7 +17,7 @@ from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
 from paceline.server.config import TOOL_CALL_PARSERS
 from tests.server.answer_parts import added_up, in_order
-from tests.server.chats import chat_tokenizer
+from tests.server.chats import TOOLS, ChatServer, chat_tokenizer
 from tests.server.tool_samples import BARE, CALLS, SAMPLES, SCHEMAS, deepseek
 
 
@@ -332,6 +332,21 @@ def test_a_format_is_found_by_its_template(name: str) -> None:
     assert tool_format("auto", chat_tokenizer(TEMPLATES[name].replace("tools", "t"))) is None
     other = tool_format("xlam", tokenizer)
     assert other is FORMATS["xlam"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set ns = ']<]minimax[>[' %}{{ tools }}{{ ns ~ '<tool_call>' }}",
+        "{{ tools }}<|start_header_id|>>>>all\n>>>{{ name }}\n{{ arguments }}",
+        """{{ tools }}{% if '<tool_sep>' in text %}<function name="{{ name }}"><param name="k">""",
+        "{{ tools }}<|start_header_id|><function={{ name }}>{{ arguments }}</function>",
+    ],
+    ids=["minimax-m3", "functionary-3.2", "minicpm5", "functionary-3.1"],
+)
+def test_formats_that_are_not_read_are_not_taken_for_others(template: str) -> None:
+    assert tool_format("auto", chat_tokenizer(template)) is None
+    assert ChatServer(template=template).post(tools=TOOLS)[0] == 400
 
 
 def test_the_template_says_how_a_format_is_written() -> None:

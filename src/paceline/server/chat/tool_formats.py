@@ -48,8 +48,11 @@ FORMATS: dict[str, ToolFormat] = {
 _SHOWN_BY: tuple[tuple[tuple[str, ...], ToolFormat | None], ...] = (
     (("<seed:tool_call>",), tags.SEED_OSS),
     (("<minimax:tool_call>",), tags.MINIMAX_M2),
+    (("]<]minimax[>[",), None),  # MiniMax M3: each key of an argument is a tag of its own
+    ((">>>all",), None),  # functionary 3.2: ">>>", a name, a line of JSON
+    (('<function name="',), None),  # MiniCPM 5: values may stand in CDATA sections
     (("<function=", "<parameter="), tags.QWEN3_CODER),
-    (("<function=",), None),  # its calls have JSON between these marks, which is not read here
+    (("<function=",), None),  # functionary 3.1: JSON between these marks
     (("<tool_sep{}>", ":opensource"), tags.HY_V3),
     (("<tool_sep",), tags.HY_V3_PREVIEW),
     (("<arg_key>", "</arg_key>\\n<arg_value>"), tags.GLM45),
@@ -86,8 +89,8 @@ _SHOWN_BY: tuple[tuple[tuple[str, ...], ToolFormat | None], ...] = (
     (("<|start_header_id|>",), json.LLAMA),
     (("<|header_start|>",), json.LLAMA),
 )
-"""Words that a chat template has if its model was taught a format; the first entry that fits
-counts."""
+"""Words that a chat template has if its model was taught a format, None for one that is not read
+here; the first entry that fits counts."""
 
 
 def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
