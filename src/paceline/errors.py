@@ -77,6 +77,10 @@ class UnservableRequestError(RequestFailedError):
     """What the request itself demands leaves no token, or its grammar passed a limit."""
 
 
+class SlowReaderError(PacelineError):
+    """The client of a stream left too much of it unread; the request was ended."""
+
+
 class EngineClosedError(PacelineError):
     """The engine was closed, or died, before or while the request was served."""
 

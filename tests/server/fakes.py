@@ -24,6 +24,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
 from paceline.sampling_defaults import FROM_FILES, NEUTRAL, SamplingDefaults
 from paceline.sampling_params import SamplingParams
+from paceline.server.engine.backlog import Share
 from paceline.server.engine.wire import joined
 from paceline.server.messages import EngineInfo, EngineState, Piece
 
@@ -149,6 +150,7 @@ class FakeEngine:
         cache_salt: str = "",
         trace_id: str = "",
         adapter: str | None = None,
+        share: Share | None = None,
     ) -> AsyncIterator[FakeGeneration]:
         pairs = list(zip(prompts, params, strict=True))
         for token_ids, wish in pairs:

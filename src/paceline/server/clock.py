@@ -86,7 +86,7 @@ class Clock:
     def close(self, has_failed: bool) -> None:
         """Tell that the answers have ended; one that was complete before a failure stays so."""
         at = self._now()
-        has_failed = has_failed or at >= self._deadline.began + self._deadline.timeout
+        has_failed = has_failed or self._deadline.is_over(at)
         for samples, reason in zip(self._prompts, self._reasons, strict=True):
             unfinished = any(sample.reason is None for sample in samples)
             told, seconds = (

@@ -30,6 +30,7 @@ from paceline.errors import (
     NoFimTokensError,
     RequestError,
     RequestFailedError,
+    SlowReaderError,
     UnknownAdapterError,
     UnservableRequestError,
 )
@@ -125,6 +126,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error), code="unservable_request")
         case RequestFailedError():
             return ApiError(500, str(error), SERVER, code="request_failed")
+        case SlowReaderError():
+            return ApiError(408, str(error), code="slow_reader")
         case HTTPException():
             return _http_error(error)
         case TimeoutError():
@@ -208,6 +211,7 @@ def install_error_handlers(app: Starlette, routes: Sequence[Route]) -> None:
         EngineClosedError,
         ModelUnavailableError,
         RequestFailedError,
+        SlowReaderError,
         HTTPException,
         TimeoutError,
         ClientGoneError,

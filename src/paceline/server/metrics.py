@@ -73,6 +73,9 @@ class ServerMetrics:
         self.rejected = self._made(
             Counter, "requests_rejected", "Requests refused because the queue was full."
         )
+        self.dropped = self._made(
+            Counter, "requests_dropped", "Streams that ended because their clients did not read."
+        )
         self.up = self._made(Gauge, "engine_up", "1 while the engine serves.")
         self.gen_ai = GenAiMetrics(self._registry)
         self.mirror = EngineMirror(prefix, by_proposer=prefix != VLLM_PREFIX)
@@ -121,6 +124,7 @@ class ModelMetrics:
             gets as one event.
         rejected: counter of requests that were refused because the queue was full.
         gen_ai: the times under OpenTelemetry's names.
+        dropped: counter of streams that ended because too much of them was left unread.
     """
 
     def __init__(self, server: ServerMetrics, model_name: str = "") -> None:
@@ -128,6 +132,7 @@ class ModelMetrics:
         self.token_gap = server.token_gap.labels(model_name)
         self.rejected = server.rejected.labels(model_name)
         self.gen_ai = GenAiTimes(server.gen_ai, model_name)
+        self.dropped = server.dropped.labels(model_name)
         self._request = server.request.labels(model_name)
         self._up = server.up.labels(model_name)
         self._finished = partial(server.finished.labels, model_name)

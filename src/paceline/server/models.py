@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from paceline.errors import ConfigError
 from paceline.server.config import ServerConfig
+from paceline.server.engine.backlog import Backlog
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import NOT_FOUND, ApiError
 from paceline.server.metrics import ServerMetrics
@@ -43,6 +44,9 @@ class Models:
         client: of the first model, started.
         others: models that are loaded when a request asks for them.
 
+    Attributes:
+        backlog: what waits for clients of all models.
+
     Raises:
         ConfigError: two models have the same names.
         ModelTooLargeError: the first is larger than the memory that all may have.
@@ -53,6 +57,7 @@ class Models:
     ) -> None:
         self.config = config
         self.metrics = ServerMetrics(config.metrics_prefix)
+        self.backlog = Backlog()
         self._room = Room(Limits(config.memory_budget, config.max_loaded_models, config.keep_alive))
         self.all: list[Serving] = []
         self._by_name: dict[str, Serving] = {}
@@ -66,9 +71,8 @@ class Models:
             raise ConfigError(
                 f"two models are named {offer.names[0]!r}: give one another --served-model-name"
             )
-        serving = Serving(
-            offer.client, self.config, free, self.metrics, self._room, offer.num_bytes
-        )
+        shared = (self.metrics, self._room, self.backlog)
+        serving = Serving(offer.client, self.config, free, *shared, num_bytes=offer.num_bytes)
         self.all.append(serving)
         self._by_name |= dict.fromkeys(free, serving)
 

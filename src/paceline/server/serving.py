@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from paceline import __version__
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import ConfigError, RequestError, SlowReaderError
 from paceline.metrics import EngineStats
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
 from paceline.server.admission import Admission
 from paceline.server.clock import Clock
 from paceline.server.config import ServerConfig
+from paceline.server.engine.backlog import Backlog, Share
 from paceline.server.engine.client import EngineClient
 from paceline.server.engine.generation import EngineGeneration
 from paceline.server.engine.memory import memory_of
@@ -61,7 +62,7 @@ class Serving:
         client: started, unless the model is to be loaded later.
         names: under which requests ask for it, the first in answers.
         metrics: the server's.
-        room: that it shares with the server's other models.
+        room, backlog: that it shares with the server's other models.
         num_bytes: of its weights, as far as that is known before it is loaded.
 
     Attributes:
@@ -83,6 +84,7 @@ class Serving:
         names: Sequence[str],
         metrics: ServerMetrics,
         room: Room,
+        backlog: Backlog,
         num_bytes: int = 0,
     ) -> None:
         self.client = client
@@ -92,6 +94,7 @@ class Serving:
         self.num_bytes = self.size = num_bytes
         self.admission = Admission(0, config.max_queue)
         self.metrics = ModelMetrics(metrics, self.name)
+        self._backlog = backlog
         self._num_loads = 0
         self._is_draining = False
         is_loaded = client.state == "ready"
@@ -227,8 +230,13 @@ class Serving:
         cache_salt: str | None,
         operation: Operation,
         adapter: str | None = None,
+        is_stream: bool = False,
     ) -> AsyncIterator[Answers]:
         """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
+
+        Args:
+            is_stream: the client decides how fast its pieces are taken, so that too many may wait.
+                The request ends then, by its deadline too.
 
         Raises (when the block is entered):
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
@@ -241,6 +249,7 @@ class Serving:
             cache_salt=partition(request.scope, cache_salt),
             trace_id=current_trace_id(),
             adapter=adapter,
+            share=self._share(deadline) if is_stream else None,
         )
         has_failed = was_refused = False
         try:
@@ -252,6 +261,17 @@ class Serving:
         finally:
             if not was_refused:  # that took no time
                 clock.close(has_failed)
+
+    def _share(self, deadline: Deadline) -> Share:
+        """Of what may wait for the client of a stream."""
+        extra = {"trace_id": current_trace_id()}
+
+        def dropped(error: SlowReaderError) -> None:
+            log.warning("a request is ended: %s", error, extra=extra)
+            self.metrics.dropped.inc()
+            deadline.end(error)
+
+        return self._backlog.share(dropped)
 
 
 class Answers:

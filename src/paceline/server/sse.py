@@ -95,12 +95,13 @@ class ClientGoneError(Exception):
     """The client closed its connection; nobody reads an answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deadline:
     """When an answer must have ended; ``timeout`` is infinite where there is no limit."""
 
     timeout: float
     began: float
+    _reason: Exception | None = None
 
     @classmethod
     def after(cls, timeout: float | None) -> Deadline:
@@ -108,10 +109,20 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
+        if self._reason is not None:
+            return 0.0
         return self.began + self.timeout - time.monotonic()
 
-    def error(self) -> TimeoutError:
-        return TimeoutError(f"the answer took longer than {self.timeout:g} s")
+    def is_over(self, at: float) -> bool:
+        """Whether it has come at this time."""
+        return self._reason is not None or at >= self.began + self.timeout
+
+    def end(self, reason: Exception) -> None:
+        """Let it be at once, for a reason that is not the time."""
+        self._reason = self._reason or reason
+
+    def error(self) -> Exception:
+        return self._reason or TimeoutError(f"the answer took longer than {self.timeout:g} s")
 
 
 async def while_connected(
@@ -121,7 +132,7 @@ async def while_connected(
 
     Raises:
         ClientGoneError: the client closed its connection.
-        TimeoutError: the work was not done at the deadline.
+        TimeoutError: the work was not done at the deadline, or what the deadline was ended for.
         Exception: what the work raised.
     """
     task = asyncio.create_task(work)
@@ -179,7 +190,7 @@ class EventStream(Response):
             events: bytes of zero or more whole events each, the ``[DONE]`` at the end included.
             error_event: the bytes that end the stream when the iterator raises.
             receive: of ASGI, with the body read already.
-            deadline: when the stream ends with the event of a ``TimeoutError``.
+            deadline: when the stream ends with the event of its error.
             patience: seconds after which the response begins without events, and is kept alive;
                 None waits for them until the deadline.
 
@@ -236,7 +247,7 @@ class EventStream(Response):
         await self._send_message(send, {"type": "http.response.body", "body": last})
 
     async def _end_late(self, send: Send) -> None:
-        """Say that time is up, to a client that still reads."""
+        """Say that time is up, or what else ended the answer, to a client that still reads."""
         data = self._error_event(self._deadline.error())
         last = {"type": "http.response.body", "body": data}
         with contextlib.suppress(TimeoutError):

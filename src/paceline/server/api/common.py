@@ -200,7 +200,13 @@ class Answering(ABC, Generic[Body]):
             prompts = await self._prepare()
             self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts), body)
             answering = serving.answering(
-                request, prompts, self.deadline, body.cache_salt, self.operation, self._adapter
+                request,
+                prompts,
+                self.deadline,
+                body.cache_salt,
+                self.operation,
+                self._adapter,
+                bool(body.stream),
             )
             try:
                 found = await stack.enter_async_context(answering)

@@ -19,6 +19,7 @@ from paceline.errors import EngineClosedError, EngineDeadError
 from paceline.metrics import EngineStats
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
+from paceline.server.engine.backlog import Share
 from paceline.server.engine.generation import EngineGeneration
 from paceline.server.engine.life import EngineLife
 from paceline.server.engine.restarts import Restarts
@@ -139,8 +140,13 @@ class EngineClient:
         cache_salt: str = "",
         trace_id: str = "",
         adapter: str | None = None,
+        share: Share | None = None,
     ) -> AsyncIterator[EngineGeneration]:
         """The answers to the prompts of a request; leaving the block aborts what still runs.
+
+        Args:
+            share: of what may wait for a client that reads slowly; when it is dropped, what runs is
+                aborted. None: whoever reads waits for nobody.
 
         Raises (when the block is entered):
             RequestError: the engine refuses a prompt, and so the request.
@@ -150,14 +156,22 @@ class EngineClient:
         life = self._living()
         handle = next(self._numbers)
         life.send(("generate", handle, prompts, params, cache_salt, trace_id, adapter))
-        generation = self._generations[handle] = EngineGeneration(params)
+        generation = self._generations[handle] = EngineGeneration(params, share)
+        if share is not None:
+            share.when_dropped(lambda _: self._abort(life, handle))
         try:
             await generation.accepted()
             yield generation
         finally:
-            if self._generations.pop(handle, None) is not None:
-                with suppress(EngineDeadError):
-                    life.send(("abort", handle))
+            self._abort(life, handle)
+            if share is not None:
+                share.close()
+
+    def _abort(self, life: EngineLife, handle: int) -> None:
+        """End what still runs of a request."""
+        if self._generations.pop(handle, None) is not None:
+            with suppress(EngineDeadError):
+                life.send(("abort", handle))
 
     async def stats(self) -> EngineStats:
         """The engine's counters; ``EngineDeadError`` or ``EngineClosedError`` without one."""
@@ -214,7 +228,7 @@ class EngineClient:
         for handle, *fields in entries:
             generation = self._generations.get(handle)
             if generation is not None and generation.take(Piece(*fields)):
-                del self._generations[handle]
+                self._generations.pop(handle, None)  # it may have been aborted meanwhile
 
     def _on_accepted(self, handle: int) -> None:
         if handle in self._generations:

@@ -6,16 +6,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
+from paceline.errors import SlowReaderError
 from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
+from paceline.server.engine.backlog import Share, waiting_bytes
 from paceline.server.messages import Piece
 
 
 class EngineGeneration:
     """The answers to the prompts of one request: iterate over their pieces until all have ended.
 
-    One reader at a time. A slow one holds up nobody: pieces wait here, which are bounded by the
-    prompts' ``max_tokens``.
+    One reader at a time. A slow one holds up nobody: pieces wait here, as many as its share of the
+    backlog may have. Then they go, and the error is all that it meets.
+
+    Args:
+        share: counts what waits; None where the reader takes pieces as they come.
 
     Attributes:
         prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
@@ -23,11 +28,12 @@ class EngineGeneration:
 
     Raises:
         RequestFailedError: from the iteration: the forward or the sampler failed for a prompt.
+        SlowReaderError: from the iteration: too much waited for the reader.
         EngineDeadError: from the iteration: the engine died.
         EngineClosedError: from the iteration: the engine was closed.
     """
 
-    def __init__(self, params: Sequence[SamplingParams]) -> None:
+    def __init__(self, params: Sequence[SamplingParams], share: Share | None = None) -> None:
         self.prompt_logprobs: list[Sequence[TokenLogprobs | None]] = [() for _ in params]
         self._num_samples = params[0].n
         self._num_open = sum(each.n for each in params)
@@ -35,6 +41,9 @@ class EngineGeneration:
         self._error: Exception | None = None
         self._is_accepted = False
         self._changed = asyncio.Event()
+        self._share = share
+        if share is not None:
+            share.when_dropped(self._drop)
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self
@@ -46,7 +55,10 @@ class EngineGeneration:
             if not self._num_open:
                 raise StopAsyncIteration
             await self._change()
-        return self._pieces.popleft()
+        piece = self._pieces.popleft()
+        if self._share is not None:
+            self._share.add(-waiting_bytes(piece))
+        return piece
 
     async def accepted(self) -> None:
         """Wait until the engine has taken the prompts on; ``RequestError`` where it refused."""
@@ -78,5 +90,12 @@ class EngineGeneration:
             self.fail(piece.error)
         if self._error is None:
             self._pieces.append(piece)
+            if self._share is not None:
+                self._share.add(waiting_bytes(piece))
         self.accept()
         return not self._num_open
+
+    def _drop(self, error: SlowReaderError) -> None:
+        self._pieces.clear()
+        self._error = None  # that of a sample has nobody who would hear of it
+        self.fail(error)

@@ -132,7 +132,7 @@ class Responses(Chat):
         known = to_api_error(error)
         # Codes of responses are a closed list; the event before has the server's own.
         said = {
-            "code": "server_error" if known.status >= 500 else "invalid_prompt",
+            "code": "invalid_prompt" if known.status == 400 else "server_error",
             "message": known.message,
         }
         failed = {**self._response, "status": "failed", "error": said, "output": [], "usage": None}

@@ -1,0 +1,173 @@
+"""Streams that their clients do not read: what waits is bounded, for each of them and in all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from paceline.errors import SlowReaderError
+from paceline.request import TokenLogprobs
+from paceline.sampling_params import SamplingParams
+from paceline.server.engine.backlog import Backlog, Share, waiting_bytes
+from paceline.server.engine.generation import EngineGeneration
+from paceline.server.messages import Piece
+from tests.server.asgi import RawCall, application, call
+from tests.server.chats import USER, chat_tokenizer
+from tests.server.fakes import Call, FakeEngine
+from tests.server.live import Server, last_error, opened, run, until
+
+ENDLESS = 10**6
+CHAT = {"messages": [USER], "model": "fake", "max_tokens": 500}
+DOORS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "completions": ("/v1/completions", {"prompt": "a", "max_tokens": 500}, '"code":"slow_reader"'),
+    "chat": ("/v1/chat/completions", CHAT, '"code":"slow_reader"'),
+    "responses": ("/v1/responses", {"input": "a", "max_output_tokens": 500}, "response.failed"),
+    "anthropic": ("/v1/messages", CHAT, '{"type":"error","error":{"type":"timeout_error"'),
+    "ollama": ("/api/chat", {"messages": [USER], "model": "fake"}, '{"error":"the client left'),
+}
+
+
+def piece(sample: int = 0, top: int = 0, **end: Any) -> Piece:
+    logprobs = [TokenLogprobs(7, -0.5, 1, tuple((i, -0.5) for i in range(top)))] if top else []
+    return Piece(sample, [7], ["target"], "x", logprobs, **end)
+
+
+class Pushing(FakeEngine):
+    """Tells all that it has at once, as an engine does that is faster than any client."""
+
+    dropped: list[SlowReaderError]
+
+    @asynccontextmanager
+    async def generate(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        share: Share | None = None,
+        **rest: Any,
+    ) -> AsyncIterator[Any]:
+        self.shares = [*getattr(self, "shares", ()), share]
+        generation = EngineGeneration(params, share)
+        calls = [Call(ids, wish, "", "") for ids, wish in zip(prompts, params, strict=True)]
+        for number, given in enumerate(calls):
+            for told in self.pieces(given, self.answer_ids(given.token_ids), number):
+                generation.take(told)
+        yield generation
+
+
+@pytest.mark.parametrize("top", [0, 20])
+def test_what_waits_is_bounded_by_its_bytes_whatever_the_number_of_samples(top: int) -> None:
+    async def story() -> None:
+        backlog, errors = Backlog(most_bytes_of_request=100_000), list[Exception]()
+        generation = EngineGeneration([SamplingParams(n=128)], backlog.share(errors.append))
+        most = 100_000 // waiting_bytes(piece(top=top))
+        for number in range(most):
+            generation.take(piece(number % 128, top))
+        assert not errors
+        generation.take(piece(5, top))
+        assert isinstance(errors[0], SlowReaderError)
+        assert "unread" in str(errors[0])
+        assert backlog.num_bytes == 0, "nothing of it waits any more"
+        with pytest.raises(SlowReaderError):
+            await anext(generation)
+
+    asyncio.run(story())
+
+
+def test_a_reader_that_keeps_up_may_read_any_number_of_pieces() -> None:
+    async def story() -> None:
+        backlog, errors = Backlog(10_000, 10_000), list[Exception]()
+        generation = EngineGeneration([SamplingParams()], backlog.share(errors.append))
+        for _ in range(1000):
+            generation.take(piece())
+            generation.take(piece())
+            assert [(await anext(generation)).text, (await anext(generation)).text] == ["x", "x"]
+        assert (errors, backlog.num_bytes) == ([], 0)
+
+    asyncio.run(story())
+
+
+def test_beyond_the_bound_of_all_the_slowest_is_dropped_and_its_neighbours_keep_theirs() -> None:
+    async def story() -> None:
+        backlog, dropped = Backlog(most_bytes=20 * waiting_bytes(piece())), list[int]()
+        shares = [
+            backlog.share(lambda _, number=number: dropped.append(number)) for number in (0, 1)
+        ]
+        first, second = (EngineGeneration([SamplingParams(n=9)], share) for share in shares)
+        for _ in range(15):
+            first.take(piece())
+        for _ in range(6):
+            second.take(piece())
+        assert dropped == [0]
+        assert [(await anext(second)).text for _ in range(6)] == ["x"] * 6
+        shares[1].close()
+        assert backlog.num_bytes == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("skipped_time")
+@pytest.mark.parametrize("reads_at_last", [True, False])
+@pytest.mark.parametrize("door", DOORS)
+def test_a_stream_that_is_not_read_ends_by_an_error_in_the_form_of_its_protocol(
+    door: str, reads_at_last: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, body, told = DOORS[door]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    engine = Pushing("word " * 200, chat_tokenizer(template), max_model_len=4096)
+    app = application(engine, request_timeout=0.0)
+    app.state.models.backlog.most_bytes_of_request = 10_000
+
+    async def story() -> None:
+        stream = RawCall(app, path, json.dumps({**body, "stream": True}).encode())
+        stream.reads.clear()
+        await stream.until(lambda: stream.num_offered)
+        if reads_at_last:
+            stream.reads.set()
+        await stream.task  # though nobody reads: its client had its time for last words
+        assert told in stream.text if reads_at_last else not stream.sent
+
+    asyncio.run(story())
+    assert app.state.models.first.admission.num_unfinished == 0
+    assert app.state.models.backlog.num_bytes == 0
+    assert "unread" in caplog.text
+    text = call(app, "GET", "/metrics").text
+    assert 'paceline:requests_dropped_total{model_name="fake"} 1.0' in text
+    assert 'finished_reason="error",model_name="fake"} 1.0' in text
+
+
+def test_an_answer_in_one_body_has_no_such_bound() -> None:
+    engine = Pushing("word " * 200)
+    app = application(engine)
+    app.state.models.backlog.most_bytes_of_request = 1000
+    response = call(app, "POST", "/v1/completions", json={"prompt": "a", "max_tokens": 300})
+    assert response.status_code == 200, response.text
+    assert engine.shares == [None]
+
+
+async def _num_running(server: Server) -> int:
+    return (await server.client.stats()).num_running
+
+
+def test_the_engine_forgets_whoever_does_not_read_while_others_are_served() -> None:
+    async def story() -> None:
+        async with opened() as server:
+            server.models.backlog.most_bytes_of_request = 20 * waiting_bytes(piece())
+            stuck, other = server.ask(max_tokens=ENDLESS), server.ask(max_tokens=60)
+            await until(lambda: "x" in stuck.text)
+            stuck.reads.clear()
+            await other.task
+            assert other.text.count('"text":"x"') == 60
+            while await _num_running(server):
+                await asyncio.sleep(0.005)
+            assert server.client.num_generating == 0
+            stuck.reads.set()
+            await stuck.task
+            assert last_error(stuck)["code"] == "slow_reader"
+            await server.works()
+
+    run(story())
