@@ -20,6 +20,8 @@ MAX_REGEX_BYTES = 4096
 MAX_CHOICES = 1000
 MAX_DEPTH = 64
 """How deep objects and lists of a JSON schema nest."""
+MORE_IF_COMPOSED = 8
+"""How many times these sizes are allowed for what is composed of parts that are within them."""
 JSON_STYLE: dict[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -67,6 +69,7 @@ class StructuredOutputs:
         json_object: any JSON object.
         after: the output may begin with thoughts between these marks; the shape holds for what
             follows them.
+        composed: a program wrote it, of schemas that were within the limits by themselves.
 
     Raises:
         RequestError: none or several are given, or one is malformed or too large.
@@ -82,6 +85,7 @@ class StructuredOutputs:
     structural_tag: Mapping[str, Any] | str | None = None
     json_object: bool = False
     after: ThoughtMarks | None = None
+    composed: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -93,7 +97,7 @@ class StructuredOutputs:
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
+            object.__setattr__(self, "json", _schema_text(self.json, self._times))
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -103,11 +107,11 @@ class StructuredOutputs:
                 f"structured_outputs.json_object is {self.json_object!r}; allowed is true"
             )
         if self.structural_tag is not None:
-            object.__setattr__(self, "structural_tag", _tag_text(self.structural_tag))
+            object.__setattr__(self, "structural_tag", _tag_text(self.structural_tag, self._times))
         self._check_size()
 
     def _check_size(self) -> None:
-        limit = MAX_REGEX_BYTES if self.regex is not None else MAX_SOURCE_BYTES
+        limit = MAX_REGEX_BYTES if self.regex is not None else MAX_SOURCE_BYTES * self._times
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError as error:
@@ -118,6 +122,11 @@ class StructuredOutputs:
             raise RequestError(
                 f"structured_outputs.{self.kind} has {size} bytes; at most {limit} are allowed"
             )
+
+    @property
+    def _times(self) -> int:
+        """How many times the size of one part is allowed."""
+        return MORE_IF_COMPOSED if self.composed else 1
 
     @property
     def kind(self) -> str:
@@ -159,8 +168,8 @@ def _choices(choices: object) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def _schema_text(schema: object) -> str:
-    text, parsed = _json_text("json", schema)
+def _schema_text(schema: object, times: int) -> str:
+    text, parsed = _json_text("json", schema, times)
     reference = endless_reference(parsed)
     if reference is not None:
         raise RequestError(
@@ -170,30 +179,31 @@ def _schema_text(schema: object) -> str:
     return text
 
 
-def _tag_text(tag: object) -> str:
+def _tag_text(tag: object, times: int) -> str:
     from paceline.structural_tags import parsed  # pydantic takes its time to load
 
-    text, _ = _json_text("structural_tag", tag)
+    text, _ = _json_text("structural_tag", tag, times)
     parsed(text)
     return text
 
 
-def _json_text(name: str, value: object) -> tuple[str, Any]:
-    """The value as JSON text, and what that says, within the limits of nesting and size.
+def _json_text(name: str, value: object, times: int) -> tuple[str, Any]:
+    """The value as JSON text, and what that says, within so many times the limits.
 
     Texts are kept as they are, so that the order of properties stays the caller's.
     """
+    limit = MAX_SOURCE_BYTES * times
     try:
         if isinstance(value, str):
-            if len(value) > MAX_SOURCE_BYTES:
+            if len(value) > limit:
                 raise RequestError(
-                    f"structured_outputs.{name} has {len(value)} characters; at most "
-                    f"{MAX_SOURCE_BYTES} are allowed"
+                    f"structured_outputs.{name} has {len(value)} characters; at most {limit} are "
+                    "allowed"
                 )
             parsed = json.loads(value)
-            _check_depth(name, parsed)
+            _check_depth(name, parsed, times)
             return value, parsed
-        _check_depth(name, value)
+        _check_depth(name, value, times)
         return _dumps(value), value
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, RequestError):
@@ -202,25 +212,25 @@ def _json_text(name: str, value: object) -> tuple[str, Any]:
         raise RequestError(f"structured_outputs.{name} is no {what}: {error}") from None
 
 
-def _check_depth(name: str, schema: object) -> None:
+def _check_depth(name: str, schema: object, times: int) -> None:
     if not isinstance(schema, Mapping | bool):
         what = "a JSON schema: an object" if name == "json" else "an object"
         raise RequestError(f"structured_outputs.{name} must be {what}")
     level: list[Any] = [schema]
-    size = 0
-    for _ in range(MAX_DEPTH):
+    size, limit, deepest = 0, MAX_SOURCE_BYTES * times, MAX_DEPTH * times
+    for _ in range(deepest):
         level = [value for value in level if isinstance(value, Mapping | list | tuple)]
         if not level:
             return
         size += sum(map(len, level))
-        if size > MAX_SOURCE_BYTES:  # none is written in less than a byte
+        if size > limit:  # none is written in less than a byte
             raise RequestError(
-                f"structured_outputs.{name} holds more than {MAX_SOURCE_BYTES} values; at most "
-                f"{MAX_SOURCE_BYTES} bytes are allowed"
+                f"structured_outputs.{name} holds more than {limit} values; at most {limit} bytes "
+                "are allowed"
             )
         level = [
             child
             for value in level
             for child in (value.values() if isinstance(value, Mapping) else value)
         ]
-    raise RequestError(f"structured_outputs.{name} nests deeper than {MAX_DEPTH} levels")
+    raise RequestError(f"structured_outputs.{name} nests deeper than {deepest} levels")

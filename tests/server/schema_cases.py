@@ -31,6 +31,11 @@ def referring(reference: str, **beside: Any) -> dict[str, Any]:
     return {**of(a={"$ref": reference, **beside}), **DEFS}
 
 
+def chain(step: dict[str, Any]) -> dict[str, Any]:
+    node = {"type": "object", "properties": {"v": INT, "n": step}, "required": ["v"]}
+    return {"$ref": "#/$defs/N", "$defs": {"N": node}}
+
+
 REFERENCES = {
     "with a bound": referring("#/$defs/I", minimum=5),
     "with a length": referring("#/$defs/S", minLength=3),
@@ -75,6 +80,21 @@ REFERENCES = {
         },
     },
     "dangling": referring("#/$defs/nowhere"),
+    "in its loop, with a type": chain({"$ref": "#/$defs/N", "type": "object", "title": "next"}),
+    "in its loop, with a name": chain({"$ref": "#/$defs/N", "required": ["n"]}),
+    "in its loop, joined": chain({"allOf": [{"$ref": "#/$defs/N"}, {"minProperties": 1}]}),
+    "in its loop, or null": chain(
+        {"anyOf": [{"$ref": "#/$defs/N"}, NULL], "type": ["object", "null"]}
+    ),
+    "in its loop, to the root": {
+        "type": "object",
+        "properties": {"v": INT, "n": {"$ref": "#", "nullable": True, "minProperties": 1}},
+        "required": ["v"],
+    },
+    "outside its loop": {
+        **of(a={"$ref": "#/$defs/N", "required": ["n"]}),
+        "$defs": chain({"anyOf": [{"$ref": "#/$defs/N"}, NULL]})["$defs"],
+    },
     "in an object": {**of(a=of(b={"$ref": "#/$defs/I", "minimum": 5})), **DEFS},
     "in a list": {
         **of(a={"type": "array", "items": {"$ref": "#/$defs/I", "minimum": 4}, "maxItems": 2}),
@@ -177,6 +197,9 @@ CASES = {
 }
 LEFT = {
     "$ref: dangling": ["$ref"],
+    "$ref: in its loop, with a name": ["required"],
+    "$ref: in its loop, joined": ["allOf"],
+    "$ref: in its loop, to the root": ["minProperties"],
     "value: not": ["not"],
     "value: condition": ["if", "then"],
     "object: choice": ["anyOf"],

@@ -7,6 +7,7 @@ objects, and so does this module. It owns what counts as saying otherwise.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,8 +22,11 @@ from paceline.json_schema.keywords import (
 )
 from paceline.json_schema.references import References
 
-MOST_WRITTEN = 20_000
-"""Schemas and names that are written at most: so that a schema made to be slow is not."""
+MOST_STEPS = 50_000
+"""Schemas that are gone through, and names that are noted or written: so that a schema made to be
+slow is not."""
+DEEPEST = 64
+"""Schemas within each other, references followed, that are gone into."""
 _OPENING = {"patternProperties", "enum", "const"}
 _ASIDES = ("not", "if", "then", "else", "propertyNames", "contains", "unevaluatedItems")
 """Keywords whose schemas are no parts of a value, or not always."""
@@ -63,7 +67,8 @@ class _Closing:
         self._references = References(root)
         self._names: dict[int, frozenset[str]] = {}
         self._inlined = set[int]()
-        self._room = MOST_WRITTEN
+        self._room = MOST_STEPS
+        self._depth = 0
 
     def whole(self) -> dict[str, Any]:
         definitions = mapping(self._root, "$defs")
@@ -86,6 +91,12 @@ class _Closing:
         """
         if not isinstance(schema, Mapping):
             return schema
+        with self._deeper():
+            return self._joined_object(schema, others, is_open)
+
+    def _joined_object(
+        self, schema: Mapping[str, Any], others: frozenset[str], is_open: bool
+    ) -> dict[str, Any]:
         groups = self._groups(schema)
         own = _own_names(schema)
         if not own | others and len(groups) == 1 and "allOf" not in groups:
@@ -133,25 +144,33 @@ class _Closing:
     def _with_end(
         self, kept: dict[str, Any], names: frozenset[str], is_open: bool
     ) -> dict[str, Any]:
-        self._write(1)
+        self._spend(1)
         properties = kept.get("properties")
         if not isinstance(properties, Mapping) or {*_OPENING, "additionalProperties"} & kept.keys():
             return kept
         if is_open:
             return {**kept, "additionalProperties": True}
         more = sorted(names - properties.keys())
-        self._write(len(more))
+        self._spend(len(more))
         properties = {**properties, **dict.fromkeys(more, True)}
         return {**kept, "properties": properties, "additionalProperties": False}
 
-    def _write(self, count: int) -> None:
+    @contextlib.contextmanager
+    def _deeper(self) -> Iterator[None]:
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise _TooLargeError
+        yield
+        self._depth -= 1
+
+    def _spend(self, count: int) -> None:
         self._room -= count
         if self._room < 0:
             raise _TooLargeError
 
     def _with_closed_parts(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The schema with its parts closed that describe other values than it does."""
-        self._write(1)
+        self._spend(1)
         left = {key: schema[key] for key in schema if key in (*COMBINERS, *_ASIDES, *_DEPENDENT)}
         rest = {key: schema[key] for key in schema if key not in left}
         return {key: {**with_parts(rest, self._alone), **left}[key] for key in schema}
@@ -172,7 +191,9 @@ class _Closing:
         if id(schema) not in self._names:
             self._names[id(schema)] = frozenset()  # while it leads back to itself
             groups = self._groups(schema).values()
-            found = _own_names(schema).union(*map(self._names_of_all, groups))
+            with self._deeper():
+                found = _own_names(schema).union(*map(self._names_of_all, groups))
+            self._spend(len(found))
             self._names[id(schema)] = found
         return self._names[id(schema)]
 
@@ -187,6 +208,7 @@ class _Closing:
             node = waiting.pop()
             if isinstance(node, Mapping) and id(node) not in seen:
                 seen.add(id(node))
+                self._spend(1)
                 yield node
                 for group in self._groups(node).values():
                     waiting += group

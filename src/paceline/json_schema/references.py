@@ -34,6 +34,7 @@ class References:
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._bases: dict[int, str] = {}
+        self._targets: dict[int, Any] = {}
         self._has_plain_id = "draft-04" in str(_keyword(root, "$schema"))
         self._index(root, "")
 
@@ -42,9 +43,17 @@ class References:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return None
+        if id(schema) not in self._targets:
+            found = self._led_to(reference, self._bases.get(id(schema), ""))
+            if not self.holds(schema):
+                return found
+            self._targets[id(schema)] = found
+        return self._targets[id(schema)]
+
+    def _led_to(self, reference: str, base: str) -> Any:
         try:
-            address, fragment = urldefrag(reference)
-            base = self._bases.get(id(schema), "")
+            is_within = reference.startswith("#")
+            address, fragment = ("", reference[1:]) if is_within else urldefrag(reference)
             address = urljoin(base, address) if address else base
         except ValueError:  # no address at all
             return None

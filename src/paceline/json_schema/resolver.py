@@ -7,6 +7,7 @@ is never narrower than the schema, and what it does not tell is named.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ from paceline.json_schema.references import References
 CHOICES = ("anyOf", "oneOf")
 NOTHING: Mapping[str, Any] = {"enum": []}
 """No value matches it."""
+MOST_JOINED = 64
+"""Schemas that hold together for a value and are gone through, and references in a row."""
+_MOST_BRANCHES = 256
 _DEEPEST = 8
 """Choices within choices that are followed."""
 
@@ -59,19 +63,22 @@ class Resolver:
     def __init__(self, root: Any) -> None:
         self._references = References(root)
         self._kinds: dict[int, frozenset[str]] = {}
+        self._conjuncts: dict[int, list[Mapping[str, Any]]] = {}
+        self._direct: dict[str, set[str]] = {}
 
     def conjuncts(self, schema: Any) -> list[Mapping[str, Any]]:
-        """Schemas without references and ``allOf`` all of which a value has to match."""
-        found, seen, waiting = list[Mapping[str, Any]](), set[int](), [schema]
-        while waiting:
-            node = waiting.pop(0)
-            if node is False:
-                node = NOTHING
-            if not isinstance(node, Mapping) or id(node) in seen:
-                continue
-            seen.add(id(node))
-            found.append({key: node[key] for key in node if key not in ("$ref", "allOf")})
-            waiting += [self._references.target(node), *elements(node, "allOf")]
+        """Schemas without references and ``allOf`` all of which a value has to match.
+
+        They are no more than :data:`MOST_JOINED`.
+        """
+        if id(schema) in self._conjuncts:
+            return self._conjuncts[id(schema)]
+        found: list[Mapping[str, Any]] = [
+            {key: node[key] for key in node if key not in ("$ref", "allOf")}
+            for node in joined(schema, self._references)
+        ]
+        if self._references.holds(schema):
+            self._conjuncts[id(schema)] = found
         return found
 
     def place(self, schema: Any) -> int:
@@ -113,6 +120,8 @@ class Resolver:
             if not isinstance(node, Mapping) or id(node) in seen:
                 continue
             seen.add(id(node))
+            if len(seen) > _MOST_BRANCHES:
+                return frozenset(NARROWING)
             found |= NARROWING & node.keys()
             for key in ("allOf", *CHOICES):
                 waiting += elements(node, key)
@@ -121,10 +130,13 @@ class Resolver:
 
     def members(self, schema: Any) -> Members:
         """The properties of the objects that match a schema."""
-        return self._members(schema, set())
+        return self._members(schema, set(), _DEEPEST)
 
-    def _members(self, schema: Any, seen: set[int]) -> Members:
-        nodes = [_Object.of(each, self, seen) for each in self.conjuncts(schema)]
+    def _members(self, schema: Any, seen: set[int], depth: int) -> Members:
+        nodes = [
+            _Object(each, list(self._member_choices(each, seen, depth)))
+            for each in self.conjuncts(schema)
+        ]
         names = dict.fromkeys(name for node in nodes for name in node.named)
         needed = frozenset(name for node in nodes for name in required(node.schema))
         names |= dict.fromkeys(sorted(needed - names.keys()))
@@ -135,32 +147,44 @@ class Resolver:
         left = frozenset().union(*(node.unenforced(found) for node in nodes))
         return Members(found.named, needed, found.others, left)
 
-    def member_choices(self, node: Mapping[str, Any], seen: set[int]) -> Iterator[dict[str, Any]]:
+    def _member_choices(
+        self, node: Mapping[str, Any], seen: set[int], depth: int
+    ) -> Iterator[dict[str, Any]]:
         """For each choice of a schema, the properties that its branches name."""
-        for branches in _choices(node):
+        for branches in _choices(node) if depth else ():
             found: dict[str, list[Any]] = {}
             for branch in branches:
                 if id(branch) not in seen:
                     seen.add(id(branch))
-                    for name, each in self._members(branch, seen).named.items():
+                    for name, each in self._members(branch, seen, depth - 1).named.items():
                         found.setdefault(name, []).append(each)
             yield {name: _any_of(schemas) for name, schemas in found.items()}
 
     def definitions(self, schema: Any) -> dict[str, Any]:
         """The definitions that plain references in a schema lead to, directly or not."""
-        root, found = self._references.root, dict[str, Any]()
+        known = mapping(self._references.root, "$defs")
+        found, waiting = dict[str, Any](), [*self.named_in(schema)]
+        while waiting:
+            name = waiting.pop()
+            if name in found:
+                continue
+            found[name] = known[name]
+            if name not in self._direct:
+                self._direct[name] = self.named_in(known[name])
+            waiting += self._direct[name]
+        return found
+
+    def named_in(self, schema: Any) -> set[str]:
+        """Names of the definitions that plain references in a schema lead to directly."""
+        root = self._references.root
         known = mapping(root, "$defs") if isinstance(root, Mapping) else {}
-        waiting = [schema]
+        found, waiting = set[str](), [schema]
         while waiting:
             node = waiting.pop()
-            if not isinstance(node, Mapping):
-                continue
-            name = str(node.get("$ref", "")).removeprefix("#/$defs/")
-            if name in known and name not in found:
-                found[name] = known[name]
-                waiting.append(known[name])
-            waiting += parts(node)
-        return found
+            if isinstance(node, Mapping):
+                found.add(str(node.get("$ref", "")).removeprefix("#/$defs/"))
+                waiting += parts(node)
+        return found & known.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +193,6 @@ class _Object:
 
     schema: Mapping[str, Any]
     choices: list[dict[str, Any]]
-
-    @classmethod
-    def of(cls, schema: Mapping[str, Any], resolver: Resolver, seen: set[int]) -> _Object:
-        return cls(schema, list(resolver.member_choices(schema, seen)))
 
     @property
     def named(self) -> dict[str, Any]:
@@ -207,6 +227,20 @@ class _Object:
             yield "minProperties"
         if isinstance(most, int) and (members.takes_others or most < len(members.named)):
             yield "maxProperties"
+
+
+def joined(schema: Any, references: References, most: int = MOST_JOINED) -> list[Mapping[str, Any]]:
+    """A schema and what ``allOf`` and references in it say of the same value, up to a number."""
+    found, seen, waiting = list[Mapping[str, Any]](), set[int](), deque([schema])
+    while waiting and len(found) < most:
+        node = waiting.popleft()
+        if node is False:
+            node = NOTHING
+        if isinstance(node, Mapping) and id(node) not in seen:
+            seen.add(id(node))
+            found.append(node)
+            waiting += [references.target(node), *elements(node, "allOf")]
+    return found
 
 
 def _is_among(value: Any, values: list[Any]) -> bool:

@@ -23,6 +23,7 @@ from paceline.structured_outputs import StructuredOutputs
 STRUCTURED = "structured_outputs"
 # Where in a composed grammar its compiler stopped, and the lines around that place.
 _COMPOSED = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
+_COMPOSED_PART = re.compile(r"^format\.[\w.]+: (?:Value error, )?")
 
 
 def shape_param(body: ChatCompletionRequest | CompletionRequest) -> str | None:
@@ -65,7 +66,7 @@ def _formatted(wish: ResponseFormat) -> tuple[StructuredOutputs, tuple[str, ...]
     given = wish.schema_ if wish.json_schema is None else wish.json_schema.schema_
     strict = wish.json_schema is not None and wish.json_schema.strict is True
     found = enforced(given, strict, "response_format")
-    return StructuredOutputs(json=found.schema), found.unenforced
+    return StructuredOutputs(json=found.schema, composed=True), found.unenforced
 
 
 def enforced(
@@ -125,6 +126,9 @@ def blamed(error: RequestError, param: str | None) -> RequestError | ApiError:
     if param is None or not is_about:
         return error
     if param != STRUCTURED:  # the caller has not seen the grammar that was composed
-        reason = _COMPOSED.sub("", message.partition(": ")[2]) or message
+        reason = _COMPOSED.sub("", message.partition(": ")[2])
+        if param.startswith("tools"):
+            reason = _COMPOSED_PART.sub("", reason)
+        reason = reason or f"its grammar {message.partition(' ')[2]}"
         message = f"{param} cannot be served: {reason}"
     return ApiError(400, message, param=param)

@@ -72,7 +72,7 @@ def constraint(
     elif tool_use is not None and any(tool.strict for tool in tool_use.tools):
         form = _strict(tool_use)
     if form is not None:
-        response = StructuredOutputs(structural_tag={"format": form})
+        response = StructuredOutputs(structural_tag={"format": form}, composed=True)
     return response and replace(response, after=thoughts)
 
 

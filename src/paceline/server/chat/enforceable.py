@@ -13,7 +13,9 @@ from typing import Any
 
 from paceline.json_schema.disjoint import MOST_COMPARED, are_disjoint
 from paceline.json_schema.keywords import kinds, mapping, required, with_parts
+from paceline.json_schema.loops import with_lone_references
 from paceline.json_schema.references import References
+from paceline.json_schema.resolver import MOST_JOINED, joined
 
 UNENFORCED = {
     *("$dynamicRef", "$recursiveRef", "not", "if", "then", "else"),
@@ -58,8 +60,8 @@ def enforceable(schema: Any) -> Enforceable:
     Enforceable(schema={'type': 'array'}, unenforced=('uniqueItems',))
     """
     found: set[str] = set()
-    kept = _Relaxation(schema, found).relaxed(schema)
-    return Enforceable(kept, tuple(sorted(found)))
+    kept, left = with_lone_references(_Relaxation(schema, found).relaxed(schema))
+    return Enforceable(kept, tuple(sorted(found | left)))
 
 
 class _Relaxation:
@@ -87,12 +89,17 @@ class _Relaxation:
             drops = not is_supported_pattern(value)
         elif key in ("minProperties", "maxProperties"):
             drops = not mapping(schema, "properties").keys() <= set(required(schema))
-        elif key == "$ref":
-            drops = self._references.target(schema) is None
+        elif key in ("$ref", "allOf"):
+            drops = self._leads_too_far(schema) or (
+                key == "$ref" and self._references.target(schema) is None
+            )
         asks = (key, value) not in _ASKS_FOR_NOTHING
         if drops and asks:
             self._found.add(key)
         return drops
+
+    def _leads_too_far(self, schema: Mapping[str, Any]) -> bool:
+        return len(joined(schema, self._references, MOST_JOINED + 1)) > MOST_JOINED
 
     def _drop_patterns_of_names(self, kept: dict[str, Any]) -> None:
         named = mapping(kept, "patternProperties")

@@ -47,7 +47,7 @@ def harmony_constraint(
         endings.append(_sequence(_text(f"{CHANNEL}final{MESSAGE}"), shape))
     before = {"type": "star", "content": _one_of(_message("analysis"), _message("commentary"))}
     form = _sequence(*_rest_of(begun), before, _one_of(*endings))
-    return StructuredOutputs(structural_tag={"format": form})
+    return StructuredOutputs(structural_tag={"format": form}, composed=True)
 
 
 def _rest_of(begun: HarmonyParser) -> list[Form]:

@@ -63,6 +63,8 @@ def separated(
     elements: Sequence[Form], separator: str, at_least_one: bool = False, only_one: bool = False
 ) -> Form:
     """Any number of the elements, in any order."""
+    if len(elements) > MAX_PARTS:
+        elements = [one_of(elements)]
     return {
         "type": "tags_with_separator",
         "tags": [each if each["type"] == "tag" else tag("", each, "") for each in elements],
