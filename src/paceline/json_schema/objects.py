@@ -1,8 +1,8 @@
 """Objects that have no properties but those that their schema names, unless it says otherwise.
 
 A JSON schema that names properties allows any others, which hardly anybody means who asks a model
-for an object: llama.cpp's converter (b11549, ``common/json-schema-to-grammar.cpp``) closes such
-objects, and so does this module. It owns what counts as saying otherwise.
+for an object: llama.cpp's converter (b11549) and xgrammar (0.2.9, by its default ``strict_mode``)
+close such objects, and so does this module. It owns what counts as saying otherwise.
 """
 
 from __future__ import annotations
