@@ -173,3 +173,29 @@ def test_splitting_that_cannot_be_undone_is_refused(tmp_path: Path) -> None:
     meta = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre="whitespace")
     with pytest.raises(UnsupportedModelError, match="'whitespace', which lower-cases a text"):
         loaded(tmp_path, meta)
+
+
+@pytest.mark.parametrize(
+    ("pre", "mask", "is_taken"),
+    [
+        ("jina-v2-code", "<mask>", True),
+        ("jina-v2-de", "<mask>", True),
+        ("modern-bert", "[MASK]", True),
+        ("modern-bert", "<mask>", False),
+        ("gpt-2", "<mask>", False),
+    ],
+)
+def test_masks_take_the_white_space_before_them(
+    tmp_path: Path, pre: str, mask: str, is_taken: bool
+) -> None:
+    """As llama.cpp b11549, which knows ModernBERT by ``general.name`` alone."""
+    meta = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre=pre)
+    tokens = meta["tokenizer.ggml.tokens"]
+    meta |= {
+        "tokenizer.ggml.tokens": [*tokens, mask],
+        "tokenizer.ggml.token_type": [*meta["tokenizer.ggml.token_type"], 3],
+    }
+    ours = loaded(tmp_path, meta)
+    taken, kept = ours.encode(f"x{mask} x"), ours.encode(f"x {mask} x")
+    assert taken[:2] == [tokens.index("x"), len(tokens)]
+    assert kept == (taken if is_taken else [taken[0], tokens.index("Ġ"), *taken[1:]])
