@@ -17,6 +17,7 @@ from paceline.errors import ConfigError, ModelLoadError, NoAdapterError, Unknown
 from paceline.llm import LLM
 from paceline.server.engine.client import EngineClient
 from tests.adapters import adapter_folder, adapter_tensors
+from tests.paths import impossible_paths
 from tests.server import factories
 from tests.server.asgi import application, call, complete, engine_of, post, refused, streamed
 from tests.server.chats import chat_tokenizer
@@ -212,6 +213,11 @@ def test_a_real_engine_loads_unloads_and_starts_again_with_adapters(tmp_path: Pa
             for folder in (str(tmp_path / "none"), model)
         ]
         assert [each.status_code for each in answers] == [404, 404]
+        for path in impossible_paths(tmp_path).values():
+            answer = await server.post(LOAD, lora_name="bad", lora_path=path)
+            error = answer.json()["error"]
+            assert answer.status_code in (400, 404), error
+            assert error["param"] == "lora_path"
         wrong = adapter_tensors(toy_tensors(), rank=2)
         folder = adapter_folder(tmp_path / "wrong", wrong)
         answer = await server.post(LOAD, lora_name="bad", lora_path=str(folder))

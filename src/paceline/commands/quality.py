@@ -61,7 +61,7 @@ def _add_peers(arms: Arms, options: VerifyOptions, longest: int) -> None:
         "threads": options.threads or os.cpu_count() or 1,
         "kv_type": options.llama_kv_type or KV_TYPES[0],
     }
-    own = Path(options.model).expanduser() if options.model else None
+    own = Path(os.path.expanduser(options.model)) if options.model else None
     if own is not None and own.is_file():
         arms.add_peer(own, **settings)
     else:

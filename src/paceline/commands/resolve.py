@@ -5,6 +5,7 @@ Imports nothing slow: a server resolves its options in a process that never need
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -145,7 +146,7 @@ def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str
             raise ConfigError(f"--lora names two adapters {name!r}")
         if name in taken:
             raise ConfigError(f"--lora names an adapter {name!r}, as a model is named")
-        found[name] = str(Path(folder).expanduser().resolve())
+        found[name] = os.path.abspath(os.path.expanduser(folder))
     return found
 
 

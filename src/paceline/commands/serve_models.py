@@ -18,6 +18,7 @@ from paceline.models.embedded import embedded_model
 from paceline.models.hub import is_hub_id
 from paceline.models.names import all_models, find_model
 from paceline.models.shard_names import sibling_shards
+from paceline.reading import checked_path
 
 EMBEDDED_NAME = "embedded"
 DEFAULT_BUDGET = "80%"
@@ -90,8 +91,8 @@ def stored_bytes(model: str | None) -> int:
 def _place(model: str | None) -> Path | None:
     if model is None:
         return Path(embedded_model("target"))
-    path = Path(model).expanduser()
-    if path.exists():
+    path, is_there = checked_path(model, ModelLoadError)
+    if is_there:
         return path
     entry = find_model(model)
     return entry.place if entry is not None and entry.is_here else None

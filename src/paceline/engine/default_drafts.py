@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.engine.bundled_drafts import bundled_drafts
+from paceline.errors import ModelLoadError
 from paceline.models.embedded import embedded_model, embedded_ngram_model
+from paceline.reading import checked_path
 
 EVERY_MODEL = parse_speculative_config({"method": DEFAULT_METHOD})
 """Who drafts for any model, wherever it comes from."""
@@ -15,7 +15,10 @@ EVERY_MODEL = parse_speculative_config({"method": DEFAULT_METHOD})
 
 def is_embedded(model: str | None) -> bool:
     """Whether the model is the embedded one, named by its folder or not at all."""
-    return model is None or Path(model).resolve() == Path(embedded_model("target")).resolve()
+    if model is None:
+        return True
+    place, is_there = checked_path(model, ModelLoadError)
+    return is_there and place.samefile(embedded_model("target"))
 
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:

@@ -24,6 +24,7 @@ from paceline.models.hf_layout import PLAIN, Layout, row_order
 from paceline.models.json_file import read_json
 from paceline.models.safetensors_files import MappedFile
 from paceline.models.stored_names import plain_name
+from paceline.reading import checked_path, read_as
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK, MAX_ALPHA = 1024, 1e6
@@ -91,7 +92,12 @@ def load_adapter(
         UnsupportedModelError: the adapter is more than additions to linears of attention and dense
             feed-forwards.
     """
-    folder = Path(folder).expanduser()
+    folder, _ = checked_path(folder, ModelLoadError)
+    with read_as(ModelLoadError, folder):
+        return _read(folder, config, hf_config)
+
+
+def _read(folder: Path, config: ModelConfig, hf_config: Mapping[str, Any]) -> AdaptedLayers:
     if not (folder / CONFIG).is_file():
         raise NoAdapterError(
             f"there is no adapter at {folder}: give a folder with {CONFIG} and {WEIGHTS}, as "

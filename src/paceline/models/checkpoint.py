@@ -36,6 +36,7 @@ from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import RenamedTensors, StoredTensors
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_files import has_tokenizer_files
+from paceline.reading import checked_path, read_as
 
 if TYPE_CHECKING:
     from paceline.models.decoder import Decoder
@@ -135,32 +136,24 @@ def load_checkpoint(
     in_memory = load_format == "memory"
     entry = named_model(source) if isinstance(source, str) else None
     path, name = (Path(source), "") if entry is None else (entry.place, entry.name)
-    path, is_there = checked_path(path)
+    path, is_there = checked_path(path, ModelLoadError)
     if not is_there and isinstance(source, str) and is_hub_id(source):
         path, name = hub_place(source), source
     card = {} if entry is None else entry.sampling
-    if path.is_dir():
-        found = _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
-        return dataclasses.replace(found, card=card)
-    if path.is_file():
-        found = load_file(path, name or path.name, in_memory, with_tokenizer)
-        _check_is_model(found.hf_config, found.name, path)
-        return dataclasses.replace(found, card=card)
+    with read_as(ModelLoadError, path):
+        if path.is_dir():
+            found = _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
+            return dataclasses.replace(found, card=card)
+        if path.is_file():
+            found = load_file(path, name or path.name, in_memory, with_tokenizer)
+            _check_is_model(found.hf_config, found.name, path)
+            return dataclasses.replace(found, card=card)
     near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
     raise ModelLoadError(
         f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
         "GGUF file, a name that `paceline models` lists, or org/name of a model on the hub, with "
         ":Q4_K_M behind it for a GGUF file there"
     )
-
-
-def checked_path(path: Path) -> tuple[Path, bool]:
-    """A path without ``~``, and whether it is there; ``ModelLoadError`` for a malformed name."""
-    try:
-        path = path.expanduser()
-        return path, path.is_dir() or path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelLoadError(f"{str(path)[:80]!r} is not a usable path: {error}") from error
 
 
 def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
@@ -238,11 +231,8 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
 
     Raises: as :func:`load_checkpoint`.
     """
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    with read_as(ModelLoadError, path), path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
     check_fetched(path, head)
     if not head.startswith(MAGIC):
         raise ModelLoadError(

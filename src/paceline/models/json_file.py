@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelLoadError
+from paceline.reading import read_as
 
 _START = b"version https://git-lfs.github.com/spec/"
 HEAD_BYTES = len(_START)
@@ -35,11 +36,8 @@ def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
         ModelLoadError: it cannot be read, is larger than ``limit`` bytes, is not UTF-8, or was not
             fetched by Git LFS.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    with read_as(ModelLoadError, path), path.open("rb") as file:
+        data = file.read(limit + 1)
     check_fetched(path, data)
     if len(data) > limit:
         raise ModelLoadError(f"{path} is larger than {limit} bytes, the most that is read of it")

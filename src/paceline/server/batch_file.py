@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.errors import ConfigError
+from paceline.reading import read_as
 from paceline.writing import whole_file
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -43,23 +44,17 @@ def read_batch(path: Path) -> Iterator[BatchLine]:
         ConfigError: the file cannot be read.
     """
     seen: set[str] = set()
-    try:
-        with path.open("rb") as file:
-            for number, data in enumerate(file, start=1):
-                data = data.removeprefix(b"\xef\xbb\xbf") if number == 1 else data
-                if data.strip():
-                    yield _parse(number, data, seen)
-    except OSError as error:
-        raise ConfigError(f"cannot read requests from {path}: {error.strerror or error}") from error
+    with read_as(ConfigError, f"requests from {path}"), path.open("rb") as file:
+        for number, data in enumerate(file, start=1):
+            data = data.removeprefix(b"\xef\xbb\xbf") if number == 1 else data
+            if data.strip():
+                yield _parse(number, data, seen)
 
 
 def count_lines(path: Path) -> int:
     """Lines that are not blank, for a progress bar; ``ConfigError`` where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return sum(bool(data.strip()) for data in file)
-    except OSError as error:
-        raise ConfigError(f"cannot read requests from {path}: {error.strerror or error}") from error
+    with read_as(ConfigError, f"requests from {path}"), path.open("rb") as file:
+        return sum(bool(data.strip()) for data in file)
 
 
 def _parse(number: int, data: bytes, seen: set[str]) -> BatchLine:

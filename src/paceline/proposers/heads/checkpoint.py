@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import Checkpoint, checked_path, load_file
+from paceline.models.checkpoint import Checkpoint, load_file
 from paceline.models.config import ModelConfig
 from paceline.models.head_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
 from paceline.models.hf_config import config_from_hf
@@ -28,6 +28,7 @@ from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredTensors
+from paceline.reading import checked_path
 
 LAYER = "transformer_layer_config"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -186,7 +187,7 @@ def _from_file(path: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
 
 def place_of(source: str) -> tuple[Path, str]:
     """The folder or file that a source names, and its name; raises as :func:`load_head`."""
-    place, is_there = checked_path(Path(source))
+    place, is_there = checked_path(source, ModelLoadError)
     if is_there:
         return place, place.resolve().name
     if is_hub_id(source):

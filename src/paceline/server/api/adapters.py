@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import ModelLoadError, NoAdapterError
+from paceline.reading import read_as
 from paceline.server.api.common import PlainRoute, received
 from paceline.server.errors import NOT_FOUND, ApiError
 from paceline.server.models import Models
@@ -33,7 +34,6 @@ async def load_lora_adapter(request: Request) -> Response:
     _check_allowed(request)
     serving, body, _ = await received(request, LoadAdapterRequest)
     models, name, client = Models.of(request), body.lora_name, serving.client
-    folder = os.path.abspath(os.path.expanduser(body.lora_path))
     taken = name in models.names or any(
         name in each.client.adapters
         for each in models.all
@@ -49,12 +49,19 @@ async def load_lora_adapter(request: Request) -> Response:
     async with serving.using():
         serving.check_takes_requests()
         try:
+            folder = _absolute(body.lora_path)
             await client.load_adapter(name, folder, body.load_inplace)
         except NoAdapterError as error:
             raise ApiError(404, str(error), NOT_FOUND, param="lora_path") from error
         except ModelLoadError as error:
             raise ApiError(400, str(error), param="lora_path") from error
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+def _absolute(path: str) -> str:
+    """Where an engine finds it that is started somewhere else."""
+    with read_as(ModelLoadError, path):  # the folder that the server was started in may be gone
+        return os.path.abspath(os.path.expanduser(path))
 
 
 @router.post(

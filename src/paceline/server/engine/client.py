@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import EngineClosedError, EngineDeadError
@@ -317,7 +317,7 @@ class EngineClient:
     def _forget_missing(self) -> None:
         """Drop adapters whose folders are gone, lest the next engine cannot start for them."""
         for name, folder in list(self.adapters.items()):
-            if not Path(folder).is_dir():
+            if not os.path.isdir(folder):
                 log.error("adapter %s is not loaded again: %s is gone", name, folder)
                 del self.adapters[name]
 
