@@ -27,6 +27,7 @@ _GLM = {
     **_DEFAULTS,
     "rms_norm_eps": 1.5625e-7,
     "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
     "bos_token_id": None,
@@ -93,6 +94,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(
         {
             **_DEFAULTS,
+            "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
             "rope_theta": 2e6,
             "no_rope_layer_interval": 4,
@@ -110,15 +112,13 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         {
             **_OLMO,
             "rope_theta": 5e5,
-            "rope_local_base_freq": 5e5,
             "sliding_window": 4096,
             "sliding_window_pattern": 4,
         },
         {**_ONLY_POST_NORMS, **_WHOLE_NORMS},
         _BOTH,
         slides="alternately",
-        # A scaling is that of the other layers alone.
-        keys={"rope_local_base_freq": "rope_theta"},
+        unscaled_windows=True,
     ),
     "glm": Family(_GLM, biases=("qkv_bias",), partial_rotary=True, layout=Layout(interleaved=True)),
     "glm4": Family(
@@ -143,6 +143,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
     "ernie4_5": Family(
         {
             **_DEFAULTS,
+            "num_key_value_heads": 2,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 131072,
             "rope_theta": 5e5,
@@ -162,6 +163,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family(
         {
             **_DEFAULTS,
+            "num_key_value_heads": 8,
             "max_position_embeddings": 524288,
             "head_dim": 128,
             "attention_bias": True,
@@ -188,11 +190,29 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "head_dim": 128,
             "max_position_embeddings": 262144,
             "rope_theta": 1e6,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 16384,
+            },
         },
         slides="always",
+        grows=True,
     ),
     "internlm3": Family(
-        {**_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768, "head_dim": 128},
+        {
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "head_dim": 128,
+        },
         biases=_BOTH,
         mlp_bias=True,
         keys={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
@@ -346,6 +366,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         },
         rotates="none",
         widening=4,
+        only={"scale_attn_weights": True},
         refused=("add_cross_attention", "scale_attn_by_inverse_layer_idx"),
         layout=Layout(_GPT2_NAMES, ignored=r".*\.attn\.(bias|masked_bias)", transposed=True),
     ),
@@ -369,6 +390,14 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 65536,
             "rope_theta": 12e6,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 12e6,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
         },
         {"qk_norm": True, "gated_mlp": False},
         _BOTH,

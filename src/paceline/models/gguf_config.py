@@ -289,8 +289,8 @@ def _rope(
     scaling = _stored_factors(container, keys, dim, read) or _scaling(keys, architecture == LATENT)
     if scaling.get("rope_type") == "yarn" and architecture in _WHOLE_RAMPS:
         scaling["truncate"] = False
-    if scaling:
-        found["rope_scaling"] = scaling
+    # Where a file has none, a family's default must not stand in for it.
+    found["rope_scaling"] = scaling or {"rope_type": "default"}
     return found
 
 

@@ -89,6 +89,8 @@ def recurrent_keys(
     found |= _mamba2(get, tensors)
     if architecture == "granitehybrid":
         found |= _granite(get)
+    if architecture in WITHOUT_ATTENTION:
+        found["head_dim"] = found["mamba_d_head"]  # what the family means by that
     if single:
         found |= {
             "n_routed_experts": get("expert_count", 0),

@@ -92,8 +92,9 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     heads = heads_from_hf(fields, sizes, sliding) if family.per_layer else ()
     rotated = latent.rope_dim if latent else sizes["head_dim"]
     full = heads[-1].dim if heads else rotated
-    rope = rope_from_hf(fields, FULL, full, family.partial_rotary)
-    local = rope_from_hf(fields, SLIDING, rotated, family.partial_rotary)
+    turns = {"partial": family.partial_rotary, "grows": family.grows}
+    rope = rope_from_hf(fields, FULL, full, **turns)
+    local = rope_from_hf(fields, SLIDING, rotated, **turns, unscaled=family.unscaled_windows)
     if latent:
         sizes |= {"num_kv_heads": 1, "head_dim": latent.key_dim, "latent": latent}
         sizes["attention_scale"] = latent_scale(latent, rope)
@@ -178,6 +179,12 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     for key in FAMILIES[name].refused:
         if raw.get(key):
             raise UnsupportedModelError(f"{name} models with {key} are not supported")
+    for key, only in FAMILIES[name].only.items():
+        if raw.get(key) not in (None, only):
+            raise UnsupportedModelError(
+                f"{name} models with {key} = {str(raw[key])[:40]} are not supported; only "
+                f"{str(only).lower()} is"
+            )
     return name, FAMILIES[name]
 
 
@@ -300,7 +307,7 @@ def _rotated(
     if rotates == "if_asked":
         is_still = fields.get("position_embedding_type") != "rope"
     if rotates == "with_theta":
-        is_still = not (fields.get("rope_theta") or fields.mapping("rope_parameters"))
+        is_still = not fields.mapping("rope_parameters").get("rope_theta", fields.get("rope_theta"))
     if is_still:
         return (False,) * num_layers
     if rotates == "sliding" and fields.get("sliding_window") is not None:
@@ -350,8 +357,9 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
         # The reference rounds the factor to the dtype of the weights, and so do trained models.
         traits["embedding_multiplier"] = rounded_root(sizes["hidden_size"], DTYPES[dtype])
         traits["attention_scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
-        traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
         traits["logits_softcap"] = fields.number("final_logit_softcapping", 0.0, 1e9, 0.0)
+    if family.caps_scores:
+        traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
     for key, names in family.switches.items():
         if fields.flag(key):
             traits.update(dict.fromkeys(names, True))

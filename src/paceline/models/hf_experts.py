@@ -74,7 +74,8 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
     sparse = _sparse_layers(fields, num_layers) if keys.some_dense else (True,) * num_layers
     if not any(sparse):
         return None
-    said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
+    said = list(filter(fields.says, _NUMBERS)) or list(filter(fields.get, _NUMBERS))[:1]
+    said = said or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
         raise ModelLoadError(
@@ -86,6 +87,11 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
     shared *= width if keys.shared_count else 1
     groups = _groups(fields, keys, number)
     most = number // groups["groups"] * groups["groups_per_token"]
+    if keys.jitter and fields.integer(keys.per_token, 1, most) != 2:
+        raise UnsupportedModelError(
+            f"the model configuration says {keys.per_token} = {fields.get(keys.per_token)}; with "
+            "this family's way to weigh experts a row has 2"
+        )
     return Experts(
         number=number,
         per_token=_same(fields, keys.per_token).integer(keys.per_token, 1, most),

@@ -28,13 +28,17 @@ class Family:
             ``use_sliding_window``), ``alternately`` (every layer but each
             ``sliding_window_pattern``-th) or ``rotated`` (those with rotary, in chunks).
         multipliers: configuration key -> model field, for Granite's scalars.
-        gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
+        gemma: scaled embeddings, ``query_pre_attn_scalar`` and the logits' soft-capping are heeded.
+        caps_scores: whether the soft-capping of attention's scores is heeded.
         partial_rotary: whether a head may be rotated in part.
+        unscaled_windows: whether a rotary scaling is that of layers without a window alone.
+        grows: whether queries grow with the position where the rotary entries say so.
         clamped: whether its activation is gpt-oss's clamped SwiGLU, whatever ``hidden_act`` says.
         experts: how it describes mixtures of experts; None where it has none.
         keys: a key as most families call it -> as this one does.
         switches: a key -> the fields that it switches on.
         refused: keys that ask for what is not supported.
+        only: a key -> its one value that is supported, which is that of a key that is absent.
         rotates: which layers rotate heads: ``all``, ``none``, ``if_asked`` (all where
             ``position_embedding_type`` is ``rope``, else none), ``with_theta`` (all where there is
             a base frequency), ``listed`` (``no_rope_layers`` or
@@ -59,12 +63,16 @@ class Family:
     slides: str = "never"
     multipliers: Mapping[str, str] = field(default_factory=dict)
     gemma: bool = False
+    caps_scores: bool = False
     partial_rotary: bool = False
+    unscaled_windows: bool = False
+    grows: bool = False
     clamped: bool = False
     experts: ExpertKeys | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
+    only: Mapping[str, Any] = field(default_factory=dict)
     rotates: str = "all"
     widening: int = 0
     logit_scale: bool = False
@@ -79,9 +87,12 @@ class Family:
     single_parts: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration whose keys are called as most families call them."""
+        """A configuration whose keys are called as most families call them.
+
+        The family's own name counts where both are there, as transformers reads no other.
+        """
         own = {key: raw[name] for key, name in self.keys.items() if raw.get(name) is not None}
-        return {**own, **raw}
+        return {**raw, **own}
 
 
 _BOTH = ("qkv_bias", "o_bias")
@@ -127,7 +138,6 @@ _GEMMA3 = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
     "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
 }
 GRANITE_SCALARS = {
     "embedding_multiplier": "embedding_multiplier",
@@ -174,13 +184,21 @@ FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
             "rope_theta": 1e6,
+            "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
         slides="always",
         experts=ExpertKeys(),
     ),
     "qwen2_moe": Family(
-        {**_QWEN_MOE, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 5632},
+        {
+            **_QWEN_MOE,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
         {"qkv_bias": True},
         slides="late",
         experts=ExpertKeys(
@@ -192,7 +210,12 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "qwen3_moe": Family(
-        _QWEN_MOE,
+        {
+            **_QWEN_MOE,
+            "num_key_value_heads": 4,
+            "num_local_experts": 128,
+            "moe_intermediate_size": 768,
+        },
         {"qk_norm": True},
         _BOTH,
         slides="if_asked",
@@ -204,6 +227,7 @@ FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 4096,
             "eos_token_id": 50279,
+            "num_experts": 64,
             "num_experts_per_tok": 8,
         },
         {"qk_norm": True, "qk_norm_whole": True},
@@ -211,29 +235,42 @@ FAMILIES: Mapping[str, Family] = {
         experts=ExpertKeys(renormalise=False),
     ),
     "granitemoe": Family(
-        {**_LLAMA, "num_experts_per_tok": 2},
+        {**_LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2},
         biases=_BOTH,
         multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(),
     ),
     "granitemoeshared": Family(
-        {**_LLAMA, "num_experts_per_tok": 2},
+        {**_LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2},
         biases=_BOTH,
         multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(shared="shared_intermediate_size"),
     ),
-    "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),
+    "gemma2": Family(
+        _GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True, caps_scores=True
+    ),
     "gemma3_text": _GEMMA3_FAMILY,
     "gemma3": _GEMMA3_FAMILY,
     "gpt_oss": Family(
         {
             "head_dim": 64,
+            "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 131072,
             "rope_theta": 150000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
             "attention_bias": True,
             "sliding_window": 128,
             "sliding_window_pattern": 2,
+            "num_local_experts": 128,
             "num_experts_per_tok": 4,
         },
         {"attention_sinks": True},

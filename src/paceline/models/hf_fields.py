@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,17 @@ from paceline.errors import ModelLoadError
 
 MOST_LAYERS = 4096
 """Far beyond real models, and far below absurd ones."""
+
+
+_SPELT = {"Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON has not, as transformers 5 writes them: ``{"__float__": "Infinity"}``."""
+
+
+def _spelt(value: Any) -> Any:
+    if not isinstance(value, Mapping) or [*value] != ["__float__"]:
+        return value
+    word = value["__float__"]
+    return _SPELT.get(word, value) if isinstance(word, str) else value
 
 
 class Fields:
@@ -28,6 +40,10 @@ class Fields:
     def get(self, key: str) -> Any:
         return self._raw[key] if key in self._raw else self._defaults.get(key)
 
+    def says(self, key: str) -> bool:
+        """Whether the configuration itself has a value there, whatever its family's default is."""
+        return self._raw.get(key) is not None
+
     def _fail(self, key: str, value: object, allowed: str) -> ModelLoadError:
         if value is None:
             return ModelLoadError(f"the model configuration has no {self._where}{key}")
@@ -37,8 +53,8 @@ class Fields:
         )
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number in ``[low, high]``."""
-        value = self.get(key)
+        """A number in ``[low, high]``, also where transformers wrote it in words, as infinity."""
+        value = _spelt(self.get(key))
         if value is None:
             value = default
         allowed = f"a number from {low:g} to {high:g}"
@@ -86,7 +102,9 @@ class Fields:
         return [Fields({key: item}, where=self._where) for item in value]
 
     def mapping(self, key: str) -> Mapping[str, Any]:
-        value = self.get(key)
+        """An object; ``null`` counts as absent."""
+        value = self._raw.get(key)
+        value = self._defaults.get(key) if value is None else value
         if value is None:
             return {}
         if not isinstance(value, Mapping):

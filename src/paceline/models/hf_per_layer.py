@@ -39,11 +39,14 @@ def heads_from_hf(
     if one_linear and fields.get("num_global_key_value_heads") is not None:
         number = fields.integer("num_global_key_value_heads", 1, sizes["num_heads"])
         wide["num_key_value_heads"] = number
-    changes = Fields(fields.mapping("per_layer_config"), where="per_layer_config.")
+    told_of = fields.mapping("per_layer_config")
+    changes = Fields(told_of, where="per_layer_config.")
     is_listed, found = fields.get("per_layer_config") is not None, []
+    # transformers 5.24 pads the numbers of layers with zeros to one width.
+    listed = {int(key): changes.mapping(key) for key in told_of if key.isdecimal()}
     for layer in range(sizes["num_layers"]):
         slides = bool(sliding) and sliding[layer]
-        told = changes.mapping(str(layer)) if is_listed else {} if slides else wide
+        told = listed.get(layer, {}) if is_listed else {} if slides else wide
         own = Fields({**usual, **told}, where=f"per_layer_config.{layer}.")
         dim = own.integer("head_dim", 2, 4096)
         number = own.integer("num_key_value_heads", 1, sizes["num_heads"])

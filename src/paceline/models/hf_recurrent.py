@@ -5,6 +5,7 @@ Families that call the same numbers otherwise say so by ``Family.keys``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _ALIKE = {"mamba2": "mamba"}
 """Families whose layers are all of one type, which their configurations do not say."""
 _MOST = 1 << 17
+_PARTS = 5
+"""Of what comes out of Mamba-2's first linear: gates, values, B, C and time steps."""
 
 
 def recurrent_from_hf(
@@ -29,6 +32,8 @@ def recurrent_from_hf(
     layers = (True,) * num_layers if beside else _layers(fields, num_layers)
     if not any(layers):
         return None
+    if kind != SHORT_CONV:
+        _check_activation(fields)
     if kind == DELTA:
         return Recurrent(DELTA, layers, **_delta(fields))
     if kind == MAMBA2:
@@ -43,6 +48,16 @@ def recurrent_from_hf(
         in_bias=bias,
         out_bias=bias,
     )
+
+
+def _check_activation(fields: Fields) -> None:
+    """The convolution has the feed-forwards' activation where it has no key of its own."""
+    key = next(filter(fields.get, ("mamba_hidden_act", "hidden_act")), "hidden_act")
+    if fields.text(key) not in ("silu", "swish"):
+        raise UnsupportedModelError(
+            f"the model configuration says {key} = {fields.text(key)[:40]}, which recurrent layers "
+            "use too; of theirs only silu is supported"
+        )
 
 
 def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -84,16 +99,19 @@ def adjusted_width(fields: Fields, width: int) -> int:
 
 def _delta(fields: Fields) -> dict[str, Any]:
     norm_eps = fields.number("rms_norm_eps", 1e-12, 0.1)
-    heads = fields.integer("linear_num_value_heads", 1, 4096)
-    groups = fields.integer("linear_num_key_heads", 1, 4096)
-    key_dim = fields.integer("linear_key_head_dim", 1, 4096)
+    alike = fields.integer("num_attention_heads", 1, 4096)
+    heads = fields.integer("linear_num_value_heads", 1, 4096, alike)
+    groups = fields.integer("linear_num_key_heads", 1, 4096, alike)
+    width = fields.integer("hidden_size", 1, _MOST)
+    # Families that have no numbers of their own for these go by OLMo Hybrid's rule.
+    key_dim = fields.integer("linear_key_head_dim", 1, 4096, int(0.75 * width / groups))
     _check_groups("linear_num_value_heads", heads, "linear_num_key_heads", groups)
     return {
         "kernel": fields.integer("linear_conv_kernel_dim", 2, 64),
         "heads": heads,
         "groups": groups,
         "key_dim": key_dim,
-        "value_dim": fields.integer("linear_value_head_dim", 1, 4096),
+        "value_dim": fields.integer("linear_value_head_dim", 1, 4096, 2 * key_dim),
         "norm": "before_gate",
         "norm_eps": fields.number("linear_norm_eps", 1e-12, 0.1, norm_eps),
         "beta_scale": 2.0 if fields.flag("linear_allow_neg_eigval") else 1.0,
@@ -119,12 +137,27 @@ def _mamba2(fields: Fields, hidden_size: int) -> dict[str, Any]:
         "in_bias": bias,
         "out_bias": bias,
         "norm": _NORMS[_has_norm(fields), fields.flag("mamba_norm_before_gate")],
-        "least_step": fields.number("mamba_least_step", 0.0, 1e3, 0.0),
+        "least_step": _least_step(fields),
         "in_scales": _in_scales(fields),
         "out_scale": fields.number("ssm_out_multiplier", 1e-9, 1e9, 1.0),
         "norm_groups": groups,
         "norm_eps": fields.number("rms_norm_eps", 1e-12, 0.1),
     }
+
+
+def _least_step(fields: Fields) -> float:
+    """Bounds of time steps; a highest one is nowhere in use."""
+    if fields.get("mamba_least_step") is not None:  # of a family that heeds no other key
+        return fields.number("mamba_least_step", 0.0, 1e3)
+    if fields.get("time_step_limit") is None:
+        return 0.0
+    least, most = fields.numbers("time_step_limit", 2, 0.0, math.inf)
+    if most < math.inf or least == math.inf:
+        raise UnsupportedModelError(
+            f"the model configuration says time_step_limit = [{least:g}, {most:g}]; time steps "
+            "with an upper bound are not supported"
+        )
+    return least
 
 
 _NORMS = {
@@ -140,10 +173,12 @@ def _has_norm(fields: Fields) -> bool:
 
 
 def _in_scales(fields: Fields) -> tuple[float, ...]:
-    if fields.get("ssm_multipliers") is None:
-        return ()
     outer = fields.number("ssm_in_multiplier", 1e-9, 1e9, 1.0)
-    return tuple(outer * each for each in fields.numbers("ssm_multipliers", 5, -1e9, 1e9))
+    inner = (1.0,) * _PARTS
+    if fields.get("ssm_multipliers") is not None:
+        inner = fields.numbers("ssm_multipliers", _PARTS, -1e9, 1e9)
+    scales = tuple(outer * each for each in inner)
+    return scales if set(scales) != {1.0} else ()
 
 
 def scales_from_hf(fields: Fields, head_dim: int) -> dict[str, float]:

@@ -26,7 +26,6 @@ _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
         "beta_slow": (1e-6, 1e6, False),
         "mscale": (0.0, 1e3, False),
         "mscale_all_dim": (0.0, 1e3, False),
-        QUERY_GROWTH: (0.0, 1e3, False),
     },
     "longrope": dict.fromkeys(
         ("attention_factor", "short_mscale", "long_mscale"), (0.0, 1000.0, False)
@@ -34,9 +33,18 @@ _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
     "proportional": {},
 }
 _MAX_POSITIONS = 1 << 27
+_TRAINED = "original_max_position_embeddings"
 
 
-def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) -> RopeConfig:
+def rope_from_hf(
+    config: Fields,
+    layer_type: str,
+    head_dim: int,
+    *,
+    partial: bool = False,
+    grows: bool = False,
+    unscaled: bool = False,
+) -> RopeConfig:
     """Rotary settings of the layers of one type.
 
     Args:
@@ -44,12 +52,14 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
         layer_type: ``full_attention`` or ``sliding_attention``.
         head_dim: size of one head.
         partial: whether the family may rotate only a part of each head.
+        grows: whether its queries grow with the position where ``llama_4_scaling_beta`` says so.
+        unscaled: whether only the base of entries that are not this type's own holds for it.
 
     Raises:
         ModelLoadError: a number is missing or out of bounds.
         UnsupportedModelError: the scaling is unknown.
     """
-    raw = _parameters(config, layer_type)
+    raw = _parameters(config, layer_type, unscaled)
     fields = Fields(raw, {"rope_theta": 10000.0}, where="rope_parameters.")
     kind = _kind(fields)
     share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
@@ -70,12 +80,16 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
         raise UnsupportedModelError(
             f"rope scaling {kind!r} is not supported; supported are {', '.join(_SCALINGS)}"
         )
+    params = _params(config, fields, kind, dim)
+    if grows and fields.get(QUERY_GROWTH) is not None:
+        params[QUERY_GROWTH] = fields.number(QUERY_GROWTH, 0.0, 1e3)
+        params[_TRAINED] = float(_original_positions(config, fields))
     return RopeConfig(
         theta=theta,
         scaling=kind,
         factor=_factor(config, fields, kind),
         dim=dim,
-        params=_params(config, fields, kind, dim),
+        params=tuple(params.items()),
     )
 
 
@@ -87,17 +101,24 @@ def _kind(fields: Fields) -> str:
     return kind
 
 
-def _parameters(config: Fields, layer_type: str) -> dict[str, Any]:
-    """The rotary entries for this layer type, from whichever style, with top-level fall-backs."""
+def _parameters(config: Fields, layer_type: str, unscaled: bool) -> dict[str, Any]:
+    """The rotary entries for this layer type, from whichever style, with top-level fall-backs.
+
+    Where each layer type has entries of its own, transformers 5.24 looks for YaRN's ``truncate``
+    beside the layer types, and ignores one among their entries.
+    """
     # Gemma 3's sliding layers have a base of their own and never a scaling.
     own_base = layer_type == SLIDING and config.get("rope_local_base_freq") is not None
+    base = config.get("rope_local_base_freq" if own_base else "rope_theta")
     found = config.mapping("rope_scaling") or config.mapping("rope_parameters")
     if FULL in found or SLIDING in found:
-        found = Fields(found, where="rope_parameters.").mapping(layer_type)
-    elif own_base:
+        own = Fields(found, where="rope_parameters.").mapping(layer_type)
+        found = {**own, "truncate": found.get("truncate")}
+    elif own_base or (unscaled and config.says("rope_theta")):
         found = {}
-    theta = config.get("rope_local_base_freq" if own_base else "rope_theta")
-    outer = {"rope_theta": theta, "partial_rotary_factor": config.get("partial_rotary_factor")}
+    elif unscaled:
+        found = {"rope_theta": found.get("rope_theta")}
+    outer = {"rope_theta": base, "partial_rotary_factor": config.get("partial_rotary_factor")}
     outer = {key: value for key, value in outer.items() if value is not None}
     return {**outer, **{key: value for key, value in found.items() if value is not None}}
 
@@ -105,8 +126,8 @@ def _parameters(config: Fields, layer_type: str) -> dict[str, Any]:
 def _original_positions(config: Fields, fields: Fields) -> int:
     """The context length before it was extended; a value at the top of the file has priority."""
     for source in (config, fields):
-        if source.get("original_max_position_embeddings") is not None:
-            return source.integer("original_max_position_embeddings", 1, _MAX_POSITIONS)
+        if source.get(_TRAINED) is not None:
+            return source.integer(_TRAINED, 1, _MAX_POSITIONS)
     return config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
 
 
@@ -124,11 +145,11 @@ def _factor(config: Fields, fields: Fields, kind: str) -> float:
 
 def _params(
     config: Fields, fields: Fields, kind: str, dim: int
-) -> tuple[tuple[str, float | tuple[float, ...]], ...]:
+) -> dict[str, float | tuple[float, ...]]:
     params: dict[str, float | tuple[float, ...]] = {}
     if kind == "proportional":
         share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
-        return (("turned", float(int(share * dim // 2))),)
+        return {"turned": float(int(share * dim // 2))}
     for name, (low, high, required) in _SCALINGS[kind].items():
         if required or fields.get(name) is not None:
             params[name] = fields.number(name, low, high)
@@ -137,12 +158,11 @@ def _params(
     if kind == "longrope":
         for name in ("short_factor", "long_factor"):
             params[name] = fields.numbers(name, dim // 2, 1e-6, 1e9)
-    trained = "original_max_position_embeddings"
     if kind == "dynamic":  # this rule alone stretches what the configuration calls the maximum
-        params[trained] = config.number("max_position_embeddings", 1, _MAX_POSITIONS)
+        params[_TRAINED] = config.number("max_position_embeddings", 1, _MAX_POSITIONS)
     elif kind not in ("default", "linear"):
-        params[trained] = float(_original_positions(config, fields))
-    return tuple(params.items())
+        params[_TRAINED] = float(_original_positions(config, fields))
+    return params
 
 
 def still_rope_from_hf(config: Fields) -> RopeConfig | None:
@@ -154,14 +174,14 @@ def still_rope_from_hf(config: Fields) -> RopeConfig | None:
         return None
     span = float(config.integer("floor_scale", 1, _MAX_POSITIONS))
     growth = config.number("attn_scale", 0.0, 1e3)
-    numbers = {QUERY_GROWTH: growth, GROWTH_START: 1.0, "original_max_position_embeddings": span}
+    numbers = {QUERY_GROWTH: growth, GROWTH_START: 1.0, _TRAINED: span}
     return RopeConfig(params=tuple(numbers.items()))
 
 
 def extended_positions(rope: RopeConfig, positions: int) -> int:
     """The context length with YaRN, whose configurations often still state the unextended one."""
     params: Mapping[str, float | tuple[float, ...]] = dict(rope.params)
-    original = params.get("original_max_position_embeddings")
+    original = params.get(_TRAINED)
     if rope.scaling != "yarn" or not isinstance(original, float):
         return positions
     return min(_MAX_POSITIONS, max(positions, int(original * rope.factor)))

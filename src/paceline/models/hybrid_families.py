@@ -124,16 +124,27 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             shared_gate=True,
             some_dense=True,
         ),
+        num_key_value_heads=2,
+        num_experts=512,
         num_experts_per_tok=10,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
         decoder_sparse_step=1,
         intermediate_size=5632,
     ),
-    "qwen3_5": _qwen(),
-    "qwen3_5_text": _qwen(),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _qwen(num_key_value_heads=4)),
     **dict.fromkeys(
         ("qwen3_5_moe", "qwen3_5_moe_text"),
         # No layer is dense, so that there is no width of one.
-        _qwen(_QWEN_EXPERTS, num_experts_per_tok=8, intermediate_size=1),
+        _qwen(
+            _QWEN_EXPERTS,
+            num_key_value_heads=2,
+            num_experts=256,
+            num_experts_per_tok=8,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            intermediate_size=1,
+        ),
     ),
     "lfm2": Family(
         {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0}
@@ -144,7 +155,8 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         recurrent=SHORT_CONV,
     ),
     "lfm2_moe": Family(
-        {**_LFM2, "num_experts_per_tok": 4, "first_k_dense_replace": 2},
+        {**_LFM2, "first_k_dense_replace": 2}
+        | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792},
         {"qk_norm": True},
         experts=ExpertKeys(
             "moe_intermediate_size",
@@ -184,7 +196,11 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "mamba_d_head": 64,
             "mamba_n_groups": 8,
             "mamba_least_step": 0.001,
+            "n_routed_experts": 8,
             "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "mamba_hidden_act": "silu",
             "intermediate_size": 21504,
         },
         {"gated_mlp": False},
@@ -221,6 +237,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             **_MAMBA,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 1 << 17,  # nothing says how long texts may be
+            "bos_token_id": 0,
             "mamba_d_state": 128,
             "mamba_d_head": 64,
             "mamba_n_groups": 8,
@@ -253,6 +270,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "linear_conv_kernel_dim": 4,
             "linear_norm_eps": 1e-5,  # not the other norms'
             "linear_allow_neg_eigval": True,
+            "rope_theta": 1e4,
         },
         {"qk_norm": True, "qk_norm_whole": True, "norms_by_kind": True},
         _BOTH,
@@ -285,7 +303,8 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         recurrent=MAMBA2,
     ),
     "granitemoehybrid": Family(
-        {**_MAMBA, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+        {**_MAMBA, "mamba_d_head": 64}
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
         biases=_BOTH,
         partial_rotary=True,  # of Bamba's GGUF files, which say that they are of this family
         multipliers=GRANITE_SCALARS,
