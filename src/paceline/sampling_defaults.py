@@ -28,8 +28,6 @@ LLAMA_CPP: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95
 """llama.cpp's defaults (``common_params_sampling`` of b11549)."""
 OLLAMA: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's (``DefaultOptions`` of its API), without the penalty, which counts 64 tokens there."""
-GREEDY: Mapping[str, float] = {"temperature": 0.0}
-"""For what compares two runs."""
 
 FROM_FILES = "the model's files"
 FROM_CARD = "its model card"
@@ -100,7 +98,7 @@ def usable_sampling(given: Mapping[str, Any]) -> dict[str, float]:
         try:
             SamplingParams(**{name: value})
         except RequestError as error:
-            log.warning("what the model's files say of sampling is not followed there: %s", error)
+            log.warning("a default of the model's sampling is not followed: %s", error)
         else:
             usable[name] = value
     return usable

@@ -23,7 +23,6 @@ from tests.models.test_hf_config import written
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLASSES = sorted(name for name in FAMILIES if name in CONFIG_MAPPING)
-SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 OF_NO_MODEL = {"mamba2": ("head_dim",)}  # which stands for the width of heads that there are not
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from paceline.errors import RequestError
-from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.runtime.gbnf import from_gbnf
 from paceline.runtime.grammar import GrammarCompiler
@@ -27,11 +26,6 @@ FOLDER = REPOSITORY / ".peers/src/llama-cpp-python/vendor/llama.cpp/grammars"
 SOURCES = RESTATED | OWN
 END = 0
 NO_TOKENS = TokenNames(size=10)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_folder(embedded_model("target"))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from paceline.errors import BusyError, RequestError
-from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.runtime import grammar
@@ -29,11 +28,6 @@ pytest.importorskip("llguidance")
 FRESH = itertools.count(13)
 """Lengths of expressions that no test has tried before."""
 finds_processes = pytest.mark.skipif(not HAS_PROC, reason="processes are found in /proc")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_folder(embedded_model("target"))
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from zipfile import BadZipFile, ZipFile
 from paceline.errors import FetchError
 from paceline.models.catalogue import CatalogueEntry
 from paceline.models.names import find_model
+from paceline.reading import read_as
 from paceline.writing import whole_file
 
 log = logging.getLogger(__name__)
@@ -127,11 +128,8 @@ def is_intact(entry: CatalogueEntry) -> bool:
     """Whether what is there is still what was fetched; of a model of the user's, whether it is."""
     if entry.path or not entry.is_here:
         return entry.is_here
-    try:
-        with entry.place.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
-    except OSError as error:
-        raise FetchError(f"cannot read {entry.place}: {error.strerror or error}") from error
+    with read_as(FetchError, entry.place), entry.place.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
 
 
 def _joined(entry: CatalogueEntry, wheels: Path, out: BinaryIO) -> str:

@@ -31,6 +31,7 @@ from paceline.models.stored_names import SINGLE_FILE as WEIGHTS
 from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
 from paceline.models.tokenizer_files import read_tokenizer_folder, tokenizer_files
 from paceline.models.torch_arrays import to_numpy, to_torch
+from paceline.reading import read_as
 from paceline.training.checkpoint import FILE_NAME as STATE
 from paceline.training.configs import ModelShape
 from paceline.writing import whole_file, write_text
@@ -265,10 +266,8 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def _copy(source: Path, path: Path) -> None:
-    try:
+    with read_as(TrainingError, source):
         data = source.read_bytes()
-    except OSError as error:
-        raise TrainingError(f"cannot read {source}: {error.strerror or error}") from error
     with whole_file(path, TrainingError, make_folder=True) as partial:
         partial.write_bytes(data)
 

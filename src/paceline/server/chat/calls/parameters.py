@@ -18,7 +18,6 @@ from paceline.server.chat.calls.literals import MalformedError, json_of_literal
 
 STRING = frozenset({"string"})
 _TYPES = {"fraction": "number"}
-SCALARS = frozenset({"null", "boolean", "integer", "fraction"})
 
 
 @dataclass(frozen=True, slots=True)
