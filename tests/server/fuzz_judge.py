@@ -15,6 +15,7 @@ TYPES = {
     "authentication_error",
     "not_found_error",
     "rate_limit_error",
+    "request_too_large",  # Anthropic's
 }
 MAX_MESSAGE = 2000
 SLOW_SECONDS = 1.0
@@ -77,9 +78,14 @@ def _of_error(case: Case, answer: Answer) -> Iterator[str]:
 
 
 def _as_openais(case: Case, document: Any) -> Any:
-    """The error in OpenAI's shape; Ollama's and Anthropic's must have theirs."""
+    """The error in OpenAI's shape; Ollama's and Anthropic's must have theirs.
+
+    What is no HTTP is answered in OpenAI's: its path, which says whose API it is, was not read.
+    """
     rest = {"param": None, "code": None}
     error = document.get("error") if isinstance(document, dict) else None
+    if isinstance(error, dict) and error.get("code") == "invalid_http":
+        return document
     if case.path.startswith("/api/") and isinstance(error, str):
         return {"error": {"message": error, "type": "invalid_request_error", **rest}}
     is_anthropics = case.path.startswith("/v1/messages") and document.get("type") == "error"

@@ -13,6 +13,7 @@ from tests.server.fuzz_values import document, text
 
 KEY = "fuzz-key"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+CURLS = "application/x-www-form-urlencoded"
 JSON_HEADERS = (("authorization", f"Bearer {KEY}"), ("content-type", "application/json"))
 BODY = frozenset({200, 400, 404, 413})
 """What a body of the right type may be answered with."""
@@ -48,7 +49,7 @@ _WRONG_HEADERS: tuple[tuple[str, str, frozenset[int]], ...] = (
     ("content-type", "", frozenset({415})),
     ("content-type", "application/json; charset=utf-16", BODY),
     ("content-type", "multipart/form-data; boundary=x", frozenset({415})),
-    ("content-type", "application/x-www-form-urlencoded", frozenset({415})),
+    ("content-type", CURLS, frozenset({415})),
     ("content-encoding", "gzip", BODY | {415}),
     ("content-encoding", "nonsense", BODY | {415}),
     ("authorization", "", frozenset({401})),
@@ -78,6 +79,8 @@ def wrong_header(rng: Random, path: str, body: bytes) -> Case:
     name, value, statuses = rng.choice(_WRONG_HEADERS)
     kept = tuple(header for header in JSON_HEADERS if header[0] != name)
     headers = (*kept, (name, value))
+    if value == CURLS and path.startswith("/api/"):
+        statuses = BODY  # curl sends it unless told otherwise, and Ollama takes it
     return Case(f"header {name[:20]}", path, body, "POST", headers, "", statuses)
 
 
@@ -148,5 +151,5 @@ _RAW = (
 
 def hardly_http(rng: Random) -> Case:
     """What is hardly HTTP; an answer may also be none."""
-    statuses = frozenset({0, 200, 400, 401, 404, 413, 415, 431})
+    statuses = frozenset({0, 200, 400, 401, 404, 413, 414, 415, 431})
     return Case("wire", raw=rng.choice(_RAW), statuses=statuses)

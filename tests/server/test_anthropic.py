@@ -104,6 +104,27 @@ def test_a_stream_is_the_message_in_order() -> None:
     assert events[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("role", "block"),
+    [
+        ("user", {"type": "tool_use", "id": "a", "name": "weather", "input": {}}),
+        ("user", {"type": "thinking", "thinking": "Where?"}),
+        ("user", {"type": "redacted_thinking", "data": "?"}),
+        ("assistant", {"type": "tool_result", "tool_use_id": "a", "content": "Sunny."}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["type"],
+)
+def test_a_block_in_a_message_of_the_other_role_is_refused(
+    role: str, block: dict[str, Any]
+) -> None:
+    """The API refuses it too; here such a block was lost, and a message of it alone failed."""
+    server = ChatServer("It rains.", THINKING)
+    messages = [USER, {"role": role, "content": [block]}]
+    error = post(server, status=400, messages=messages, tools=[TOOL])["error"]
+    assert block["type"] in error["message"]
+    assert error["message"].startswith("messages")
+
+
 def test_an_earlier_answer_comes_back_as_it_was_told() -> None:
     server = ChatServer(f"<think>Where?</think>In Rome.{CALL}", THINKING)
     answer = post(server, tools=[TOOL])

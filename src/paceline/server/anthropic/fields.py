@@ -7,9 +7,9 @@ answer and is not supported is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, Limit, ReasoningEffort
@@ -80,9 +80,30 @@ Block = Annotated[
 Blocks = Annotated[list[Block], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
+_ROLE_OF = {
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_use": "assistant",
+    "tool_result": "user",
+}
+"""Whose message a block may stand in; text may stand in both."""
+
+
 class InputMessage(MayHaveThoughts):
     role: Literal["user", "assistant"]
     content: str | Blocks
+
+    @model_validator(mode="after")
+    def _is_of_its_role(self) -> Self:
+        """A block that nobody would read is refused, as Anthropic's API does."""
+        for block in () if isinstance(self.content, str) else self.content:
+            role = _ROLE_OF.get(block.type, self.role)
+            if role != self.role:
+                raise ValueError(
+                    f"messages: a block of type {block.type} may stand in messages of role "
+                    f"{role!r} only, not of {self.role!r}"
+                )
+        return self
 
 
 class Tool(LenientModel):
