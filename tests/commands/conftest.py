@@ -26,8 +26,9 @@ class Result:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON document that the last line of stdout is."""
-        return json.loads(self.out.splitlines()[-1])
+        """The JSON document that stdout is, in one line."""
+        (line,) = self.out.splitlines()
+        return json.loads(line)
 
 
 @pytest.fixture(autouse=True)

@@ -104,9 +104,9 @@ def test_rows_and_file(
         *("--api-key", "secret", "--save-result", "--json"),
     )
     assert result.code == 0
-    shown = [row for row in rows_of(result.out) if not row.startswith("{")]
+    _, *shown, _ = rows_of(result.err)  # the server's line comes first, that of the file last
     reason = "  1 x HTTP 429: refused with 429"
-    assert reason in result.out.splitlines()
+    assert reason in result.err.splitlines()
     assert [row for row in shown if "429" not in row] == ROWS.strip().splitlines()
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("openai-fake-model-")
@@ -182,8 +182,8 @@ def test_two_servers(bench: Callable[..., Result], fake: FakeServer) -> None:
         body = '{"speculative": {"enabled": false}}'
         result = bench("--compare-with", other.url, "--compare-extra-body", body, "--json")
     assert result.code == 0
-    assert "DIFFERENT text for 1 of 6 prompts: 4" in result.out
-    assert f"{other.url} cannot flush its prefix cache" in result.out
+    assert "DIFFERENT text for 1 of 6 prompts: 4" in result.err
+    assert f"{other.url} cannot flush its prefix cache" in result.err
     assert f"{fake.url} cannot" not in result.out
     comparison = result.document["comparison"]
     assert comparison["texts_differing"] == [4]
@@ -250,7 +250,7 @@ def test_throughput(throughput: Callable[..., Result]) -> None:
     seconds = found["elapsed_time"]
     assert found["requests_per_second"] == pytest.approx(4 / seconds)
     assert found["tokens_per_second"] == pytest.approx(72 / seconds)
-    assert result.out.startswith(f"Throughput: {4 / seconds:.2f} requests/s, ")
+    assert result.err.splitlines()[1].startswith(f"Throughput: {4 / seconds:.2f} requests/s, ")
 
 
 def test_throughput_plain_and_speculative(throughput: Callable[..., Result]) -> None:
@@ -264,7 +264,7 @@ def test_throughput_plain_and_speculative(throughput: Callable[..., Result]) -> 
     assert found["output_tokens_per_second_ratio"]["num_pairs"] == 2
     ratio = found["plain"]["elapsed_time"] / found["elapsed_time"]
     assert found["speedup"] == pytest.approx(ratio)
-    assert "identical output for all of 4 prompts" in result.out
+    assert "identical output for all of 4 prompts" in result.err
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_compare(cli: Cli) -> None:
     ratio = document["plain"]["seconds"] / document["speculative"]["seconds"]
     assert document["speedup"] == pytest.approx(ratio)
     assert document["speculative"]["num_draft_tokens"] > 0
-    assert "identical output" in result.out
+    assert "identical output" in result.err
     # The second time, no answer of the first one is drafted from.
     assert {c["suffix_decoding_max_cached_requests"] for c in document["speculative_config"]} == {0}
     assert NO_MEMORY in result.err
@@ -108,7 +108,7 @@ def test_a_difference_is_an_exit_code(
     result = cli("run", *QUICK, "--compare", "--json")
     assert result.code == 1
     assert result.document["identical"] is False
-    assert "DIFFERENT output for 1 of 1 prompts" in result.out
+    assert "DIFFERENT output for 1 of 1 prompts" in result.err
 
 
 def test_a_difference_where_identity_is_not_promised(
@@ -124,7 +124,7 @@ def test_a_difference_where_identity_is_not_promised(
     monkeypatch.setattr(LLM, "__init__", unpromising)
     result = cli("run", *QUICK, "--compare", "--json")
     assert (result.code, result.document["identical"]) == (0, False)
-    assert "up to rounding" in result.out
+    assert "up to rounding" in result.err
 
 
 def test_groups_run_at_once(cli: Cli, tmp_path: Any) -> None:
@@ -133,4 +133,5 @@ def test_groups_run_at_once(cli: Cli, tmp_path: Any) -> None:
     arguments = ("--prompts", str(path), "--max-tokens", "3", "--max-num-seqs", "2")
     result = cli("run", *arguments, "--compare", "--json")
     assert result.document["num_prompts"] == 3
-    assert [line.split()[0] for line in result.out.splitlines()[2:4]] == ["1-2", "3"]
+    rows = [line.split()[0] for line in result.err.splitlines()]
+    assert rows[rows.index("------") + 1 :][:2] == ["1-2", "3"]

@@ -93,7 +93,7 @@ def test_demo(cli: Cli, asked: tuple[tuple[str, ...], list[str]]) -> None:
     arguments, kinds = asked
     result = cli(*arguments, "--json")
     assert result.code == 0
-    *_, everything, empty, sentence, _ = result.out.splitlines()
+    *_, everything, empty, sentence = result.err.splitlines()
     assert everything.split()[0] == "all"
     assert everything.split()[-1] == "yes"
     assert empty == ""

@@ -29,8 +29,8 @@ def test_a_prompt_step_by_step(cli: Cli, tmp_path: Path) -> None:
     files = ("--trace", str(trace), "--plot", str(plot))
     result = cli("explain", "-p", CODE, "--max-tokens", "24", "--seed", "7", "--json", *files)
     assert result.code == 0
-    assert "step 1: " in result.out
-    assert "identical to" in result.out
+    assert "step 1: " in result.err
+    assert "identical to" in result.err
     assert "\x1b" not in result.out + result.err
     document = result.document
     assert (document["seed"], document["identical"], len(document["token_ids"])) == (7, True, 24)

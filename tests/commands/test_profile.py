@@ -47,11 +47,11 @@ def test_the_embedded_pair(cli: Cli, tmp_path: Path) -> None:
     target, draft = (profile.table.host for profile in profiles)
     assert target.step > 0.0 == target.drafting.call
     assert draft.drafting.call > 0.0 == draft.step
-    assert f"host, ms per call as a draft: {draft.drafting.call:.3f}" in result.out
+    assert f"host, ms per call as a draft: {draft.drafting.call:.3f}" in result.err
     assert json.loads(file.read_text()) == result.document
     assert plot.read_bytes().startswith(b"\x89PNG")
     for shown in ("one request, context 40", "GFLOP/s", "cost ratio"):
-        assert shown in result.out
+        assert shown in result.err
 
 
 def test_one_model_within_its_limits(cli: Cli) -> None:
@@ -82,7 +82,7 @@ def test_a_mixture(cli: Cli, tmp_path: Path) -> None:
     found = find_profile(profile.key)
     assert found is not None
     assert (found.table.experts, found.table.points) == (table.experts, table.points)
-    assert "experts: 3 of 8 per row in each of 2 layers" in result.out
+    assert "experts: 3 of 8 per row in each of 2 layers" in result.err
 
 
 def test_the_mtp_layer_of_a_mixture(cli: Cli, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_import(cli: Cli, tmp_path: Path) -> None:
     path.write_text(f"{BENCH % (1, 0.64)}\n{BENCH % (4, 0.96)}\n")
     result = cli("profile", "--import", str(path), "--json")
     assert result.code == 0
-    assert "1.500" in result.out
+    assert "1.500" in result.err
     found = find_imported("my-bench")
     assert found is not None
     assert found.table.cost_ratio(4) == pytest.approx(1.5)

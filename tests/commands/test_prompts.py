@@ -103,6 +103,10 @@ class TestEncoder:
     def test_texts_are_chats_where_there_is_a_template(self) -> None:
         assert self.text(Encoder(self.chatty), "hi") == "[user]hi"
         assert self.text(Encoder(self.chatty, chat=False), "hi") == "hi"
+        assert self.text(Encoder(self.chatty, system="Brief!"), "hi") == "[system]Brief![user]hi"
+        assert self.text(Encoder(self.chatty, system="Other"), CHAT) == self.text(
+            Encoder(self.chatty), CHAT
+        )
         assert self.text(Encoder(self.plain), "hi") == "hi"
 
     def test_messages(self) -> None:

@@ -79,7 +79,8 @@ def test_a_model_without_a_tokenizer(cli: Cli, tmp_path: Path) -> None:
     result = cli("run", bare, *options, "--json")
     assert result.code == 0
     assert result.document["outputs"][0] == {**whole, "text": ""}
-    assert result.out.splitlines()[0].split() == [str(token) for token in whole["token_ids"]]
+    *_, shown, _ = result.err.splitlines()
+    assert shown.split() == [str(token) for token in whole["token_ids"]]
     assert cli("run", bare, *options, "--compare").code == 0
     refused = cli("run", bare, "-p", "hello")
     assert refused.code == 2
@@ -118,6 +119,43 @@ def test_standard_input_is_the_prompt(cli: Cli) -> None:
     assert cli(*greedy, stdin="Once upon").out == given.out
 
 
+def test_the_prompt_may_follow_the_model(cli: Cli) -> None:
+    greedy = ("--max-tokens", "6", "--temperature", "0")
+    given = cli("run", embedded_model("target"), *greedy, "-p", "Once upon a time")
+    assert cli("run", embedded_model("target"), "Once upon", *greedy, "a", "time").out == given.out
+    twice = cli("run", embedded_model("target"), "Once", "-p", "upon")
+    assert twice.code == 2
+    assert "the prompt is given twice" in twice.err
+
+
+def test_a_pipe_is_put_behind_the_prompt(cli: Cli) -> None:
+    greedy = ("run", embedded_model("target"), "--max-tokens", "6", "--temperature", "0")
+    whole = cli(*greedy, "-p", "Go on:\n\nOnce upon\n").out
+    assert cli(*greedy, "-p", "Go on:", stdin="Once upon\n").out == whole
+    assert cli(*greedy, "Go on:", stdin="Once upon\n").out == whole
+    alone = cli(*greedy, "-p", "Go on:").out
+    assert alone != whole
+    assert cli(*greedy, "-p", "Go on:", stdin="\n").out == alone
+
+
+def test_stop_texts_and_penalties(cli: Cli) -> None:
+    greedy = ("run", "-p", "def add(a, b):", "--max-tokens", "24", "--temperature", "0", "--json")
+    (free,) = cli(*greedy).document["outputs"]
+    middle = free["text"][len(free["text"]) // 2 :][:3]
+    (cut,) = cli(*greedy, "--stop", "never said", "--stop", middle).document["outputs"]
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == free["text"][: free["text"].index(middle)]
+    for penalty in ("--repeat-penalty", "--presence-penalty", "--frequency-penalty"):
+        (other,) = cli(*greedy, penalty, "2").document["outputs"]
+        assert other["token_ids"] != free["token_ids"]
+
+
+def test_a_system_message_needs_a_template(cli: Cli) -> None:
+    refused = cli("run", "-p", "x", "--system", "Be brief.")
+    assert refused.code == 2
+    assert "--system needs a chat template" in refused.err
+
+
 def test_json_of_a_batch(cli: Cli, prompts: str) -> None:
     result = cli("run", "--prompts", prompts, "--max-tokens", "8", "--json")
     document = result.document
@@ -130,17 +168,14 @@ def test_json_of_a_batch(cli: Cli, prompts: str) -> None:
     for output in document["outputs"]:
         assert len(output["token_ids"]) == 8
         assert output["finish_reason"] == "length"
-        assert output["text"] in result.out
+        assert output["text"] in result.err
 
 
-def test_json_of_a_stream_is_the_last_line(cli: Cli) -> None:
+def test_json_of_a_stream_is_all_of_standard_output(cli: Cli) -> None:
     result = cli("run", "-p", "Once upon", "--max-tokens", "4", "--no-speculation", "--json")
     assert result.document["speculative"] is None
     assert result.document["plain"].keys() == ARM
-    assert (
-        result.out
-        == result.document["outputs"][0]["text"] + "\n" + result.out.splitlines()[-1] + "\n"
-    )
+    assert f"{result.document['outputs'][0]['text']}\n" in result.err
 
 
 def test_repeat_counts_every_run_and_reports_one(cli: Cli, prompts: str) -> None:

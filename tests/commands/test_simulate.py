@@ -77,14 +77,14 @@ def test_the_rows(cli: Cli, folder: Path) -> None:
         assert row["output_tokens"] == sum(tokens), name
         assert row["speedup"] == pytest.approx(rows["plain"]["time"] / row["time"])
         assert row["tokens_per_second"] == pytest.approx(1e3 * sum(tokens) / row["time"])
-        assert any(line.startswith(name) for line in result.out.splitlines())
+        assert any(line.startswith(name) for line in result.err.splitlines())
     assert rows["plain"]["speedup"] == 1.0
     assert rows["draft_model 2"]["draft_time"] > 0.0
     assert rows["best drafts of each step"]["speedup"] > 1.0
     assert document["cost_table"] == "machine"
     assert document["concurrency"] == 2
     assert [*document["draft_cost_tables"].values()] == ["machine: draft"]
-    assert "predicted, not measured; answers: 3, tokens: " in result.out
+    assert "predicted, not measured; answers: 3, tokens: " in result.err
     # What the draft model drafts is kept beside the traces.
     assert [*folder.rglob("*.safetensors")]
 
@@ -166,7 +166,7 @@ def test_a_profiles_file_is_named_and_must_begin_at_one_row(
     plain = ("simulate", str(folder), "--no-speculation", "--json", "--cost")
     result = cli(*plain, profile_file(tmp_path, 1.5))
     assert result.document["cost_table"] == "by hand"
-    assert "costs: by hand" in result.out
+    assert "costs: by hand" in result.err
     gap = cli(*plain, profile_file(tmp_path, 1.5, first=2))
     assert gap.code == 2
     assert "without a step of width 1" in gap.err
@@ -262,7 +262,7 @@ def test_a_mixture_has_a_row_without_prices(cli: Cli, tmp_path: Path) -> None:
     arguments = ("--model", model, "--speculative-config", json.dumps({"method": "suffix"}))
     result = cli("simulate", folder, *arguments, "--json")
     assert result.code == 0, result.err
-    assert "experts/step" in result.out
+    assert "experts/step" in result.err
     rows = result.document["rows"]
     assert {"planner auto", "planner auto without expert prices"} <= {*rows}
     assert rows["plain"]["num_experts_read"] == 2 * 7 * 2 * 3  # decoding steps, layers, per row

@@ -34,7 +34,7 @@ def test_the_figures_of_held_out_text_are_shown(trained: tuple[Result, Path]) ->
     assert document["num_tokens"] > 5 * document["report"]["num_tokens"] > 0
     assert document["report"]["acceptance"]["accepted"][0] > 0.5
     for words in ("with the text itself", "prompt lookup", "nats per token"):
-        assert words in result.out
+        assert words in result.err
 
 
 def test_it_drafts_for_the_embedded_target(trained: tuple[Result, Path], cli: Cli) -> None:
@@ -88,8 +88,8 @@ def test_what_was_trained_on_the_replayed_prompts_is_marked(cli: Cli, tmp_path: 
         assert learnt["plain"] == learnt["suffix 4"] == 0
         assert learnt["ngram_model 4"] == learnt["planner auto"] == count
         assert learnt["best drafts of each step"] == count
-        stars = {line.split("  ")[0] for line in found.out.splitlines() if line[:60].count("*")}
-        assert ("ngram_model 4 *" in stars) == (FOOTNOTE in found.out) == bool(count)
+        stars = {line.split("  ")[0] for line in found.err.splitlines() if line[:60].count("*")}
+        assert ("ngram_model 4 *" in stars) == (FOOTNOTE in found.err) == bool(count)
         assert not {star for star in stars if star.startswith(("plain", "suffix"))}
         notes = [note for note in found.document["notes"] if "was trained on answers to" in note]
         said = "seen.ngram was trained on answers to 3 of these 3 prompts"

@@ -95,8 +95,8 @@ def test_from_prompts_to_a_configuration_that_runs(
     assert bad["kl"] > 2 * good["kl"]
     assert bad["agreement"]["1"] < 0.1 < good["agreement"]["1"]
     assert bad["coupled_acceptance"] < good["coupled_acceptance"]
-    assert "no setting of random alone beats plain decoding" in found.out
-    assert "best: " in found.out
+    assert "no setting of random alone beats plain decoding" in found.err
+    assert "best: " in found.err
     assert set(document["seconds"]) == {"answers", "costs and drafts", "search", "comparing drafts"}
     assert plot.read_bytes().startswith(b"\x89PNG")
 
@@ -136,7 +136,7 @@ def test_every_kind_of_draft_is_tried(
     assert set(document["drafts"]) == names
     for name in names:
         assert any(row["name"].endswith(f"suffix + {name}") for row in document["oracles"])
-    (line,) = [line for line in found.out.splitlines() if line.startswith("few.ngram  ")][-1:]
+    (line,) = [line for line in found.err.splitlines() if line.startswith("few.ngram  ")][-1:]
     assert line.split().count("-") == 7
 
 
@@ -160,8 +160,8 @@ def test_drafts_that_learnt_these_answers_are_marked(
     said = "learnt.ngram was trained on answers to 1 of these 2 prompts"
     assert any(note.startswith(said) for note in document["notes"])
     assert said in found.err
-    assert FOOTNOTE in found.out
-    assert any(line.startswith("learnt.ngram") and " * " in line for line in found.out.splitlines())
+    assert FOOTNOTE in found.err
+    assert any(line.startswith("learnt.ngram") and " * " in line for line in found.err.splitlines())
     assert not any(line.startswith("plain *") for line in found.out.splitlines())
 
 
@@ -178,14 +178,14 @@ def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path:
     )
     found = cli("tune", "--traces", str(folder), *cost, "-o", str(file), "--json")
     assert found.code == 0, found.err
-    assert "nothing beats plain decoding" in found.out
+    assert "nothing beats plain decoding" in found.err
     assert found.document["best"] is None
     # So few answers have no interval, and drafts that never came are all the same.
     assert {row["interval"] for row in found.document["rows"]} == {None}
     assert "too few answers (2 of 64 tokens) to be sure" in found.out
     first = found.document["rows"][0]
     assert first["same"]
-    assert f"{first['name']} (and {len(first['same'])} larger)" in found.out
+    assert f"{first['name']} (and {len(first['same'])} larger)" in found.err
     assert json.loads(file.read_text()) == {"no_speculation": True}
     tuned = cli(*RUN, "--config", str(file))
     assert tuned.code == 0
@@ -210,7 +210,7 @@ def test_what_is_not_known_is_measured_once(
     (note,) = first.document["notes"]
     assert "too few answers (2 of 8 tokens)" in note
     assert {row["planner"] for row in first.document["rows"]} == {"fixed"}
-    assert "replays were left out for lack of time" in first.out
+    assert "replays were left out for lack of time" in first.err
     assert cli(*arguments).document["time_unit"] == "ms"
     assert calls == [32]
 

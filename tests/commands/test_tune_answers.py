@@ -44,8 +44,8 @@ def test_a_single_short_answer_is_too_few(cli: Cli, cost: tuple[str, ...], tmp_p
     assert found.code == 0, found.err
     assert found.document["best"] is not None
     assert found.document["rows"][0]["interval"] is None
-    assert "answers: 1, tokens: 8, requests at a time: " in found.out
-    assert "times plain decoding (no interval)" in found.out
+    assert "answers: 1, tokens: 8, requests at a time: " in found.err
+    assert "times plain decoding (no interval)" in found.err
     assert "too few answers (1 of 8 tokens) to be sure of any speed-up" in found.out
     assert f"written to {file}" in found.err
     assert "what was written may not pay: too few answers (1 of 8 tokens)" in found.err

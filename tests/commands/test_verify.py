@@ -169,7 +169,7 @@ def test_prompts_pass(cli: Cli) -> None:
     assert (document["num_differences"], document["max_regret"]) == (0, 0.0)
     assert (document["p99_regret"], document["mean_regret"]) == (0.0, 0.0)
     assert document["speculative"]["num_draft_tokens"] > 0
-    assert "passed: identical over" in result.out
+    assert "passed: identical over" in result.err
 
 
 def test_a_fault_fails_the_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_a_fault_fails_the_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert result.document["passed"] is False
     assert result.document["num_differences"] > 0
     assert result.document["max_regret"] > 0
-    assert "FAILED over" in result.out
+    assert "FAILED over" in result.err
 
 
 def test_bits_that_depend_on_company_fail_the_command(
@@ -267,7 +267,7 @@ def test_quality(cli: Cli, tmp_path: Path) -> None:
     assert 0 < rounded["mean_kl"] <= rounded["kl_99"] < 0.05
     assert sum(each["kl"] for each in rounded["windows"]) == pytest.approx(rounded["mean_kl"] * 30)
     assert set(result.document["skipped"]) == {f"llama.cpp {k}" for k in ("F32", "Q8_0", "Q4_0")}
-    assert "llama.cpp Q8_0: not measured:" in result.out
+    assert "llama.cpp Q8_0: not measured:" in result.err
     assert result.document["pairs"] == []
 
 
@@ -339,4 +339,4 @@ def test_quality_of_a_gguf_file_compares_with_llama_cpp_on_that_file(
     assert document["rows"][0]["num_tokens"] == len(scored)
     (pair,) = document["pairs"]
     assert pair["difference"] < 0
-    assert "bfloat16 against llama.cpp: mean KL -" in result.out
+    assert "bfloat16 against llama.cpp: mean KL -" in result.err

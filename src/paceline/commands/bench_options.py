@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.commands.options import EngineOptions, ModelOptions, SpeculationOptions, option
+from paceline.commands.options import (
+    JSON_HELP,
+    EngineOptions,
+    ModelOptions,
+    SpeculationOptions,
+    option,
+)
 from paceline.commands.resolve import values_of
 
 if TYPE_CHECKING:
@@ -97,7 +103,7 @@ class BenchServeOptions(TrafficOptions, DatasetOptions, ServerOptions):
     result_filename: str | None = option(
         None, "Write them to this file (default: named by backend, model and date)."
     )
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -106,7 +112,7 @@ class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, 
 
     chat: bool = option(False, "Put prompts into the chat template.")
     compare: bool = option(False, "Plainly and speculatively, in turns; exit 1 if outputs differ.")
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 def dataset_config(options: DatasetOptions) -> DatasetConfig:

@@ -66,7 +66,7 @@ def _check(options: BenchServeOptions) -> None:
 
 
 async def _bench(options: BenchServeOptions) -> int:
-    screen = Screen()
+    screen = Screen(json=options.json)
     async with AsyncExitStack() as stack:
         arms = [await _arm(options, place, stack) for place in range(len(_urls(options)))]
         target = arms[0].target
@@ -101,7 +101,7 @@ def _report(options: BenchServeOptions, result: Result, screen: Screen) -> int:
         write_json(path, document, ConfigError, make_folder=True)
         screen.note(f"written: {path}")
     if options.json:
-        screen.say(json.dumps(document))
+        screen.document(document)
     arms = result.arms
     return 0 if all(any(not o.error for o in arm.outcomes) for arm in arms) else EXIT_NOTHING
 

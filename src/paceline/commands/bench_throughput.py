@@ -5,7 +5,6 @@ Both arms of a comparison take turns in blocks, on the same prompts with the sam
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -29,11 +28,11 @@ def bench_throughput_command(options: BenchThroughputOptions) -> int:
     speculative, settings = speculative_config(options, options.model), engine_options(options)
     if not options.compare:
         with LLM(options.model, speculative_config=speculative, **settings) as llm:
-            screen = Screen(llm.proposers)
+            screen = Screen(llm.proposers, json=options.json)
             screen.note(banner(llm))
             return _report(options, llm, screen, *_measured(options, llm, screen))
     # Prompts of a small dataset come more than once.
-    with open_arms(options.model, speculative, settings) as (plain, llm, screen):
+    with open_arms(options.model, speculative, settings, json=options.json) as (plain, llm, screen):
         prompts, params = _tasks(options, llm)
         size = block_size(len(prompts), llm.config.max_num_seqs)
         with screen.progress("blocks", -(-len(prompts) // size)) as advance:
@@ -108,7 +107,7 @@ def _report(
     for line in said:
         screen.say(line)
     if options.json:
-        screen.say(json.dumps(document))
+        screen.document(document)
     is_broken = comparison is not None and comparison.differing and llm.promises_identity
     return EXIT_DIFFERENT if is_broken else 0
 

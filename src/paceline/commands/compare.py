@@ -138,6 +138,7 @@ def open_arms(
     settings: Mapping[str, Any],
     *,
     is_timed: bool = True,
+    json: bool = False,
     **plainly: Any,
 ) -> Iterator[tuple[LLM, LLM, Screen]]:
     """A plain and a speculative engine on the weights of one checkpoint, and where to tell of them.
@@ -146,6 +147,7 @@ def open_arms(
         settings: of both engines.
         is_timed: every prompt is as if it were new. Prefix caches are off: with them only the first
             repetition would read its prompts. Nor does any proposer remember what was answered.
+        json: standard output is for one document, as of :class:`Screen`.
         plainly: settings of the plain engine alone.
 
     Raises:
@@ -175,7 +177,7 @@ def open_arms(
         LLM(source, speculative_config=[], **{**settings, **plainly}) as plain,
         LLM(source, speculative_config=speculative, **settings) as llm,
     ):
-        screen = Screen(llm.proposers)
+        screen = Screen(llm.proposers, json=json)
         screen.note(banner(llm))
         if is_timed:
             screen.note(NO_MEMORY)
@@ -192,7 +194,7 @@ def compare_command(
 ) -> int:
     """``paceline run --compare``; returns the exit code."""
     settings = engine_options(options)
-    with open_arms(options.model, speculative, settings) as (plain, llm, screen):
+    with open_arms(options.model, speculative, settings, json=options.json) as (plain, llm, screen):
         encoder = encoder_of(llm.checkpoint.tokenizer, options)
         ids, size = encoder.encode_all(prompts), options.max_num_seqs or 1
         groups = -(-len(ids) // size) * options.repeat
@@ -204,7 +206,7 @@ def compare_command(
         if options.json:
             facts: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
             facts |= {"repeat": options.repeat, "disturbed": comparison.disturbed}
-            screen.say(comparison.report().to_json(llm, facts))
+            screen.document(comparison.report().document(llm, facts))
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
 
 

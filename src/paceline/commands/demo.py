@@ -24,7 +24,7 @@ from paceline.commands.compare import (
     verdict,
 )
 from paceline.commands.display import OriginSplitter, Screen, table
-from paceline.commands.options import option
+from paceline.commands.options import JSON_HELP, option
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.config import BACKENDS, DTYPES
 from paceline.engine.default_drafts import default_speculative_config
@@ -101,7 +101,7 @@ class DemoOptions:
     dtype: str = option("auto", f"Arithmetic: {', '.join(DTYPES)}.")
     threads: int | None = option(None, "Threads that compute.")
     backend: str = option("auto", f"Kernels of the CPU: {', '.join(BACKENDS)}.")
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 def demo_command(options: DemoOptions) -> int:
@@ -118,7 +118,11 @@ def demo_command(options: DemoOptions) -> int:
         "backend": options.backend,
         "strict": True,
     }
-    with open_arms(subject.model, drafts, settings) as (plain, speculative, screen):
+    with open_arms(subject.model, drafts, settings, json=options.json) as (
+        plain,
+        speculative,
+        screen,
+    ):
         screen.note(subject.why)
         screen.legend()
         ids = Encoder(speculative.tokenizer).encode_all(prompts)
@@ -145,7 +149,7 @@ def demo_command(options: DemoOptions) -> int:
                     for kind, pair in kinds.items()
                 ],
             }
-            screen.say(comparison.report().to_json(speculative, results))
+            screen.document(comparison.report().document(speculative, results))
     return EXIT_DIFFERENT if comparison.differing else 0
 
 

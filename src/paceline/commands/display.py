@@ -6,12 +6,13 @@ error. Knows no engine.
 
 from __future__ import annotations
 
+import json as json_format
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.request import TARGET_ORIGIN
 from paceline.sampling_defaults import NEUTRAL, SamplingDefaults
@@ -86,16 +87,22 @@ class OriginSplitter:
 
 
 class Screen:
-    """Where generated text and remarks about it go."""
+    """Where generated text and remarks about it go.
+
+    Args:
+        json: standard output is for one document: what people read goes to standard error.
+    """
 
     def __init__(
         self,
         origins: Sequence[str] = (),
         out: TextIO | None = None,
         err: TextIO | None = None,
+        json: bool = False,
     ) -> None:
-        self.out = out or sys.stdout
         self.err = err or sys.stderr
+        self.out = self.err if json else out or sys.stdout
+        self._document_out = out or sys.stdout
         self._colours = dict(zip(origins, PALETTE, strict=False))
         self._coloured = wants_colour(self.out)
         self._at_line_start = True
@@ -120,6 +127,11 @@ class Screen:
         """A line of results, on standard output."""
         self.end_line()
         print(_dimmed(line) if dim and self._coloured else line, file=self.out, flush=True)
+
+    def document(self, document: Mapping[str, Any]) -> None:
+        """A JSON document in one line, on standard output."""
+        self.end_line()
+        print(json_format.dumps(document), file=self._document_out, flush=True)
 
     def note(self, line: str) -> None:
         """A remark, on standard error."""

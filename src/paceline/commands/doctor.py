@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -40,9 +39,9 @@ def doctor_command(options: DoctorOptions) -> int:
     config = EngineConfig(**engine_options(options))
     name = None if is_embedded(options.model) else options.model
     found = diagnose(options.model or embedded_model("target"), name, config)
-    screen = Screen()
+    screen = Screen(json=options.json)
     if options.json:
-        screen.say(json.dumps(asdict(found)))
+        screen.document(asdict(found))
         return 0
     for name, text in facts(found):
         screen.say(_wrapped(name.ljust(INDENT), text))

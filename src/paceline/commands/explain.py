@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.checks import check_output
 from paceline.commands.display import Screen, banner, wants_colour
 from paceline.commands.options import (
+    JSON_HELP,
     TRACE_HELP,
     EngineOptions,
     ModelOptions,
@@ -45,13 +45,14 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
 
     prompt: str = option(..., "The prompt's text.", "-p")
     chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
+    system: str | None = option(None, "A system message before the prompt.")
     no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
     max_tokens: int | None = option(64, "Most tokens of the answer.", "-n")
     steps: str | None = option(None, "Show these steps only, e.g. 3-10 (default: all).")
     plot: str | None = option(None, "Draw costs, widths and nodes into a .png, .svg or .pdf file.")
     trace: str | None = option(None, TRACE_HELP)
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 def explain_command(options: ExplainOptions) -> int:
@@ -97,7 +98,7 @@ def explain_prompt(
     if options.trace is not None:
         check_output(options.trace)
     with LLM(options.model, speculative_config=speculative, **engine_options(options)) as llm:
-        screen = Screen(llm.proposers)
+        screen = Screen(llm.proposers, json=options.json)
         screen.note(banner(llm))
         encoder = encoder_of(llm.tokenizer, options)
         ids, constraints = encoder.encode(prompt.content), _constraints(llm, params)
@@ -113,7 +114,7 @@ def explain_prompt(
             write_trace(options.trace, runs)
         if options.json:
             settings = {"seed": params.seed, "temperature": params.temperature}
-            screen.say(json.dumps(_document(run, llm, pieces) | settings))
+            screen.document(_document(run, llm, pieces) | settings)
     return 0
 
 

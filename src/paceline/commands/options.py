@@ -29,6 +29,7 @@ from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError
 
+JSON_HELP = "Print one line of JSON on stdout, and the rest on stderr."
 TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
 
 Options = TypeVar("Options")
@@ -250,6 +251,24 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class AnswerOptions:
+    """What an answer avoids, and what ends it."""
+
+    stop: list[str] | None = option(
+        None, "End the answer before this text; may be given several times."
+    )
+    repeat_penalty: float | None = option(
+        None, "Divides the logits of tokens that the prompt or the answer has already; 1 is none."
+    )
+    presence_penalty: float | None = option(
+        None, "Taken from the logits of tokens that the answer has already; 0 is none."
+    )
+    frequency_penalty: float | None = option(
+        None, "Taken from them once for each time that the answer has them; 0 is none."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ShapeOptions:
     """What an answer must look like."""
 
@@ -304,6 +323,9 @@ class PromptOptions(ModelOptions):
     chat: bool | None = option(
         None, "Put prompts into the model's chat template (default: if it has one).", both=True
     )
+    system: str | None = option(
+        None, "A system message before the prompt, for models that have a chat template."
+    )
     no_thinking: bool = option(False, "Ask the chat template for an answer without thoughts.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
 
@@ -325,7 +347,7 @@ class ReportOptions:
     )
     repeat: int = option(1, "Run the prompts this often.", min=1)
     trace: str | None = option(None, TRACE_HELP)
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -334,10 +356,15 @@ class RunOptions(
     ReportOptions,
     SpeculationOptions,
     ShapeOptions,
+    AnswerOptions,
     SamplingOptions,
     PromptOptions,
 ):
     """Options of ``paceline run``."""
+
+    question: list[str] | None = argument(
+        None, "The prompt, as -p says it too. Text that is piped in is put behind it."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -353,7 +380,7 @@ class IdentityOptions:
     max_regret: float | None = option(
         None, "Largest regret that passes where identity is not promised (default: 0.5).", min=0.0
     )
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.checks import check_number, check_output
 from paceline.commands.display import Screen, printable, table
-from paceline.commands.options import EngineOptions, ModelOptions, option
+from paceline.commands.options import JSON_HELP, EngineOptions, ModelOptions, option
 from paceline.commands.resolve import engine_options, method_of
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
@@ -56,7 +55,7 @@ class ProfileOptions(EngineOptions, ModelOptions):
     )
     output: str | None = option(None, "Also write the JSON document to this file.", "-o")
     plot: str | None = option(None, "Draw the curves into a .png, .svg or .pdf file.")
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 def profile_command(options: ProfileOptions) -> int:
@@ -64,7 +63,7 @@ def profile_command(options: ProfileOptions) -> int:
     from paceline.workbench.plots import check_plot, plot_tables
     from paceline.workbench.profile_store import store_profile, to_document
 
-    screen = Screen()
+    screen = Screen(json=options.json)
     if options.output is not None:  # before minutes are spent
         check_output(options.output)
     if options.plot is not None:
@@ -82,7 +81,7 @@ def profile_command(options: ProfileOptions) -> int:
     if options.output is not None:
         write_json(options.output, document, ProfileError, make_folder=True)
     if options.json:
-        screen.say(json.dumps(document))
+        screen.document(document)
     return 0
 
 

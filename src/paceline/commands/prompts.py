@@ -5,6 +5,8 @@ A chat stays a list of messages until the model's template is known.
 
 from __future__ import annotations
 
+import select
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,9 @@ from paceline.workbench.serving.dataset_files import Content, prompt_of, read_ro
 
 if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer
+
+PATIENCE = 1.0
+"""Seconds without text after which a person is told that standard input is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,48 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     return [Prompt(prompt_of(row, place), str(row.get("kind", ""))) for place, row in rows]
 
 
+def asked_prompt(prompt: str | None, question: Sequence[str] | None) -> str | None:
+    """What the command line asks, by ``-p`` or as an argument, and what is piped in behind it.
+
+    None where it asks nothing and a person sits at standard input.
+
+    Raises:
+        ConfigError: both ways were used.
+        RequestError: what is piped in is no text.
+    """
+    if prompt is not None and question:
+        raise ConfigError("the prompt is given twice: leave out -p, or the words after MODEL")
+    asked = " ".join(question) if question else prompt
+    if sys.stdin.isatty():
+        return asked
+    piped = _piped_text(names_itself=asked is not None)
+    if asked is None:
+        return piped
+    return f"{asked}\n\n{piped}" if piped.strip() else asked
+
+
+def _piped_text(names_itself: bool) -> str:
+    """All of standard input.
+
+    Args:
+        names_itself: say so if it is slow: whoever asks something else may not know of it.
+    """
+    if names_itself and _is_silent():
+        print("waiting for the end of standard input; < /dev/null gives none", file=sys.stderr)
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is no text: {error}") from error
+
+
+def _is_silent() -> bool:
+    """Whether nothing has come through standard input for a moment."""
+    try:
+        return not select.select([sys.stdin], [], [], PATIENCE)[0]
+    except (OSError, ValueError):  # it has no descriptor, or none that can be waited for
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """Prompts to token ids, by a model's chat template where it is wanted.
@@ -47,12 +94,15 @@ class Encoder:
         chat: whether texts become the first message of a chat; None means if there is a template.
         thinking: False asks the template to leave thoughts out.
         template_options: for the template besides.
+        system: what a system message before the chat says; None is no such message. A chat that
+            begins with its own keeps that.
     """
 
     tokenizer: Tokenizer | None
     chat: bool | None = None
     thinking: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
 
     @property
     def uses_chat(self) -> bool:
@@ -77,6 +127,11 @@ class Encoder:
         """
         if isinstance(content, str):
             if not self.uses_chat:
+                if self.system is not None:
+                    raise ConfigError(
+                        "--system needs a chat template, and prompts are texts to continue here: "
+                        "put what it says before the prompt"
+                    )
                 return self._tokenizer.encode(content)
             messages: list[Any] = [{"role": "user", "content": content}]
         else:
@@ -87,6 +142,8 @@ class Encoder:
                 raise RequestError(
                     "a list of messages needs the chat template, which --no-chat rules out"
                 )
+        if self.system is not None and messages[0].get("role") not in ("system", "developer"):
+            messages.insert(0, {"role": "system", "content": self.system})
         options = {**self.template_options, **({} if self.thinking else {"enable_thinking": False})}
         text = self._tokenizer.apply_chat_template(messages, **options)
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -110,10 +167,12 @@ class ChatOptions(Protocol):
     @property
     def no_thinking(self) -> bool: ...
     @property
+    def system(self) -> str | None: ...
+    @property
     def default_chat_template_kwargs(self) -> str | None: ...
 
 
 def encoder_of(tokenizer: Tokenizer | None, options: ChatOptions) -> Encoder:
     """What makes token ids of a command's prompts."""
     told = parse_template_options(options.default_chat_template_kwargs)
-    return Encoder(tokenizer, options.chat, not options.no_thinking, told)
+    return Encoder(tokenizer, options.chat, not options.no_thinking, told, options.system)

@@ -5,7 +5,6 @@ Imports nothing slow: neither needs torch.
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, dataclass
 
@@ -76,7 +75,7 @@ def _entry(name: str) -> CatalogueEntry:
 
 def models_command(options: ModelsOptions) -> int:
     """The work of ``paceline models``."""
-    entries, screen = all_models(), Screen()
+    entries, screen = all_models(), Screen(json=options.json)
     cache = cache_folder(PACKED)
     if options.remove_packed:
         for place in packed_copies(cache):
@@ -89,7 +88,7 @@ def models_command(options: ModelsOptions) -> int:
         ]
         copies = {str(place): size for place, size in packed.items()}
         told = {"models": rows, "users_catalogue": str(users_catalogue()), "packed": copies}
-        screen.say(json.dumps(told))
+        screen.document(told)
         return 0
     screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
     screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")

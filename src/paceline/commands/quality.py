@@ -6,7 +6,6 @@ the figures are :mod:`paceline.workbench.quality`'s.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,7 +39,7 @@ def quality_command(options: VerifyOptions) -> int:
     source = load_checkpoint(
         options.model or embedded_model("target"), load_format=options.load_format
     )
-    pieces, screen = _pieces(options, source), Screen()
+    pieces, screen = _pieces(options, source), Screen(json=options.json)
     with ExitStack() as stack:
         arms = Arms(stack, source, engine_options(replace(options, max_num_seqs=1)))
         reference = arms.reference()
@@ -187,7 +186,7 @@ def _report(
             "peers": arms.peers,
             "skipped": arms.skipped,
         }
-        screen.say(json.dumps(document))
+        screen.document(document)
 
 
 def quality_table(rows: Mapping[str, Quality]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -122,9 +121,9 @@ class Report:
             return None
         return self.plain.seconds / self.speculative.seconds
 
-    def to_json(self, llm: LLM, settings: Mapping[str, Any]) -> str:
-        """One line; ``settings`` are further facts about the run, such as the seed."""
-        document = {
+    def document(self, llm: LLM, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """As JSON takes it; ``settings`` are further facts about the run, such as the seed."""
+        return {
             **engine_facts(llm),
             "promises_identity": llm.promises_identity,
             **settings,
@@ -135,7 +134,6 @@ class Report:
             "identical": self.identical,
             "outputs": [_output(i, output) for i, output in enumerate(self.outputs)],
         }
-        return json.dumps(document)
 
 
 def _output(index: int, output: GenerationOutput) -> dict[str, Any]:

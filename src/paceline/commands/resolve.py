@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.options import (
     DEFAULTS,
+    AnswerOptions,
     EngineOptions,
     RunOptions,
     SamplingOptions,
@@ -173,6 +174,9 @@ def sampling_params(
         default: for what the options leave open.
     """
     said = values_of(options, SamplingOptions)
+    if isinstance(options, AnswerOptions):
+        said |= values_of(options, AnswerOptions)
+        said["repetition_penalty"] = said.pop("repeat_penalty")
     given = {name: value for name, value in said.items() if value is not None}
     return replace(default, **{**given, "seed": seed})
 

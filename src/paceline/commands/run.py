@@ -6,7 +6,6 @@ Owns where prompts come from and the order of things; what is shown is the displ
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from paceline.commands.display import (
     sampling_line,
 )
 from paceline.commands.options import RunOptions
-from paceline.commands.prompts import Encoder, Prompt, encoder_of, read_prompts
+from paceline.commands.prompts import Encoder, Prompt, asked_prompt, encoder_of, read_prompts
 from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import (
     adapter_of,
@@ -71,7 +70,7 @@ def run_command(options: RunOptions) -> int:
     with open_llm(options, speculative) as llm:
         default = replace(llm.sampling_defaults.params(), structured_outputs=shape)
         params = sampling_params(options, options.seed, default)
-        screen = Screen(llm.proposers)
+        screen = Screen(llm.proposers, json=options.json)
         screen.note(banner(llm))
         screen.note(sampling_line(llm.sampling_defaults, params))
         tokenizer = llm.checkpoint.tokenizer
@@ -91,17 +90,17 @@ def run_command(options: RunOptions) -> int:
 
 def _prompts(options: RunOptions) -> list[Prompt] | None:
     """What to answer; None means to ask the person at the terminal."""
-    if options.prompt is not None and options.prompts is not None:
-        raise ConfigError("--prompt and --prompts exclude each other")
     if options.prompts is not None:
+        if options.prompt is not None or options.question:
+            raise ConfigError("--prompts and a prompt on the command line exclude each other")
         return read_prompts(options.prompts)
-    if options.prompt is not None:
-        return [Prompt(options.prompt)]
-    if not sys.stdin.isatty():
-        return [Prompt(_piped_text())]
+    asked = asked_prompt(options.prompt, options.question)
+    if asked is not None:
+        return [Prompt(asked)]
     if options.json or options.compare or options.explain:
         raise ConfigError(
-            "--json, --compare and --explain need prompts: give -p, --prompts or a pipe"
+            "--json, --compare and --explain need prompts: give one after MODEL, --prompts, or a "
+            "pipe"
         )
     return None
 
@@ -118,13 +117,6 @@ def _only_prompt(options: RunOptions, prompts: Sequence[Prompt]) -> Prompt:
             "file of one row"
         )
     return prompts[0]
-
-
-def _piped_text() -> str:
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is no text: {error}") from error
 
 
 def _answer(
@@ -151,7 +143,8 @@ def _answer(
         speculative=None if is_plain else figures,
     )
     if options.json:
-        screen.say(report.to_json(llm, {"seed": params.seed, "temperature": params.temperature}))
+        settings = {"seed": params.seed, "temperature": params.temperature}
+        screen.document(report.document(llm, settings))
     return EXIT_FAILED if any(output.error for output in outputs) else 0
 
 

@@ -6,7 +6,6 @@ Owns the files' names and what is said at the end. Interrupted, the same command
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import (
+    JSON_HELP,
     ReplicaOptions,
     SpeculationOptions,
     argument,
@@ -55,7 +55,7 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
     chat_template: str | None = chat_template()
     lora: list[str] | None = named_adapters()
     ray: bool = option(False, "Let Ray run the engines, one or as many as --replicas says.")
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 def run_batch_command(options: RunBatchOptions) -> int:
@@ -73,7 +73,7 @@ def run_batch_command(options: RunBatchOptions) -> int:
         options = as_replica(options, shares_machine=options.ray_address is None)
     speculative = speculative_config(options, options.model)
     factory = engine_factory(options, options.model, speculative, options.chat_template)
-    screen, total = Screen(), count_lines(source)
+    screen, total = Screen(json=options.json), count_lines(source)
     names = tuple(options.served_model_name or default_names(options.model))
     client = partial(EngineClient, factory, adapters=named_folders(options.lora or (), names))
     answers = AnswerFile(target)
@@ -168,5 +168,5 @@ def report(summary: BatchSummary, target: Path, screen: Screen, wants_json: bool
         parts.append(f"{summary.failed} failed, for the reasons in the file")
     screen.note(f"{', '.join(parts)}; answers in {printable(str(target))}")
     if wants_json:
-        screen.say(json.dumps({**asdict(summary), "output_file": str(target)}))
+        screen.document({**asdict(summary), "output_file": str(target)})
     return EXIT_FAILED if summary.failed else 0

@@ -5,7 +5,6 @@ Owns the order of the rows and how they are shown; replays are :mod:`paceline.wo
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.checks import check_number
 from paceline.commands.display import Screen, printable, table
-from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
+from paceline.commands.options import JSON_HELP, EngineOptions, SpeculationOptions, argument, option
 from paceline.commands.report import COUNTERS, Figures
 from paceline.commands.resolve import engine_options, replayed_config
 from paceline.config import EngineConfig
@@ -51,7 +50,7 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
         "on this machine).",
     )
     max_num_seqs: int = option(1, "Requests at a time.", "--concurrency")
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 def simulate_command(options: SimulateOptions) -> int:
@@ -59,7 +58,7 @@ def simulate_command(options: SimulateOptions) -> int:
     from paceline.workbench.simulate import fixed_configs
     from paceline.workbench.simulate_setup import num_learnt
 
-    screen = Screen()
+    screen = Screen(json=options.json)
     configs = replayed_config(options, options.model)
     check_concurrency(options)
     fixed = fixed_configs(configs)
@@ -71,7 +70,7 @@ def simulate_command(options: SimulateOptions) -> int:
     _show(simulator, rows, learnt, screen)
     screen.note(f"replayed in {time.perf_counter() - began:.1f} s")
     if options.json:
-        screen.say(json.dumps(_document(simulator, configs, rows, learnt, notes)))
+        screen.document(_document(simulator, configs, rows, learnt, notes))
     return 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable, table
-from paceline.commands.options import option
+from paceline.commands.options import JSON_HELP, option
 from paceline.commands.resolve import memory_bytes
 from paceline.models.embedded import embedded_model
 
@@ -56,14 +55,14 @@ class TrainNgramOptions:
     export_llama: str | None = option(None, "Also write the counts as a lookup cache of llama.cpp.")
     held_out_tokens: int = option(16_384, "Tokens of whole texts that are never learnt.")
     seed: int = option(0, "Seed of the held-out split.")
-    json: bool = option(False, "End with one JSON line of all figures.")
+    json: bool = option(False, JSON_HELP)
 
 
 def train_ngram_command(options: TrainNgramOptions) -> int:
     """The work of ``paceline train ngram``."""
     from paceline.training.ngram.train import train_ngram
 
-    result, screen = train_ngram(_config(options)), Screen()
+    result, screen = train_ngram(_config(options)), Screen(json=options.json)
     screen.say(
         f"{printable(str(result.file))}: {result.num_ngrams} n-grams in {result.num_bytes} bytes; "
         f"{result.num_tokens} tokens learnt in {result.seconds:.1f} s"
@@ -71,7 +70,7 @@ def train_ngram_command(options: TrainNgramOptions) -> int:
     if result.report is not None:
         _show(result, result.report, screen)
     if options.json:
-        screen.say(json.dumps(asdict(result) | {"file": str(result.file)}))
+        screen.document(asdict(result) | {"file": str(result.file)})
     return 0
 
 

@@ -6,7 +6,6 @@ Owns the order of the work and what is written at its end; the search is
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -54,7 +53,7 @@ NOT_WRITTEN = ("config", "max_num_seqs", "planner")
 def tune_command(options: TuneOptions) -> int:
     """The work of ``paceline tune``."""
     check_files(options)
-    screen, seconds = Screen(), dict[str, float]()
+    screen, seconds = Screen(json=options.json), dict[str, float]()
     drafts = drafts_to_try(options)
     with TemporaryDirectory(prefix="paceline-") as spare:
         with _timed(seconds, "answers"):
@@ -81,7 +80,7 @@ def tune_command(options: TuneOptions) -> int:
         plot_tuning(tuning, options.plot)
     if options.json:
         more = {"notes": [*notes, *filter(None, [few])], "seconds": seconds, "config": found}
-        screen.say(json.dumps(_document(simulator, tuning, qualities) | more))
+        screen.document(_document(simulator, tuning, qualities) | more)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
-from paceline.commands.options import DEFAULTS, EngineOptions, ModelOptions, option
+from paceline.commands.options import DEFAULTS, JSON_HELP, EngineOptions, ModelOptions, option
 from paceline.commands.resolve import engine_options, method_of, values_of
 from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
@@ -71,7 +71,7 @@ class TuneOptions(EngineOptions, ModelOptions):
     plot: str | None = option(
         None, "Draw speed-up against node budget into a .png, .svg or .pdf file."
     )
-    json: bool = option(False, "End stdout with a line of JSON.")
+    json: bool = option(False, JSON_HELP)
 
 
 ASKED = ("max_tokens", "temperature", "chat", "no_thinking")

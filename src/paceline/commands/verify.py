@@ -6,7 +6,6 @@ Owns the order of things and what is shown. Differences and their judgement are
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -75,8 +74,9 @@ def verify_command(options: VerifyOptions) -> int:
     prompts = _prompts(options)
     options = replace(options, seed=secrets.randbits(32) if options.seed is None else options.seed)
     configs = speculative_config(options, options.model)
+    settings = engine_options(options)
     opened = open_arms(
-        options.model, configs, engine_options(options), is_timed=False, max_num_seqs=1
+        options.model, configs, settings, is_timed=False, json=options.json, max_num_seqs=1
     )
     with opened as (plain, llm, screen):
         arms = Arms(plain, llm)
@@ -181,7 +181,7 @@ def _report(
             "plain": arms.plain_figures.document(),
             "speculative": arms.speculative_figures.document(),
         }
-        screen.say(json.dumps(document))
+        screen.document(document)
     return EXIT_FAILED if failures else 0
 
 
