@@ -45,7 +45,7 @@ LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 100_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 100_000,
     "verbose_errors": False,

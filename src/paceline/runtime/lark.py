@@ -20,14 +20,18 @@ _GBNF = re.compile(r"(?:^|[\r\n])[ \t]*[\w-]+[ \t]*::=")
 empty lines would take the square of their number."""
 
 
-def source_of(grammar: str, tokens: TokenNames) -> dict[str, str]:
+def source_of(grammar: str, tokens: TokenNames, *, is_whole: bool = True) -> dict[str, str]:
     """A grammar in Lark or GBNF, in Lark.
+
+    Args:
+        is_whole: nothing is behind what the grammar matches.
 
     Raises:
         RequestError: it is in GBNF and cannot be used.
     """
-    is_gbnf = _GBNF.search(grammar) is not None
-    return {"lark_grammar": from_gbnf(grammar, tokens) if is_gbnf else grammar}
+    if _GBNF.search(grammar):
+        grammar = from_gbnf(grammar, tokens, is_whole=is_whole)
+    return {"lark_grammar": grammar}
 
 
 def json_of(schema: Mapping[str, Any] | bool) -> str:

@@ -87,7 +87,8 @@ class _Composer:
                 return lark.expression(form.pattern)
             case Grammar():
                 name = f"grammar_{len(self.grammars)}"
-                self.grammars.append({"name": name, **lark.source_of(form.grammar, self._names)})
+                source = lark.source_of(form.grammar, self._names, is_whole=False)
+                self.grammars.append({"name": name, **source})
                 return f"@{name}"
             case Repeated():
                 if _is_free(form.content):

@@ -13,10 +13,13 @@ from paceline.runtime.token_names import TokenNames
 __all__ = ["from_gbnf"]
 
 
-def from_gbnf(text: str, tokens: TokenNames) -> str:
+def from_gbnf(text: str, tokens: TokenNames, *, is_whole: bool = True) -> str:
     """A grammar in Lark for one in GBNF.
+
+    Args:
+        is_whole: nothing is behind what the grammar matches.
 
     Raises:
         RequestError: it is malformed, leads back to itself from the left, or matches no text.
     """
-    return lark_of(parsed(text, tokens))
+    return lark_of(parsed(text, tokens), is_whole=is_whole)

@@ -29,6 +29,14 @@ class Characters:
 
 
 @dataclass(frozen=True)
+class Run(Characters):
+    """As many of these characters as there are, but at least and at most so many."""
+
+    least: int = 1
+    most: int | None = None
+
+
+@dataclass(frozen=True)
 class Token:
     """One token of these ids, whatever its text is."""
 
