@@ -15,7 +15,8 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 
 FLOORS = {
-    **dict.fromkeys(("errors", "checks", "folders", "memory", "reading", "writing", "config"), 0),
+    **dict.fromkeys(("errors", "checks", "folders", "memory", "load", "reading", "writing"), 0),
+    **dict.fromkeys(("config", "speedup"), 0),
     **dict.fromkeys(("request", "sampling_params", "sampling_defaults", "span", "metrics"), 0),
     **dict.fromkeys(("structured_outputs", "structural_tags", "json_schema", "traces"), 0),
     **dict.fromkeys(("policy", "models"), 1),

@@ -80,6 +80,11 @@ def test_table() -> None:
 # The whole of it
 
 
+@pytest.fixture(autouse=True)
+def one_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.commands.demo.QUICK_PATIENCE", 0.0)
+
+
 @pytest.fixture(params=["embedded", "real"])
 def asked(request: pytest.FixtureRequest) -> tuple[tuple[str, ...], list[str]]:
     """Arguments, and the kinds of prompts that are asked; another model plays the real one."""

@@ -36,6 +36,7 @@ ARM = {
     "seconds",
     "output_tokens",
     "tokens_per_second",
+    "longest_steps",
     "num_steps",
     "num_drafts",
     "num_draft_tokens",

@@ -152,4 +152,4 @@ def _compared(found: Comparison, document: dict[str, Any]) -> str:
     count, total = len(found.differing), document["num_requests"]
     same = f"DIFFERENT output for {count}" if count else "identical output for all"
     blocks = "" if ratio is None else f"; by block {ratio.value:.3f}, 95 %: {ratio.interval}"
-    return f"{same} of {total} prompts, {document['speedup']:.2f}x{blocks}"
+    return f"{same} of {total} prompts, {found.claim.sentence(found.load)}{blocks}"

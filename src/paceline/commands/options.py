@@ -345,7 +345,12 @@ class ReportOptions:
     explain: bool = option(
         False, "Show the answer to one prompt step by step, as paceline explain does."
     )
-    repeat: int = option(1, "Run the prompts this often.", min=1)
+    repeat: int | None = option(
+        None,
+        "Run the prompts this often (default: once; with --compare until the speed-up is certain, "
+        "or for 20 seconds).",
+        min=1,
+    )
     trace: str | None = option(None, TRACE_HELP)
     json: bool = option(False, JSON_HELP)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceline.speedup import Arm
+
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.outputs import GenerationOutput
@@ -19,7 +21,11 @@ COUNTERS = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens"
 
 @dataclass(slots=True)
 class Figures:
-    """What one arm did: wall seconds, and counters summed over its requests."""
+    """What one arm did: wall seconds, and counters summed over its requests.
+
+    Attributes:
+        longest_steps: of the request with the most steps, summed over runs.
+    """
 
     seconds: float = 0.0
     output_tokens: int = 0
@@ -27,6 +33,7 @@ class Figures:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    longest_steps: int = 0
 
     def add(self, seconds: float, outputs: Sequence[GenerationOutput]) -> None:
         """Count the outputs of a run that took this long."""
@@ -37,6 +44,8 @@ class Figures:
                 for name in COUNTERS:
                     count = getattr(self, name) + getattr(completion.counters, name)
                     setattr(self, name, count)
+        steps = (each.counters.num_steps for output in outputs for each in output.completions)
+        self.longest_steps += max(steps, default=0)
 
     def measure(
         self,
@@ -69,6 +78,11 @@ class Figures:
     @property
     def mean_acceptance_length(self) -> float:
         return self.output_tokens / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def arm(self) -> Arm:
+        """What decides how much faster one arm was than another."""
+        return Arm(self.seconds, self.num_steps, self.longest_steps, self.num_draft_tokens)
 
     def document(self) -> dict[str, Any]:
         """The counters and what follows from them, as JSON takes it."""

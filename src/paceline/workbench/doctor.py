@@ -22,6 +22,7 @@ from paceline.config import EngineConfig
 from paceline.engine.build import expert_cost, resolve_config
 from paceline.engine.compute_thread import COMPUTE
 from paceline.engine.weight_memory import placement_for
+from paceline.load import Load
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
@@ -38,8 +39,6 @@ from paceline.workbench.profile_machine import (
 )
 from paceline.workbench.profile_store import stored_table
 
-BUSY_SHARE = 0.5
-"""Load per core from which on the machine counts as busy."""
 DOT_PRODUCTS = frozenset(("avx_vnni", "avx512_vnni", "asimddp"))
 PARTS = (
     ("torch", ("torch",), "the reference ops, GPUs, and training"),
@@ -282,10 +281,11 @@ def _thread_advice(machine: Machine, threads: int | None) -> Iterator[str]:
             f"{machine.threads} threads share {usable} cores and wait for each other: "
             f"--threads {usable}"
         )
-    if machine.load is not None and machine.load > BUSY_SHARE * machine.cores:
+    load = None if machine.load is None else Load(machine.load, machine.cores)
+    if load is not None and load.is_busy:
         yield (
-            f"other programs compute (load {machine.load:.1f} on {machine.cores} cores): steps "
-            "wait for them, and figures measured here say little"
+            f"other programs compute ({load}): steps wait for them, and figures measured here say "
+            "little"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.load import load_average
 from paceline.memory import memory, read
 from paceline.models.ops.native import missing, native_module
 from paceline.models.ops.threads import cores, num_threads, physical_cores
@@ -84,7 +85,7 @@ def describe_machine(root: Path = Path("/")) -> Machine:
         physical_cores=physical_cores(root / "sys/devices/system/cpu"),
         cpu_quota=_quota(read(root / "sys/fs/cgroup/cpu.max")),
         threads=num_threads(),
-        load=_load(read(root / "proc/loadavg")),
+        load=load_average(root),
         memory_total=total,
         memory_available=available,
         governor=read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
@@ -106,13 +107,6 @@ def _quota(text: str) -> float | None:
     if len(parts) != 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
         return None  # "max" is no limit
     return int(parts[0]) / max(1, int(parts[1]))
-
-
-def _load(text: str) -> float | None:
-    try:
-        return float(text.split()[0])
-    except (IndexError, ValueError):
-        return None
 
 
 def _chosen(text: str) -> str | None:
