@@ -64,9 +64,12 @@ format: $(DEV_READY) ## Apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Only the levels that this machine can run: the best one, and those below it for PACELINE_CPU_ISA.
+# Wheels, the image and the emulated build have all of them.
+HOST_LEVELS = -DPACELINE_HOST_LEVELS=ON
 native: ## Build the native kernels into src/paceline (needs a C++17 compiler)
 	@$(PIP) cmake ninja nanobind
-	@$(CMAKE_BUILD) -B build/native > build-native.log 2>&1 \
+	@$(CMAKE_BUILD) -B build/native $(HOST_LEVELS) > build-native.log 2>&1 \
 	  && $(BIN)/cmake --build build/native >> build-native.log 2>&1 \
 	  && rm -f build-native.log || (tail -20 build-native.log; exit 1)
 
@@ -74,7 +77,7 @@ native: ## Build the native kernels into src/paceline (needs a C++17 compiler)
 KERNEL_USERS := $(addprefix tests/proposers/test_,native_growth.py ngram_file.py ngram_model.py prompt_lookup.py suffix.py)
 
 sanitize: $(DEV_READY) ## Run the kernel tests under the address and undefined-behaviour sanitizers
-	$(CMAKE_BUILD) -B build/sanitize -DPACELINE_SANITIZE=ON
+	$(CMAKE_BUILD) -B build/sanitize -DPACELINE_SANITIZE=ON $(HOST_LEVELS)
 	$(BIN)/cmake --build build/sanitize
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 \

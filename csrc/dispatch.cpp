@@ -7,31 +7,12 @@
 
 namespace paceline {
 
-#if defined(__x86_64__) && defined(__linux__)
-extern const Kernels level_amx;
-#endif
-#if defined(__x86_64__)
-extern const Kernels level_avx512vnni, level_avxvnni, level_avx2, level_sse2;
-#endif
-#if defined(__aarch64__) || defined(PACELINE_EMULATED)
-extern const Kernels level_neon;
-#endif
-extern const Kernels level_plain;
+// The build names the levels that it compiles, the best first.
+extern const Kernels PACELINE_LEVELS;
 
 namespace {
 
-const Kernels* const levels[] = {
-#if defined(__x86_64__) && defined(__linux__)
-    &level_amx,
-#endif
-#if defined(__x86_64__)
-    &level_avx512vnni, &level_avxvnni, &level_avx2, &level_sse2,
-#endif
-#if defined(__aarch64__) || defined(PACELINE_EMULATED)
-    &level_neon,
-#endif
-    &level_plain,
-};
+const Kernels* const levels[] = {PACELINE_LEVEL_POINTERS};
 
 const Kernels* find(const char* isa) {
     for (const Kernels* level : levels) {

@@ -1,5 +1,9 @@
 // Assembles the table of one level. A level's source file defines LEVEL (the name of the table),
 // LEVEL_ISA (its text) and LEVEL_SUPPORTED (an expression), and is compiled with its own flags.
+// With PACELINE_ASK_HOST it is a program instead, which ends with 0 where the level runs.
+#if defined(PACELINE_ASK_HOST)
+int main() { return LEVEL_SUPPORTED ? 0 : 1; }
+#else
 #include "kernels.h"
 #include "simd.h"
 
@@ -35,3 +39,4 @@ const Kernels LEVEL = {
     merge,       &sampler_kernels, &recurrent_kernels,
 };
 }  // namespace paceline
+#endif

@@ -45,6 +45,7 @@ def test_a_healthy_machine_needs_nothing() -> None:
     [
         ({}, Kernels("no module", remedy="compile"), MODEL, "to get them compile (no module)"),
         ({}, Kernels(None, "avx2", NATIVE.levels), MODEL, "PACELINE_CPU_ISA"),
+        ({}, Kernels(None, "avx2", ("avx2",)), MODEL, "without level avx512vnni"),
         ({"instructions": ("avx2",)}, NATIVE, MODEL, "dot product"),
         ({"memory_available": 1 << 20}, NATIVE, MODEL, "reads from disk"),
         ({"cpu_quota": 1.5}, NATIVE, MODEL, "--threads 1,"),

@@ -246,11 +246,23 @@ def _kernel_advice(machine: Machine, kernels: Kernels) -> Iterator[str]:
             f"the kernels run at level {kernels.level}, as PACELINE_CPU_ISA says; this processor "
             f"has {kernels.levels[0]}: unset the variable"
         )
+    elif kernels.levels and (unbuilt := _unbuilt_level(machine, kernels)):
+        yield (
+            f"the kernels were built for another processor, without level {unbuilt}, which this "
+            "one has: build them again, in a checkout by make native"
+        )
     elif not DOT_PRODUCTS & set(machine.instructions):
         yield (
             "this processor has no 8-bit dot products (AVX-VNNI, AVX-512 VNNI or Arm's dot "
             "product): one that has computes wide steps about twice as fast"
         )
+
+
+def _unbuilt_level(machine: Machine, kernels: Kernels) -> str | None:
+    """The best level that the processor promises and the build lacks; AMX the system may deny."""
+    levels = {"avx512_vnni": "avx512vnni", "avx_vnni": "avxvnni", "avx2": "avx2"}
+    promised = next((levels[flag] for flag in levels if flag in machine.instructions), None)
+    return None if promised in kernels.levels else promised
 
 
 def _memory_advice(machine: Machine, model: ModelFacts) -> Iterator[str]:
