@@ -1,4 +1,4 @@
-# Everything works from a bare clone: the first run makes .venv and installs the pinned
+# Everything works from a fresh clone: the first run makes .venv and installs the pinned
 # versions, a second one starts at once.
 #
 #   PYTHON    the interpreter that makes .venv (3.11 or later)

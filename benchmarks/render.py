@@ -23,7 +23,7 @@ from ablation_report import tables as ablation_tables
 from busy_machine import tables as busy_tables
 from fidelity import tables as fidelity_tables
 from first_requests import tables as first_request_tables
-from harness import ROOT
+from harness import CONTROL, ROOT
 from heads_report import tables as head_tables
 from hybrid import tables as hybrid_tables
 from kernels import tables as kernel_tables
@@ -39,7 +39,7 @@ from pipeline import tables as pipeline_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
 from replica_faults import tables as replica_fault_tables
-from report import RESULTS, markdown, number, pick, target_grid, yes
+from report import RESULTS, markdown, number, pick, ratio_cell, target_grid, yes
 from research.acceptance import tables as acceptance_tables
 from research.expert_prices import tables as expert_price_tables
 from same_answers import tables as same_answer_tables
@@ -106,7 +106,7 @@ def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
     ]
 
 
-MODEL_NAMES = {"inflated": "half a billion parameters", "smollm2": "SmolLM2-135M-Instruct"}
+MODEL_NAMES = {"smollm2": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
 BUSY_ARMS = {"all threads": "Paceline", "llama.cpp": "llama.cpp"}
 GAIN_ROWS = {
     "code": ("code", 0.0),
@@ -118,15 +118,18 @@ GAIN_ROWS = {
 
 
 def gains(documents: Sequence[Document]) -> list[str]:
-    """One request at a time, default configuration: a column per model and machine."""
+    """One request at a time, default configuration: a column per real model and machine."""
+    documents = [d for d in documents if not d["benchmark"].endswith("-inflated")]
     rows = []
     for name, (kind, temperature) in GAIN_ROWS.items():
         wanted = {"kind": kind, "temperature": temperature, "requests": 1, "arm": DEFAULT}
         rows.append([name, *(_gain_cell(pick(d["results"], **wanted)) for d in documents)])
+    control = {"kind": "code", "temperature": 0.0, "requests": 1, "arm": CONTROL}
+    rows.append(["control (code)", *(_gain_cell(pick(d["results"], **control)) for d in documents)])
     names = [d["benchmark"].removeprefix("speedup-") for d in documents]
     models = [MODEL_NAMES.get(name, name) for name in names]
     above, columns = _with_devices(documents, models)
-    return [above, markdown(["speed-up (tok/s)", *columns], rows)]
+    return [above, markdown(["speed-up", *columns], rows)]
 
 
 def _with_devices(documents: Sequence[Document], names: Sequence[str]) -> tuple[str, list[str]]:
@@ -141,9 +144,8 @@ def _gain_cell(found: Sequence[Row]) -> str:
     if not found or "speedup" not in found[0]:
         return "-"
     (row,) = found
-    before, after = row["plain_tokens_per_second"], row["tokens_per_second"]
     mark = "" if row["identical"] else ", **not identical**"
-    return f"**{row['speedup']['value']:.2f}x** ({before:.0f} to {after:.0f}){mark}"
+    return f"{ratio_cell(row)}{mark}"
 
 
 def busy(documents: Sequence[Document]) -> list[str]:

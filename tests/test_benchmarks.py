@@ -358,12 +358,15 @@ def test_render_puts_machines_and_models_side_by_side(tmp_path: Path) -> None:
     row |= {"plain_tokens_per_second": 100.0, "tokens_per_second": 150.0}
     for device, ratio in (("a", 1.5), ("b", 1.25)):
         document = {"benchmark": "speedup-smollm2", "device": device}
-        document["results"] = [{**row, "speedup": {"value": ratio}}]
+        interval = {"value": ratio, "low": 1.0, "high": 2.0}
+        control = {**row, "arm": "plain again", "speedup": {"value": 0.99, "low": 0.9, "high": 1.1}}
+        document["results"] = [{**row, "speedup": interval}, control]
         (tmp_path / device).mkdir()
         (tmp_path / device / "speedup-smollm2.json").write_text(json.dumps(document))
     lines = module("render").block("gains", tmp_path).strip().splitlines()
     assert lines[0].count("SmolLM2-135M-Instruct") == 2
-    assert lines[2] == "| code | **1.50x** (100 to 150) | **1.25x** (100 to 150) |"
+    assert lines[2] == "| code | 1.50 (1.00 to 2.00) | 1.25 (1.00 to 2.00) |"
+    assert lines[-1] == "| control (code) | 0.99 (0.90 to 1.10) | 0.99 (0.90 to 1.10) |"
     assert lines[3] == "| prose | - | - |"
 
 

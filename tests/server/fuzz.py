@@ -105,15 +105,14 @@ def run_case(address: Address, pid: int, case: Case) -> tuple[Answer, float]:
 
 
 def check_memory(report: Report) -> None:
-    """What large bodies need comes and goes; the least of each half of a run is what stays.
+    """What large bodies need comes and goes; the least of each third of a run is what stays.
 
-    The first mark does not count: what is bounded, such as caches of grammars, is being filled.
+    The first third does not count: what is bounded, such as caches of grammars, is being filled.
     """
-    _, *marks = report.memory
-    half = len(marks) // 2
+    third = len(report.memory) // 3
     for name in ("server", "paceline-engine"):
-        begin = min(each[name] for each in marks[:half])
-        end = min(each[name] for each in marks[half:])
+        begin = min(each[name] for each in report.memory[-2 * third : -third])
+        end = min(each[name] for each in report.memory[-third:])
         if end > (1 + MAX_GROWTH) * begin:
             report.fail(f"the memory of {name} grew from {begin} to {end} kB")
 
