@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from paceline.server.api.speedup import router as speedup_router
 from paceline.server.page import page_router
 from tests.server.browser import Page
 
@@ -149,7 +150,9 @@ async def stream(script: Script, body: dict[str, Any], prompt: str) -> AsyncIter
         if count >= limit_of(body):
             break
     yield event(chunk(is_chat, [], "length" if count >= limit_of(body) else "stop"))
-    metrics = {"speculative_decoding": {"mean_acceptance_length": count / steps}}
+    told = {"mean_acceptance_length": count / steps, "num_steps": steps}
+    told |= {"num_draft_tokens": 2 * steps if speculates else 0}
+    metrics = {"speculative_decoding": told}
     yield event({"choices": [], "usage": {"completion_tokens": count, "metrics": metrics}})
     yield event("[DONE]")
     script.completed += 1
@@ -183,6 +186,7 @@ def stats(script: Script) -> dict[str, Any]:
         "restarts": 0,
         "promise": "Logits are bitwise equal for every width.",
         "proposers": PROPOSERS,
+        "load": {"average": 0.2, "cores": 4},
         "running": 3 + int(2 * math.sin(now / 5)),
         "waiting": int(1 + math.sin(now / 3)),
         "kv": {"used": 610 + int(90 * math.sin(now / 6)), "total": 2048},
@@ -219,6 +223,7 @@ WIDTHS = {1: 0.12, 3: 0.18, 4: 0.1, 6: 0.16, 8: 0.32, 12: 0.08, 16: 0.04}
 def make_app(script: Script) -> FastAPI:
     app = FastAPI()
     app.include_router(page_router())
+    app.include_router(speedup_router)
 
     @app.middleware("http")
     async def guard(request: Request, handle: Any) -> Any:

@@ -59,12 +59,23 @@ def test_arms_beside_each_other(visit: OpenPage) -> None:
     first_after = re.search(r"([\d,]+) ms to first", page.one(".figures").text)
     assert first_after
     assert float(first_after[1].replace(",", "")) < 700
-    assert re.fullmatch(r"Same text, [\d.]+. the speed: .* s against .* s\.", page.verdict())
-    on, off = script.bodies
+    verdict = page.verdict()
+    told = re.fullmatch(r"Same text, ([\d.]+)x faster \(([\d.]+)x to ([\d.]+)x\)\.", verdict)
+    assert told, verdict
+    assert 1 < float(told[1]) <= float(told[3]) <= round(68 / 27, 2)
+    on, off, *more = script.bodies
     assert (on["speculative"], off["speculative"]) == ({"enabled": True}, {"enabled": False})
     assert on["seed"] == off["seed"]
     assert on["cache_salt"] != off["cache_salt"]
+    assert len(more) >= 4  # Short answers are asked for again, the arms by turns.
+    assert [body["speculative"]["enabled"] for body in more[:4]] == [False, True, True, False]
+    assert {body["seed"] for body in script.bodies} == {on["seed"]}
+    assert len({body["cache_salt"] for body in script.bodies}) == len(script.bodies)
+    assert len(page.all(".turn .answer")) == 2
+    del script.bodies[:]
     page.ask("differ")
+    # Another comparison begins with the other arm.
+    assert [body["speculative"]["enabled"] for body in script.bodies] == [False, True]
     assert page.verdict() == f"The texts differ from character {STORY.index('wind') + 1} on."
 
 

@@ -20,6 +20,7 @@ from paceline.server.api import (
     embeddings,
     health,
     infill,
+    speedup,
     tokenize,
 )
 from paceline.server.config import ServerConfig
@@ -40,7 +41,7 @@ def create_app(
     Raises: as :class:`~paceline.server.models.Models`.
     """
     config = config or ServerConfig()
-    apis = (chat, completions, infill, embeddings, tokenize, adapters, health, compatible)
+    apis = (chat, completions, infill, embeddings, tokenize, adapters, health, compatible, speedup)
     routers = [*(api.router for api in apis), compatible.reports]
     routers += [anthropic.router, *responses.routers, *ollama.routers, page_router()]
     routes = [route for router in routers for route in router.routes]

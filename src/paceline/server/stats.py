@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 from typing import Any
 
 from paceline.errors import EngineClosedError
+from paceline.load import current_load
 from paceline.metrics import EngineStats
+from paceline.models.ops.threads import cores
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.engine.client import EngineClient
 
@@ -53,6 +56,7 @@ async def snapshot(client: EngineClient) -> dict[str, Any]:
         "promise": IDENTICAL if info.promises_identity else UP_TO_ROUNDING,
         "has_chat_template": _has_own_template(client.tokenizer),
         "proposers": list(info.proposers),
+        "load": None if (load := current_load(cores())) is None else asdict(load),
         "running": stats.num_running,
         "waiting": stats.num_waiting,
         "max_num_seqs": info.max_num_seqs,

@@ -1,6 +1,7 @@
 // The conversation: its turns, the composer, and answers beside each other.
 
-import { ApiFailure, watchServer } from "./api.js";
+import { ApiFailure, getJson, watchServer } from "./api.js";
+import { armOf, compareOn } from "./compare.js";
 import { $, announce, download, el, sendOnEnter } from "./dom.js";
 import { setUpFiles } from "./files.js";
 import { generate, model } from "./generate.js";
@@ -8,6 +9,7 @@ import { changed as noteChange, fresh, setUpHistory, titleOf } from "./history.j
 import { fillLegend } from "./origins.js";
 import { fields, mode, sampling, setUpSettings } from "./settings.js";
 import { fileName, markdownOf } from "./share.js";
+import { Tally } from "./tally.js";
 import { Turn } from "./turn.js";
 
 const EXAMPLES = {
@@ -27,6 +29,7 @@ let turns = [];
 let conversation = fresh(); // as it is kept
 let running = null; // the AbortController of the answer that streams
 let follows = true; // whether the reader is at the end of the conversation
+let comparisons = 0; // the arm that begins alternates
 let isDrawn = true; // whether the settings' view of answers is what is shown
 
 export function setUpChat() {
@@ -191,17 +194,43 @@ async function stream(turn, views) {
   // Both arms of a comparison get the same seed, and neither finds the other's prefix cached.
   const given = fields().seed.value;
   const seed = given || isPair ? Number(given || crypto.getRandomValues(new Uint32Array(1))[0]) : null;
-  for (const view of views) {
-    const salt = isPair ? crypto.getRandomValues(new Uint32Array(4)).join("-") : "";
+  const plainFirst = isPair && comparisons++ % 2 === 1;
+  const load = isPair ? await loadNow() : null;
+  for (const view of plainFirst ? [...views].reverse() : views) {
     const on = isPair ? view === views[0] : fields().speculation.checked;
     if (view.reason !== null) view.resume();
-    await answer(jobFor(turn, view, on, seed, salt), view, signal);
+    await answer(jobFor(turn, view, on, seed, isPair ? newSalt() : ""), view, signal);
   }
-  if (isPair) turn.compare();
+  if (isPair && !turn.isIncomparable) await compare(turn, { seed, load, plainFirst, signal });
   running = null;
   setBusy(false);
   if (turns.includes(turn)) keep();
   followEnd();
+}
+
+const newSalt = () => crypto.getRandomValues(new Uint32Array(4)).join("-");
+
+/** How busy the machine is, where the server says so. */
+const loadNow = () => getJson("stats").then(({ load }) => load ?? null, () => null);
+
+/** Say how the arms compare, after as many more rounds as that takes. */
+async function compare(turn, { seed, load, plainFirst, signal }) {
+  const unseen = { text: "", opened() {}, add() {} };
+  const again = async (on) => {
+    const view = { ...unseen, tally: new Tally() };
+    await generate(jobFor(turn, view, on, seed, newSalt()), view, signal);
+    return armOf(view.tally);
+  };
+  const [speculative, plain] = turn.views.map(({ tally }) => armOf(tally));
+  let said = null;
+  const tell = (found, goesOn) => turn.judge((said = found), goesOn);
+  try {
+    if (!plain || !speculative) throw new Error("nothing was timed");
+    await compareOn({ plain, speculative }, again, tell, load, plainFirst);
+  } catch (error) {
+    if (said) turn.judge(said, false);
+    else turn.giveUp(error.message);
+  }
 }
 
 /** Stream one answer into its view; failures end up in the view. */

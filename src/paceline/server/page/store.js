@@ -52,7 +52,7 @@ const answer = object({
   isMarkdown: oneOf([true, false]), pieces: list(named), tally,
 });
 const turn = object({
-  user: text(MAX_TEXT), answer, other: since2(orNull(answer), null), verdict: since2(text(200), ""),
+  user: text(MAX_TEXT), answer, other: since2(orNull(answer), null), verdict: since2(text(500), ""),
 });
 const conversation = object({
   id: (value, where) => (/^[\w-]{1,64}$/.test(value) ? value : fail(where, "an id")),

@@ -45,6 +45,7 @@ export class Tally {
   lastAt = null;
   #first = 0;
   #measured = null;
+  #told = null;
   #before = 0;
   #kept = null;
 
@@ -53,7 +54,7 @@ export class Tally {
     this.#before = this.tokens;
     this.beganAt = now;
     this.firstAt = null;
-    this.#measured = null;
+    this.#measured = this.#told = null;
     this.#kept = null;
   }
 
@@ -76,7 +77,8 @@ export class Tally {
     if (!usage) return;
     this.tokens = this.#before + (usage.completion_tokens ?? this.tokens - this.#before);
     // Of an answer in parts the server has measured the last part only.
-    if (!this.#before) this.#measured = usage.metrics?.speculative_decoding?.mean_acceptance_length ?? null;
+    if (!this.#before) this.#told = usage.metrics?.speculative_decoding ?? null;
+    this.#measured = this.#told?.mean_acceptance_length ?? null;
   }
 
   /** Tokens per second after the first chunk; null while there is too little to tell. */
@@ -89,6 +91,15 @@ export class Tally {
   /** Emitted tokens per step, the bonus token counted. */
   get acceptanceLength() {
     return this.#measured ?? (this.steps ? this.tokens / this.steps : null);
+  }
+
+  /** As the server counted them, where it did. */
+  get serverSteps() {
+    return this.#told?.num_steps ?? this.steps;
+  }
+
+  get drafted() {
+    return this.#told?.num_draft_tokens ?? this.tokens - (this.origins.get(TARGET) ?? 0);
   }
 
   /** What a conversation keeps of it. */

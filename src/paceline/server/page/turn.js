@@ -2,7 +2,7 @@
 // Knows no server; what is to be done is told to the conversation by calls.
 
 import { Answer } from "./answer.js";
-import { $, copyButton, el, figure, sendOnEnter } from "./dom.js";
+import { $, copyButton, el, sendOnEnter } from "./dom.js";
 
 export class Turn {
   views = [];
@@ -40,9 +40,22 @@ export class Turn {
     return this.views;
   }
 
-  /** Say how the second answer compares with the first. */
-  compare() {
-    this.verdict.textContent = verdictOn(...this.views);
+  /** What makes a comparison of the two answers pointless, which is said then; null where none. */
+  get isIncomparable() {
+    const problem = problemOf(...this.views);
+    this.verdict.textContent = problem ?? "Measuring again…";
+    return problem !== null;
+  }
+
+  /** Say how the arms compare: what the server made of their times. */
+  judge({ speedup, sentence }, goesOn) {
+    const told = speedup === null ? `and ${sentence}` : sentence;
+    this.verdict.textContent = `Same text, ${told}.${goesOn ? " Measuring again…" : ""}`;
+  }
+
+  /** Say why there is no comparison. */
+  giveUp(message) {
+    this.verdict.textContent = `No comparison: ${message}.`;
   }
 
   /** What a conversation keeps of it. */
@@ -98,15 +111,14 @@ export class Turn {
   }
 }
 
-/** One sentence on two answers to the same prompt, the first with speculation. */
-function verdictOn(on, off) {
+/** Why two answers to the same prompt, the first with speculation, cannot be compared, or null. */
+function problemOf(on, off) {
   if (on.failure || off.failure) return "No comparison: an answer failed.";
-  if (off.reason === "abort") return "No comparison: stopped.";
+  if ([on, off].some(({ reason }) => reason === "abort")) return "No comparison: stopped.";
   if (on.text !== off.text) {
     let place = 0;
     while (on.text[place] === off.text[place]) place += 1;
     return `The texts differ from character ${place + 1} on.`;
   }
-  const [fast, plain] = [on, off].map(({ tally }) => tally.milliseconds / 1000);
-  return `Same text, ${figure(plain / fast)}× the speed: ${figure(fast)} s against ${figure(plain)} s.`;
+  return null;
 }
