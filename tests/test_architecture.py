@@ -15,7 +15,9 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 
 FLOORS = {
-    **dict.fromkeys(("errors", "checks", "folders", "memory", "load", "reading", "writing"), 0),
+    **dict.fromkeys(
+        ("errors", "checks", "folders", "memory", "control_groups", "load", "reading", "writing"), 0
+    ),
     **dict.fromkeys(("config", "speedup"), 0),
     **dict.fromkeys(("request", "sampling_params", "sampling_defaults", "span", "metrics"), 0),
     **dict.fromkeys(("structured_outputs", "structural_tags", "json_schema", "traces"), 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.memory import read
+from paceline.control_groups import read
 
 BUSY_SHARE = 0.5
 """Load per core from which on the machine counts as busy."""

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.control_groups import cpu_quota
 from paceline.memory import memory
+from paceline.models.ops.threads import within_quota
 from paceline.workbench.machine import Machine, describe_kernels, describe_machine
 
 
@@ -64,6 +66,37 @@ def test_the_tightest_of_the_control_groups_around_a_process_counts(
     idle = "inactive_file 30000" if version == 2 else "inactive_file 5\ntotal_inactive_file 30000"
     stat = {f"{place}outer__memory_DOT_stat": f"anon 70000\nactive_file 7\n{idle}"}
     assert memory(make_root(tmp_path, **stat)) == (500_000, 430_000)
+
+
+@pytest.mark.parametrize("folder", ["cpu", "cpu,cpuacct"])
+def test_the_quota_of_the_first_version_of_control_groups(tmp_path: Path, folder: str) -> None:
+    times = {"": ("-1", "100000"), "outer__": ("250000", "100000"), "outer__inner__": ("-1", "5")}
+    files = {
+        f"sys__fs__cgroup__{folder}__{group}cpu_DOT_cfs_{name}_us": value
+        for group, pair in times.items()
+        for name, value in zip(("quota", "period"), pair, strict=True)
+    }
+    lines = "4:memory:/\n3:cpu,cpuacct:/outer/inner"
+    assert cpu_quota(make_root(tmp_path, proc__self__cgroup=lines, **files)) == 2.5
+
+
+def test_the_quota_of_a_group_around_this_one_counts(tmp_path: Path) -> None:
+    place = "sys__fs__cgroup__"
+    files = {
+        f"{place}cpu_DOT_max": "max 100000",
+        f"{place}outer__cpu_DOT_max": "50000 100000",
+        f"{place}outer__inner__cpu_DOT_max": "300000 100000",
+    }
+    assert cpu_quota(make_root(tmp_path, proc__self__cgroup="0::/outer/inner", **files)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("threads", "quota", "expected"), [(8, None, 8), (8, 2.5, 2), (2, 4.0, 2), (4, 0.5, 1)]
+)
+def test_a_container_gets_as_many_threads_as_it_has_time_for(
+    threads: int, quota: float | None, expected: int
+) -> None:
+    assert within_quota(threads, quota) == expected
 
 
 @pytest.mark.parametrize(

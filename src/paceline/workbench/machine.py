@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.control_groups import cpu_quota, read
 from paceline.load import load_average
-from paceline.memory import memory, read
+from paceline.memory import memory
 from paceline.models.ops.native import missing, native_module
 from paceline.models.ops.threads import cores, num_threads, physical_cores
 from paceline.workbench.profile_machine import processor
@@ -83,7 +84,7 @@ def describe_machine(root: Path = Path("/")) -> Machine:
         instructions=tuple(name for name in INSTRUCTIONS if name in flags),
         cores=cores(),
         physical_cores=physical_cores(root / "sys/devices/system/cpu"),
-        cpu_quota=_quota(read(root / "sys/fs/cgroup/cpu.max")),
+        cpu_quota=cpu_quota(root),
         threads=num_threads(),
         load=load_average(root),
         memory_total=total,
@@ -99,14 +100,6 @@ def _flags(cpuinfo: str) -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
-
-
-def _quota(text: str) -> float | None:
-    """Cores out of cgroup v2's ``cpu.max``: microseconds of time, and of which period."""
-    parts = text.split()
-    if len(parts) != 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
-        return None  # "max" is no limit
-    return int(parts[0]) / max(1, int(parts[1]))
 
 
 def _chosen(text: str) -> str | None:
