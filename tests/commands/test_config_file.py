@@ -140,7 +140,7 @@ WHO_DRAFTS = ("speculative_config", "method", "draft", "num_speculative_tokens",
     ("file", "arguments", "expected"),
     [
         ({"speculative_config": {}}, ["--method", "ngram"], {"method": "ngram"}),
-        ({"speculative_config": {}}, ["--draft", "D"], {"draft": "D"}),
+        ({"speculative_config": {}}, ["--draft", "D"], {"draft": ["D"]}),
         (
             {"speculative_config": {}},
             ["-k", "3"],

@@ -29,6 +29,7 @@ from paceline.config.objective import Objective
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
+from paceline.models.embedded import embedded_ngram_model
 from paceline.training.configs import DraftTrainingConfig, HeadTrainingConfig, LMTrainingConfig
 from paceline.workbench.llama_peer import KV_TYPES
 from paceline.workbench.profile_steps import CONTEXTS, WIDTHS
@@ -88,10 +89,33 @@ def test_what_is_measured_again_and_again_remembers_nothing() -> None:
 
 def test_one_proposer() -> None:
     assert methods(method="ngram") == ["prompt_lookup"]
-    (config,) = speculative_config(RunOptions(draft="some/draft"), "org/other")
-    assert (config.method, config.model) == ("draft_model", "some/draft")
+    (config,) = speculative_config(RunOptions(method="draft_model", draft=["a/b"]), "org/other")
+    assert (config.method, config.model, config.use_heterogeneous_vocab) == (
+        *("draft_model", "a/b"),
+        True,
+    )
     (config,) = speculative_config(RunOptions(method="draft_model"), None)
     assert config.model == embedded_model("draft")
+
+
+def test_drafts_join_those_that_draft_anyway(tmp_path: Path) -> None:
+    usual = default_speculative_config(None)
+    ngrams = embedded_ngram_model()
+    found = speculative_config(RunOptions(draft=["some/draft", "other/draft", ngrams]), None)
+    assert found[: len(usual) - 1] == usual[:-1]
+    assert [(each.method, each.model) for each in found[len(usual) - 1 :]] == [
+        ("draft_model", "some/draft"),
+        ("draft_model", "other/draft"),
+        ("ngram_model", ngrams),  # once: the model brings it, and it is named
+    ]
+    assert found[-3].use_heterogeneous_vocab
+    assert not engine_options(RunOptions(draft=["some/draft"]))["self_drafts"]
+    assert engine_options(RunOptions(draft=[]))["self_drafts"]
+
+
+def test_a_method_that_needs_a_draft_names_the_option() -> None:
+    with pytest.raises(ConfigError, match=r"--method draft_model needs --draft: the draft's"):
+        speculative_config(RunOptions(method="draft_model"), "org/other")
 
 
 def test_depth_applies_to_all() -> None:
@@ -106,16 +130,23 @@ def test_depth_applies_to_all() -> None:
 def test_a_folder_says_that_it_is_a_head(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"speculators_model_type": "eagle3"}')
-    (found,) = speculative_config(RunOptions(draft=str(tmp_path)), "org/other")
+    suffix, found = speculative_config(RunOptions(draft=[str(tmp_path)]), "org/other")
+    assert suffix.method == "suffix"
     assert (found.method, found.max_tree_nodes) == ("eagle3", 16)
-    for other in ('{"model_type": "llama"}', '{"pard_token": 3}', "{"):
+    for other, method in (
+        ('{"model_type": "llama"}', "draft_model"),
+        ('{"pard_token": 3}', "parallel_draft"),
+        ("{", "draft_model"),
+    ):
         config.write_text(other)
-        assert methods(draft=str(tmp_path)) == ["draft_model"]
+        assert methods(method=None, draft=[str(tmp_path)])[-1] == method
 
 
 def test_an_mtp_layer_is_the_models_or_another_ones() -> None:
     for draft in (None, "some/model"):
-        (config,) = speculative_config(RunOptions(method="mtp", draft=draft), "org/other")
+        (config,) = speculative_config(
+            RunOptions(method="mtp", draft=draft and [draft]), "org/other"
+        )
         assert (config.method, config.model, config.max_tree_nodes) == ("mtp", draft, 16)
 
 
@@ -127,19 +158,19 @@ def test_heads_that_come_with_a_model_are_not_replayed(tmp_path: Path) -> None:
     kinds = [config.method for config in speculative_config(RunOptions(), model)]
     assert kinds == ["suffix", "eagle3"]
     assert [config.method for config in replayed_config(RunOptions(), model)] == ["suffix"]
-    named = RunOptions(draft=str(place))
-    assert [config.method for config in replayed_config(named, model)] == ["eagle3"]
+    named = RunOptions(draft=[str(place)])
+    assert [config.method for config in replayed_config(named, model)] == ["suffix", "eagle3"]
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"speculative_config": "{}", "method": "prompt_lookup"}, "--method"),
-        ({"speculative_config": "{}", "draft": "DIR"}, "--draft"),
+        ({"speculative_config": "{}", "draft": ["DIR"]}, "--draft"),
         ({"speculative_config": "{"}, "not JSON"),
         ({"speculative_config": '{"gamma": 4}'}, "allowed are method, model"),
         ({"speculative_config": '{"acceptance_threshold": 0.3}'}, "refused"),
-        ({"method": "prompt_lookup", "draft": "DIR"}, "takes no --draft"),
+        ({"method": "prompt_lookup", "draft": ["DIR"]}, "takes no --draft"),
         ({"method": "magic"}, "allowed are"),
         ({"method": "draft_model", "model": "org/other"}, "needs"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
@@ -224,6 +255,7 @@ STATED = {
     "window": DEFAULT_WINDOW,
     "widths": f"1-33, coarser to {WIDTHS[-1]}",
     "contexts": ",".join(map(str, CONTEXTS)),
+    "repeat": "once",
     "max_tokens": "what the context leaves; 256 for --compare, --explain and verify",
 }
 """What stands for None, by options whose help has to spell it out."""

@@ -130,7 +130,7 @@ def test_a_draft_may_be_a_name(cli: Cli) -> None:
     draft = ("--draft", "small", "--strict")
     result = cli("run", *draft, "-p", "def add(a, b):", "--max-tokens", "2", "--json")
     assert result.code == 0
-    (config,) = result.document["speculative_config"]
+    *_, config = result.document["speculative_config"]
     assert (config["method"], config["model"]) == ("draft_model", "small")
 
 

@@ -307,3 +307,13 @@ class TestTalk:
         assert code == 0
         assert "error: the prompt has" in capsys.readouterr().err
         assert len(asked) == 2
+
+
+def test_a_draft_that_cannot_be_used_leaves_the_others_on(cli: Cli) -> None:
+    arguments = ("run", "--draft", "no/such", "-p", "Once", "--max-tokens", "2", "--json")
+    result = cli(*arguments)
+    assert result.code == 0
+    assert "suffix + ngram_model" in result.err
+    result = cli(*arguments, "--strict")
+    assert result.code != 0
+    assert "no/such" in result.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,19 @@ def test_the_same_tokens_may_be_padded(tmp_path: Path, size: int, flag: bool) ->
     assert len(tree)
 
 
-def test_other_tokens_need_to_be_asked_for(tmp_path: Path) -> None:
+def test_other_tokens_need_to_be_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = draft_folder(tmp_path, other().tokenizer)
-    with pytest.raises(ConfigError, match="set use_heterogeneous_vocab"):
+    with pytest.raises(ConfigError, match="name it by --draft, which translates"):
         built(folder, letters().tokenizer)
     with pytest.raises(ConfigError, match="parallel_draft needs a draft of the target's vocab"):
         built(folder, letters().tokenizer, method="parallel_draft")
     with pytest.raises(ConfigError, match="48 tokens and the target 50"):
         built(folder, None, 50)
-    proposer = built(folder, merging().tokenizer, use_heterogeneous_vocab=True)
+    with caplog.at_level(logging.WARNING):
+        proposer = built(folder, merging().tokenizer, use_heterogeneous_vocab=True)
+    assert "has another vocabulary than the target: what it drafts is translated" in caplog.text
     assert isinstance(proposer, HeterogeneousProposer)
     (tree,) = propose(proposer, make_request(1, [3, 4, 3]))
     tree.validate(VOCAB)
@@ -127,8 +132,8 @@ def test_other_tokens_need_to_be_asked_for(tmp_path: Path) -> None:
 
 def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
     folder = draft_folder(tmp_path, other().tokenizer)
-    with pytest.raises(ConfigError, match="without a tokenizer"):
-        built(folder, None, use_heterogeneous_vocab=True)
+    with pytest.raises(ConfigError, match="without tokenizers a draft model needs as many"):
+        built(folder, None, VOCAB + 1, use_heterogeneous_vocab=True)
 
 
 def test_a_draft_without_a_tokenizer(tmp_path: Path) -> None:
@@ -139,5 +144,5 @@ def test_a_draft_without_a_tokenizer(tmp_path: Path) -> None:
         built(folder, None, VOCAB + 1)
     with pytest.raises(ConfigError, match=f"{folder.name} has no tokenizer, .* copy the target's"):
         built(folder, letters().tokenizer)
-    with pytest.raises(ConfigError, match=f"needs texts, and {folder.name} has no tokenizer"):
+    with pytest.raises(ConfigError, match=f"{folder.name} has no tokenizer, .* copy the target's"):
         built(folder, letters().tokenizer, use_heterogeneous_vocab=True)

@@ -216,9 +216,12 @@ class SpeculationOptions:
         f"for the embedded model {EMBEDDED_METHOD} too, for others the drafts that lie beside "
         "them).",
     )
-    draft: str | None = option(
+    draft: list[str] | None = option(
         None,
-        "Draft model or head: folder, GGUF file, name or hub id; ngram_model's file.",
+        "A draft that joins the others, or with --method drafts alone: a smaller model of whatever "
+        "vocabulary, a head, or a file of n-grams; folder, file, name or hub id. May be given "
+        "several times.",
+        metavar="<str>",
     )
     num_speculative_tokens: int | None = option(
         None, "Most tokens along one path of a draft.", "-k"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -60,28 +60,44 @@ def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeCon
 def speculative_config(
     options: SpeculationOptions, model: str | None
 ) -> tuple[SpeculativeConfig, ...]:
-    """The proposers that the options name."""
+    """The proposers that the options name: drafts join those of the model, a method is alone."""
     if options.no_speculation:
         return ()
-    single = {"--method": options.method, "--draft": options.draft}
-    given = [name for name, value in single.items() if value is not None]
     if options.speculative_config is not None:
-        if given:
+        single = {"--method": options.method, "--draft": options.draft}
+        if given := [name for name, value in single.items() if value]:
             raise ConfigError(
                 f"--speculative-config names the proposers: put what {', '.join(given)} says into "
                 "it"
             )
         configs = parse_speculative_config(options.speculative_config)
-    elif given:
-        configs = (_single_config(options, model),)
+    elif options.method is not None:
+        configs = _by_method(options.method, options.draft or [], model)
     else:
-        configs = default_speculative_config(model)
+        configs = _without_twins(default_speculative_config(model), _named_drafts(options))
     k = options.num_speculative_tokens
     return configs if k is None else tuple(replace(c, num_speculative_tokens=k) for c in configs)
 
 
+def _named_drafts(options: SpeculationOptions) -> tuple[SpeculativeConfig, ...]:
+    return tuple(map(named_draft, dict.fromkeys(options.draft or ())))
+
+
+def _without_twins(
+    usual: Iterable[SpeculativeConfig], named: tuple[SpeculativeConfig, ...]
+) -> tuple[SpeculativeConfig, ...]:
+    """Both, without what the model brings and is named as well."""
+    known = {_same_draft(each) for each in named}
+    return (*(each for each in usual if _same_draft(each) not in known), *named)
+
+
+def _same_draft(config: SpeculativeConfig) -> tuple[str, str | None]:
+    place = config.model
+    return config.method, None if place is None else os.path.realpath(place)
+
+
 def _names_drafts(options: SpeculationOptions) -> bool:
-    named = options.speculative_config, options.method, options.draft
+    named = options.speculative_config, options.method, options.draft or None
     return options.no_speculation or named != (None, None, None)
 
 
@@ -94,39 +110,72 @@ def replayed_config(
     where it would have to draft.
     """
     configs = speculative_config(options, model)
-    if _names_drafts(options):
+    if options.speculative_config is not None or options.method is not None:
         return configs
-    return tuple(config for config in configs if config.method not in HEAD_METHODS)
+    named = {_same_draft(each) for each in _named_drafts(options)}
+    return tuple(
+        config
+        for config in configs
+        if config.method not in HEAD_METHODS or _same_draft(config) in named
+    )
 
 
-def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
-    draft = options.draft
-    method = check_method(options.method or method_of(draft))
+def _by_method(
+    name: str, drafts: Sequence[str], model: str | None
+) -> tuple[SpeculativeConfig, ...]:
+    """One method, once for each draft, or without any."""
+    method = check_method(name)
     takes_none = method in METHODS and method not in (*NEEDED_MODELS, *OPTIONAL_MODELS)
-    if draft is not None and takes_none:
+    if drafts and takes_none:
         raise ConfigError(
             f"--method {method} takes no --draft; that is for draft models, heads and ngram_model"
         )
-    if draft is None and is_embedded(model):
-        draft = {
-            "draft_model": embedded_model("draft"),
-            "ngram_model": embedded_ngram_model(),
-        }.get(method)
-    values = {"method": method} if draft is None else {"method": method, "model": draft}
+    if not drafts and is_embedded(model) and method in ("draft_model", "ngram_model"):
+        own = {"draft_model": embedded_model("draft"), "ngram_model": embedded_ngram_model()}
+        drafts = [own[method]]
+    if not drafts and method in NEEDED_MODELS:
+        raise ConfigError(f"--method {method} needs --draft: {NEEDED_MODELS[method]}")
+    return tuple(_draft_by(method, each) for each in drafts) or (_draft_by(method, None),)
+
+
+def _draft_by(method: str, draft: str | None) -> SpeculativeConfig:
+    values: dict[str, Any] = {"method": method} | ({} if draft is None else {"model": draft})
+    if method == "draft_model":  # which is translated only where it has to be
+        values["use_heterogeneous_vocab"] = True
     (config,) = parse_speculative_config(values)
     return config
 
 
-def method_of(draft: str | None) -> str:
-    """The method of a draft that is named by itself: that of a head where it says that it is one.
+def named_draft(draft: str) -> SpeculativeConfig:
+    """A draft that is named by itself: n-grams, a head, or a model of whatever vocabulary.
 
     Whoever loads what cannot be read says what is wrong with it.
     """
-    if draft is not None:
-        with suppress(OSError, ValueError, PacelineError):
-            method = draft_at(Path(draft)).method
-            return method if method in HEAD_METHODS else "draft_model"
-    return "draft_model"
+    if is_ngram_model(draft):
+        return _draft_by("ngram_model", draft)
+    with suppress(OSError, ValueError, PacelineError):
+        found = draft_at(Path(os.path.expanduser(draft)))
+        if found.method != "draft_model":
+            return replace(found, model=draft)
+    return _draft_by("draft_model", draft)
+
+
+def is_ngram_model(path: str) -> bool:
+    """Whether a file begins as ``paceline train ngram`` lets it."""
+    place = Path(os.path.expanduser(path))
+    with suppress(OSError, ValueError):
+        if place.is_file():
+            from paceline.proposers.ngram_model.file import MAGIC  # by numpy, which is slow
+
+            with place.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+    return False
+
+
+def method_of(draft: str) -> str:
+    """The method of a draft that is named by itself: a head's where it says that it is one."""
+    method = named_draft(draft).method
+    return method if method in HEAD_METHODS else "draft_model"
 
 
 def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:

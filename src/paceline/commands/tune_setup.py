@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import DEFAULTS, JSON_HELP, EngineOptions, ModelOptions, option
-from paceline.commands.resolve import engine_options, method_of, values_of
+from paceline.commands.resolve import engine_options, is_ngram_model, method_of, values_of
 from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
@@ -198,7 +198,7 @@ def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
     from paceline.proposers.draft_model.loading import check_unread_vocabulary, replays_no_head
     from paceline.proposers.ngram_model.file import read_tables
 
-    if _is_ngram_model(path):
+    if is_ngram_model(path):
         fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
         read_tables(path).check_fits(path, target.config.vocab_size, fingerprint)
         return Path(path).name, _parsed(method="ngram_model", model=path)
@@ -221,16 +221,6 @@ def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
 def _parsed(**said: object) -> SpeculativeConfig:
     (config,) = parse_speculative_config(said)
     return config
-
-
-def _is_ngram_model(path: str) -> bool:
-    from paceline.proposers.ngram_model.file import MAGIC
-
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:  # a folder, or a hub id
-        return False
 
 
 def _check_translation(draft: Checkpoint, target: Checkpoint) -> None:

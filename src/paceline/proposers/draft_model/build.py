@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.loading import (
     check_goes_back,
+    check_unread_vocabulary,
     draft_runner,
     load_draft,
     open_draft,
@@ -20,6 +21,8 @@ from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
 from paceline.runtime.model_runner import ModelRunner
+
+log = logging.getLogger(__name__)
 
 EXPANSION = 4
 """Tokens of the draft per token of the target for which there is room. Beyond that the oldest
@@ -36,18 +39,14 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
     """
     if not config.use_heterogeneous_vocab:
         return DraftModelProposer(config, load_draft(config, target))
-    if target.tokenizer is None:
-        raise ConfigError(
-            "use_heterogeneous_vocab needs texts, and the target was loaded without a tokenizer"
-        )
     checkpoint = open_draft(config, target)
-    if checkpoint.tokenizer is None:
-        raise ConfigError(
-            f"use_heterogeneous_vocab needs texts, and {checkpoint.name} has no tokenizer"
-        )
     pair = vocabulary_pair(checkpoint, config, target)
     if pair is None:
         return DraftModelProposer(config, draft_runner(checkpoint, config, target))
+    log.warning(
+        "%s has another vocabulary than the target: what it drafts is translated, which takes time",
+        checkpoint.name,
+    )
     runner = foreign_runner(checkpoint, config, target)
     drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
     return HeterogeneousProposer(config, drafter, pair)
@@ -56,10 +55,16 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
 def vocabulary_pair(
     checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
 ) -> VocabularyPair | None:
-    """The vocabularies of a target and a draft; None where they are one. They can be translated."""
+    """The vocabularies of a target and a draft, which can be translated; None where they are one.
+
+    Raises:
+        ConfigError: one has no tokenizer, and nothing says that its tokens are the other's.
+    """
     tokenizer = checkpoint.tokenizer
-    assert tokenizer is not None
-    assert target.tokenizer is not None
+    if tokenizer is None or target.tokenizer is None:
+        has_tokenizer = target.tokenizer is not None
+        check_unread_vocabulary(checkpoint, target.vocab_size, has_tokenizer)
+        return None
     if tokenizer.fingerprint == target.fingerprint:
         return None
     return VocabularyPair(

@@ -185,7 +185,10 @@ def _check_vocabulary(
         has_tokenizer = target.fingerprint is not None
         check_unread_vocabulary(checkpoint, target.vocab_size, has_tokenizer)
     elif tokenizer.fingerprint != target.fingerprint:
-        what_to_do = "set use_heterogeneous_vocab to draft with another vocabulary"
+        what_to_do = (
+            "name it by --draft, which translates, or set use_heterogeneous_vocab in "
+            "--speculative-config"
+        )
         if config.use_heterogeneous_vocab:
             what_to_do = "drafting with another vocabulary works in an engine alone"
         elif config.method != "draft_model":
