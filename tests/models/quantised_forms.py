@@ -56,6 +56,7 @@ _BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 _OPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 _PACKED = _compressed("pack-quantized", num_bits=4)
 _FP8 = _compressed("float-quantized", num_bits=8)
+_GROUPED = _compressed("naive-quantized", num_bits=8, type="float", strategy="group", group_size=8)
 _BLOCKED = _compressed("float-quantized", block_structure=[16, 24])
 
 FORMS: dict[str, Form] = {
@@ -84,6 +85,7 @@ FORMS: dict[str, Form] = {
     "fp8-row": Form(_FP8, lambda rng, n, k: fp8(rng, n, k, shape=(n, 1)), "FP8, one scale a"),
     "fp8-row-flat": Form(_FP8, lambda rng, n, k: fp8(rng, n, k, shape=(n,)), ""),
     "fp8-block": Form(_BLOCKED, _with(fp8, block=(16, 24)), "FP8, blocks of 16 x 24"),
+    "fp8-group": Form(_GROUPED, _with(fp8, block=(1, 8)), "FP8, groups of 8"),
     "fp8-inverse": Form(
         _BLOCKS, _with(fp8, scale=".weight_scale_inv", block=(48, 40)), "FP8, blocks of"
     ),

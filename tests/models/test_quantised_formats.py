@@ -77,7 +77,7 @@ def test_a_weight_is_unpacked_in_slices(
     assert same(tensors[WEIGHT], plain)
 
 
-FLOATS_ALONE = {"fp8-block", "fp8-inverse", "nf4", "nf4-nested", "fp4"}
+FLOATS_ALONE = {"fp8-block", "fp8-group", "fp8-inverse", "nf4", "nf4-nested", "fp4"}
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -200,7 +200,10 @@ def test_formats_side_by_side(tmp_path: Path) -> None:
     config = FORMS["packed-4"].config
     for name, form in FORMS.items():
         is_alike = form.config.get("quant_method") == "compressed-tensors"
-        if is_alike and name != "fp8-block":  # which needs the size of its blocks
+        if is_alike and name not in (
+            "fp8-block",
+            "fp8-group",
+        ):  # which need the size of their blocks
             stored.add(f"m.{name}", form, rng, N, K)
     tensors = opened(tmp_path, stored.tensors, {**config, "format": "mixed-precision"})
     assert len(stored.plain) > 10

@@ -58,12 +58,18 @@ def _weight_parts(ends: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _block(groups: list[Mapping[str, Any]]) -> Block | None:
-    """Rows and inputs of a block, where all groups that have blocks have the same."""
+    """Rows and inputs of a block of 8-bit floats, where all that have blocks have the same.
+
+    With the strategy ``group`` a block is so many inputs of one row.
+    """
     found = set()
     for group in groups:
-        said = as_object(group.get("weights")).get("block_structure")
+        weights = as_object(group.get("weights"))
+        said, inputs = weights.get("block_structure"), weights.get("group_size")
         if said is not None:
             found.add(block_size(said, "block_structure"))
+        elif weights.get("type") == "float" and weights.get("num_bits") == 8 and inputs:
+            found.add(block_size((1, inputs), "group_size"))
     if len(found) > 1:
         raise UnsupportedModelError(
             f"blocks of several sizes in one checkpoint are not supported: {sorted(found)}"

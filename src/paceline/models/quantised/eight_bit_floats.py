@@ -53,4 +53,6 @@ class Fp8Weight(QuantisedWeight):
 def _told(block: Block, n: int, k: int) -> str:
     if block == (n, k):
         return "one scale"
-    return "one scale a row" if block == (1, k) else f"blocks of {block[0]} x {block[1]}"
+    if block[0] == 1:
+        return "one scale a row" if block[1] == k else f"groups of {block[1]}"
+    return f"blocks of {block[0]} x {block[1]}"
