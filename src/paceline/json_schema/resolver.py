@@ -7,11 +7,13 @@ is never narrower than the schema, and what it does not tell is named.
 from __future__ import annotations
 
 import functools
+import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import RequestError
 from paceline.json_schema.keywords import (
     KINDS,
     NARROWING,
@@ -30,6 +32,8 @@ NOTHING: Mapping[str, Any] = {"enum": []}
 """No value matches it."""
 MOST_JOINED = 64
 """Schemas that hold together for a value and are gone through, and references in a row."""
+MOST_STEPS = 200_000
+"""Schemas, values and properties that are gone through for one document: about a second of work."""
 _MOST_BRANCHES = 256
 _DEEPEST = 8
 """Choices within choices that are followed."""
@@ -58,25 +62,40 @@ class Members:
 
 
 class Resolver:
-    """One document. It must not change meanwhile."""
+    """One document. It must not change meanwhile.
+
+    Each of its methods raises a RequestError where going through the document takes too many steps.
+    """
 
     def __init__(self, root: Any) -> None:
         self._references = References(root)
         self._kinds: dict[int, frozenset[str]] = {}
         self._conjuncts: dict[int, list[Mapping[str, Any]]] = {}
         self._direct: dict[str, set[str]] = {}
+        self._room = MOST_STEPS
+
+    def _spend(self, count: int) -> None:
+        self._room -= count
+        if self._room < 0:
+            raise RequestError(
+                "structured_outputs.json cannot be used: written out with its references it has "
+                f"more than {MOST_STEPS:,} schemas, values and properties; refer to large "
+                "definitions from fewer places, or make them smaller"
+            )
 
     def conjuncts(self, schema: Any) -> list[Mapping[str, Any]]:
         """Schemas without references and ``allOf`` all of which a value has to match.
 
         They are no more than :data:`MOST_JOINED`.
         """
+        self._spend(1)
         if id(schema) in self._conjuncts:
             return self._conjuncts[id(schema)]
         found: list[Mapping[str, Any]] = [
             {key: node[key] for key in node if key not in ("$ref", "allOf")}
             for node in joined(schema, self._references)
         ]
+        self._spend(len(found))
         if self._references.holds(schema):
             self._conjuncts[id(schema)] = found
         return found
@@ -95,8 +114,10 @@ class Resolver:
             found &= kinds(node)
             values = enumerated(node)
             if values is not None:
+                self._spend(len(values))
                 found &= frozenset(map(kind_of, values))
             for branches in _choices(node):
+                self._spend(len(branches))
                 found &= frozenset().union(*(self.kinds(each, depth - 1) for each in branches))
         if self._references.holds(schema):
             self._kinds[id(schema)] = found
@@ -108,7 +129,8 @@ class Resolver:
         for node in self.conjuncts(schema):
             values = enumerated(node)
             if values is not None:
-                found = values if found is None else [v for v in found if _is_among(v, values)]
+                self._spend(len(values))
+                found = values if found is None else _in_both(found, values)
         allowed = KINDS.intersection(*map(kinds, self.conjuncts(schema)))
         return found and [each for each in found if kind_of(each) in allowed]
 
@@ -120,6 +142,7 @@ class Resolver:
             if not isinstance(node, Mapping) or id(node) in seen:
                 continue
             seen.add(id(node))
+            self._spend(1)
             if len(seen) > _MOST_BRANCHES:
                 return frozenset(NARROWING)
             found |= NARROWING & node.keys()
@@ -140,6 +163,7 @@ class Resolver:
         names = dict.fromkeys(name for node in nodes for name in node.named)
         needed = frozenset(name for node in nodes for name in required(node.schema))
         names |= dict.fromkeys(sorted(needed - names.keys()))
+        self._spend(len(names) * len(nodes))
         named = {name: _all_of(node.of_name(name) for node in nodes) for name in names}
         possible = {n: each for n, each in named.items() if n in needed or self.kinds(each)}
         others = _all_of(node.others for node in nodes)
@@ -169,6 +193,7 @@ class Resolver:
             if name in found:
                 continue
             found[name] = known[name]
+            self._spend(1)
             if name not in self._direct:
                 self._direct[name] = self.named_in(known[name])
             waiting += self._direct[name]
@@ -243,8 +268,15 @@ def joined(schema: Any, references: References, most: int = MOST_JOINED) -> list
     return found
 
 
-def _is_among(value: Any, values: list[Any]) -> bool:
-    return any(each == value and kind_of(each) == kind_of(value) for each in values)
+def _in_both(values: list[Any], others: list[Any]) -> list[Any]:
+    """The values of one list that the other has as well; 1.0 is 1, and true is not."""
+    known = set(map(_identity, others))
+    return [each for each in values if _identity(each) in known]
+
+
+def _identity(value: Any) -> tuple[str, Any]:
+    is_plain = not isinstance(value, Mapping | list)
+    return kind_of(value), value if is_plain else json.dumps(value, sort_keys=True)
 
 
 def _choices(schema: Mapping[str, Any]) -> Iterator[list[Any]]:

@@ -18,6 +18,7 @@ from paceline.server.errors import NOT_FOUND, ApiError
 from paceline.server.metrics import ServerMetrics
 from paceline.server.resident import Limits, Place
 from paceline.server.room import Room
+from paceline.server.schema_thread import SchemaThread
 from paceline.server.serving import LATEST, Serving
 
 _MAX_NAMED = 20
@@ -59,6 +60,7 @@ class Models:
         self.metrics = ServerMetrics(config.metrics_prefix)
         self.backlog = Backlog()
         self._room = Room(Limits(config.memory_budget, config.max_loaded_models, config.keep_alive))
+        self._schemas = SchemaThread()
         self.all: list[Serving] = []
         self._by_name: dict[str, Serving] = {}
         names = config.served_model_names or (client.info.model,)
@@ -71,7 +73,7 @@ class Models:
             raise ConfigError(
                 f"two models are named {offer.names[0]!r}: give one another --served-model-name"
             )
-        shared = (self.metrics, self._room, self.backlog)
+        shared = (self.metrics, self._room, self.backlog, self._schemas)
         serving = Serving(offer.client, self.config, free, *shared, num_bytes=offer.num_bytes)
         self.all.append(serving)
         self._by_name |= dict.fromkeys(free, serving)

@@ -31,6 +31,7 @@ from paceline.server.gen_ai_metrics import Operation
 from paceline.server.messages import Piece
 from paceline.server.metrics import ModelMetrics, ServerMetrics
 from paceline.server.room import Room
+from paceline.server.schema_thread import SchemaThread
 from paceline.server.security import partition
 from paceline.server.sse import Deadline
 from paceline.server.stats import engine_stats
@@ -62,7 +63,7 @@ class Serving:
         client: started, unless the model is to be loaded later.
         names: under which requests ask for it, the first in answers.
         metrics: the server's.
-        room, backlog: that it shares with the server's other models.
+        room, backlog, schemas: that it shares with the server's other models.
         num_bytes: of its weights, as far as that is known before it is loaded.
 
     Attributes:
@@ -85,6 +86,7 @@ class Serving:
         metrics: ServerMetrics,
         room: Room,
         backlog: Backlog,
+        schemas: SchemaThread,
         num_bytes: int = 0,
     ) -> None:
         self.client = client
@@ -94,6 +96,7 @@ class Serving:
         self.num_bytes = self.size = num_bytes
         self.admission = Admission(0, config.max_queue)
         self.metrics = ModelMetrics(metrics, self.name)
+        self.schemas = schemas
         self._backlog = backlog
         self._num_loads = 0
         self._is_draining = False

@@ -89,7 +89,10 @@ def enforced(
         raise blamed(error, param) from error
     found = enforceable(normal_form(schema))
     if more is not None and found.schema is not None:
-        left = sorted({*found.unenforced, *more(found.schema)})
+        try:
+            left = sorted({*found.unenforced, *more(found.schema)})
+        except RequestError as error:
+            raise blamed(error, param) from error
         found = Enforceable(found.schema, tuple(left))
     if strict and found.unenforced:
         raise ApiError(

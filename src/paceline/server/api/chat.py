@@ -6,6 +6,7 @@ What a chat asks for and how its text is read is :mod:`paceline.server.chat`'s.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ from paceline.server.protocol.answers import UNENFORCED, ChatCompletionResponse
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.sampling import answer_limit, sampling_params, truncated
 from paceline.server.serving import Answers, Prompt, Serving
-from paceline.server.shapes import blamed
+from paceline.server.shapes import blamed, shape_param
 from paceline.server.sse import Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
 
@@ -90,7 +91,9 @@ class Chat(Answering[ChatCompletionRequest]):
         )
         wrapping = wrapping_of(tokenizer, text, config.reasoning_parser)
         form = tool_format(config.tool_call_parser, tokenizer)
-        demands = Demands.of(body, form, thoughts, wrapping)
+        read = functools.partial(Demands.of, body, form, thoughts, wrapping)
+        has_schemas = bool(body.tools) or shape_param(body) is not None
+        demands = await serving.schemas.run(read) if has_schemas else read()
         if demands.unenforced:
             self.headers[UNENFORCED] = ", ".join(demands.unenforced)
         info = serving.client.info

@@ -71,9 +71,7 @@ class Completion(Answering[CompletionRequest]):
 
     async def _prepare(self) -> list[Prompt]:
         serving, body = self._serving, self.body
-        shape, unenforced = response_shape(body)
-        if unenforced:
-            self.headers[UNENFORCED] = ", ".join(unenforced)
+        shape = await self._shape() if shape_param(body) is not None else None
         most = body.limit
         for whole in await self._encoded():
             token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info, most)
@@ -83,6 +81,12 @@ class Completion(Answering[CompletionRequest]):
             decode, kept = serving.tokenizer.decode, [each.token_ids for each in self._prompts]
             self._texts = await asyncio.to_thread(lambda: [*map(decode, kept)])
         return self._prompts
+
+    async def _shape(self) -> StructuredOutputs | None:
+        shape, unenforced = await self._serving.schemas.run(lambda: response_shape(self.body))
+        if unenforced:
+            self.headers[UNENFORCED] = ", ".join(unenforced)
+        return shape
 
     async def _encoded(self) -> list[list[int]]:
         body, serving, gaps = self.body, self._serving, self.body.gaps()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.errors import RequestError
 from paceline.json_schema.keywords import NARROWING
 from paceline.json_schema.resolver import Members, Resolver
 from paceline.server.chat.calls.forms import (
@@ -198,6 +199,14 @@ def _least(each: Parameter) -> int:
     return max((each for each in counts if isinstance(each, int)), default=0)
 
 
+def _names(schema: Schema) -> list[str]:
+    """Of the parameters; none where the schema, which did not have to hold, says too much."""
+    try:
+        return list(Resolver(schema).members(schema).named)
+    except RequestError:
+        return []
+
+
 class LiteralText:
     """See :class:`~paceline.server.chat.calls.kind.CallText`."""
 
@@ -218,10 +227,9 @@ class LiteralText:
         found = self._arguments.read(text)
         if found.nesting is Nesting.OPEN:
             return None
-        schema = self._tools[head.name]
         try:
             inner = text[head.end + 1 : found.end - 1]
-            names = list(Resolver(schema).members(schema).named)
+            names = _names(self._tools[head.name])
             arguments = json_of_arguments(inner, kind.literals, kind.mark, names)
         except MalformedError:
             return Call()

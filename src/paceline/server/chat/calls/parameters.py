@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import RequestError
 from paceline.json_schema.keywords import KINDS, kind_of
 from paceline.json_schema.resolver import Members, Resolver
 from paceline.server.chat.calls.kind import Schema
@@ -116,9 +117,12 @@ def parameters(members: Members, resolver: Resolver) -> list[Parameter] | None:
 
 
 def parameter(schema: Schema, key: str) -> Parameter:
-    """One by its name; anything goes where the schema does not say what."""
+    """One by its name; anything goes where the schema does not say what, or too much."""
     resolver = Resolver(schema)
-    members = resolver.members(schema)
+    try:
+        members = resolver.members(schema)
+    except RequestError:  # it did not have to hold, or it would have been refused
+        return Parameter(key, {}, Resolver({}))
     others = {} if members.others is False else members.others
     return Parameter(key, members.named.get(key, others), resolver)
 

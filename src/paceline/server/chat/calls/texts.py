@@ -22,8 +22,8 @@ _DEEPEST = 8
 _MOST_BRANCHES = 256
 _LONGEST = 1000
 """Largest length that is counted: the grammar has a state for each character."""
-_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""An escape, a class, or a character."""
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
+"""An escape, a class, or a character. A class without its end goes on to the last character."""
 _DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
 _MINUTES = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_MINUTES}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_MINUTES})"
