@@ -14,9 +14,11 @@ from paceline import LLM, SamplingParams
 from paceline.errors import RequestError
 from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.worker_process import WorkerSlot
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.runtime.grammar_vocabulary import GrammarVocabulary
 from paceline.structured_outputs import StructuredOutputs
+from tests.children import HAS_PROC, running
 from tests.server.grammars import marked_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
@@ -174,6 +176,29 @@ def test_what_takes_a_large_vocabulary_long_is_done_before(
     compiler.constraints(StructuredOutputs(json={"type": "object"}), 1)
     compiler.close()
     assert looks == []
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="reads /proc")
+def test_the_process_that_tries_grammars_out_starts_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, has_started = list[str](), threading.Event()
+    honest = WorkerSlot.start
+
+    def noted(slot: WorkerSlot) -> None:
+        honest(slot)
+        has_started.set()
+
+    monkeypatch.setattr(WorkerSlot, "start", noted)
+    monkeypatch.setattr(WorkerSlot, "ask", lambda _, line, seconds: asked.append(line))
+    before = set(running("grammar_worker.py"))
+    tokenizer = with_added({})
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, [0])
+    compiler.prepare()
+    assert has_started.wait(PATIENCE)
+    assert set(running("grammar_worker.py")) - before
+    compiler.close()
+    assert asked == []
 
 
 def test_only_requests_with_a_grammar_wait_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ class _Worker:
 
 
 class WorkerSlot:
-    """The worker of a script, started when first needed and replaced when it had to be killed.
+    """The worker of a script, started by the first question at the latest, replaced when killed.
 
     Safe to use from several threads; they take turns.
 
@@ -113,12 +113,20 @@ class WorkerSlot:
         says whether the time was over, and the process had not used up its own processor time.
         """
         with self._lock:
-            if self._worker is not None and not self._worker.is_usable:
-                self._worker.stop()
-                self._worker = None
-            if self._worker is None:
-                self._worker = _Worker(self._script, self._greeting)
-            return self._worker.ask(line, seconds)
+            return self._usable().ask(line, seconds)
+
+    def start(self) -> None:
+        """Start the worker before it is needed. Whoever asks meanwhile waits for it."""
+        with self._lock:
+            self._usable()
+
+    def _usable(self) -> _Worker:
+        if self._worker is not None and not self._worker.is_usable:
+            self._worker.stop()
+            self._worker = None
+        if self._worker is None:
+            self._worker = _Worker(self._script, self._greeting)
+        return self._worker
 
     def close(self) -> None:
         with self._lock:

@@ -31,7 +31,7 @@ class Tables:
     Attributes:
         lookup: the vocabulary as the compiler of grammars looks it up.
         names: by which a grammar may ask for tokens.
-        trial: the process that tries grammars out; it starts with the first one.
+        trial: the process that tries grammars out; it starts with the first one, or before.
     """
 
     vocabulary: GrammarVocabulary
@@ -85,9 +85,12 @@ class TablesOnce:
         return made
 
     def prepare(self) -> None:
-        """Make the tables before they are needed, where they can be made."""
+        """Make the tables before they are needed, where they can be made.
+
+        The process that tries grammars out starts meanwhile, and is not waited for.
+        """
         with suppress(RequestError):  # whoever asks for a grammar is told
-            self.get()
+            threading.Thread(target=self.get().trial.start, daemon=True).start()
 
     def close(self) -> None:
         """End the process that tries grammars out."""
