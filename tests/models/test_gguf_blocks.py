@@ -153,6 +153,9 @@ def test_auto(tmp_path: Path) -> None:
     blocks = opened(tmp_path / "a.gguf")
     floats = opened(tmp_path / "b.gguf", qtype="F16")
     assert (blocks.is_quantised, floats.is_quantised) == (True, False)
+    assert (blocks.arithmetic("file"), floats.arithmetic("int8")) == ("Q4_0", "int8")
+    mixed = opened(tmp_path / "c.gguf", other_types={"blk.1.ffn_down.weight": "Q4_1"})
+    assert (mixed.main_format, mixed.arithmetic("file")) == ("Q4_0", "Q4_0")
     assert resolve_dtype("auto", "cpu", blocks) == "file"
     assert resolve_dtype("auto", "cpu", floats) == "int8"
     assert resolve_dtype("int8", "cpu", blocks) == "int8"

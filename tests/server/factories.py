@@ -134,7 +134,13 @@ class Paper:
     config = SimpleNamespace(max_model_len=1 << 20, dtype="float32", max_num_seqs=4)
     shape = SimpleNamespace(architecture="paper", hidden_size=8, num_layers=1, num_weights=1)
     checkpoint = SimpleNamespace(
-        name="paper", tokenizer=None, generation={}, config=shape, hf_config={}, num_bytes=64
+        name="paper",
+        tokenizer=None,
+        generation={},
+        config=shape,
+        hf_config={},
+        num_bytes=64,
+        arithmetic=str,
     )
 
     def __init__(self, seconds_per_step: float) -> None:

@@ -79,9 +79,14 @@ def test_unknown_paths_and_methods_have_the_same_bodies(
 
 def test_a_wrong_path_is_told_the_right_ones() -> None:
     error = call(application(), "POST", "/chat/complete").json()["error"]
-    assert error["message"].startswith("there is no /chat/complete here; the endpoints are POST")
-    assert "POST /v1/chat/completions, POST /v1/completions" in error["message"]
-    assert "GET /v1/models/{model}" in error["message"]
+    assert error["message"] == (
+        "there is no /chat/complete here; did you mean POST /v1/chat/completions? GET "
+        "/openapi.json describes all endpoints"
+    )
+    error = call(application(), "POST", "/a/proxy/of/ours/v1/chat/completions").json()["error"]
+    assert "did you mean POST /v1/chat/completions?" in error["message"]
+    error = call(application(), "GET", "/zzz").json()["error"]
+    assert error["message"] == "there is no /zzz here; GET /openapi.json describes all endpoints"
     error = call(application(), "GET", "/v1/completions").json()["error"]
     assert error["message"] == "GET is not for /v1/completions, which takes POST"
     wrong = call(application(), "PUT", "/v1/responses/resp_1")  # whose methods have endpoints each

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from paceline.server.engine.memory import memory_of, used_memory
 from paceline.server.engine.process import engine_info
 from tests.server.factories import Paper
 
@@ -21,6 +22,7 @@ class Small(Paper):
             config=shape,
             hf_config={"model_type": "llama"},
             num_bytes=64,
+            arithmetic=lambda dtype: f"{dtype} by its file's name",
         )
 
     def call(self, function: Any) -> Any:
@@ -39,3 +41,8 @@ def test_what_the_model_is() -> None:
     assert (told.architecture, told.hidden_size, told.num_layers) == ("llama", 8, 2)
     assert told.num_bytes == 64
     assert engine_info(Paper(0.01)).architecture == "paper"
+
+
+def test_an_unfilled_cache_is_kept_free_and_not_used() -> None:
+    client: Any = SimpleNamespace(pid=None, info=SimpleNamespace(num_bytes=98, kv_bytes=4500))
+    assert (used_memory(client), memory_of(client)) == (98, 4598)

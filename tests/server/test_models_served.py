@@ -91,7 +91,7 @@ def test_the_memory_budget_decides_who_stays(tmp_path: Path) -> None:
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama"}')
     broken = str(tmp_path / "broken")
     with started(*OPTIONS) as (_, url):
-        size = running(url)["embedded"]["size"]
+        size = running(url)["embedded"]["reserved"]
     budget = ("--memory-budget", str(int(1.5 * size)), "--served-model-name", "small=draft")
     with started(TARGET, DRAFT, broken, *OPTIONS[2:], *budget) as (_, url):
         client = client_of(url)

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.errors import ConfigError, EngineClosedError, EngineDeadError, ModelLoadError
 from paceline.server.config import ServerConfig
-from paceline.server.run import DrainingServer, address, bind, run
+from paceline.server.run import DrainingServer, address, bind, run, why_exposed
 from tests.server.asgi import application
 from tests.server.fakes import FakeEngine
 
@@ -160,3 +160,23 @@ def test_addresses_are_written_as_urls_have_them() -> None:
         assert address(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
     with bind(ServerConfig(host="::1", port=0)) as listener:
         assert address(listener).startswith("http://[::1]:")
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "keys", "is_warned"),
+    [
+        ("0.0.0.0", (), True),
+        ("::", (), True),
+        ("192.168.1.7", (), True),
+        ("fe80::1%eth0", (), True),
+        ("0.0.0.0", ("secret",), False),
+        ("127.0.0.1", (), False),
+        ("::1", (), False),
+    ],
+)
+def test_a_server_that_answers_everybody_says_so(
+    bound_to: str, keys: tuple[str, ...], is_warned: bool
+) -> None:
+    said = why_exposed(ServerConfig(api_keys=keys), bound_to)
+    assert (said is not None) == is_warned
+    assert said is None or (bound_to in said and "--api-key" in said)

@@ -174,7 +174,8 @@ def banner(llm: LLM) -> str:
         else "output as plain decoding up to rounding: near-ties may fall differently"
     )
     place = f"{llm.config.device} ({llm.backend})"
-    return f"{printable(llm.model)} | {llm.config.dtype} on {place} | {proposers} | {promise}"
+    dtype = llm.checkpoint.arithmetic(llm.config.dtype)
+    return f"{printable(llm.model)} | {dtype} on {place} | {proposers} | {promise}"
 
 
 def sampling_line(defaults: SamplingDefaults, params: SamplingParams) -> str:

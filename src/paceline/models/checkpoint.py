@@ -62,6 +62,7 @@ class Checkpoint:
         hf_config: the configuration as a ``config.json`` would say it of unquantised weights, dtype
             included.
         is_quantised: whether most of the weights are stored in quantised formats.
+        main_format: of a GGUF file, the one that holds most of the weights, such as ``Q4_1``.
         packed: how ``paceline convert`` packed the weights; None where it did not.
         files: that say what the weights are; none where they were given in memory.
         decoders: those that engines made of it and still use, by how they compute.
@@ -75,6 +76,7 @@ class Checkpoint:
     card: Mapping[str, float] = field(default_factory=dict)
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     is_quantised: bool = False
+    main_format: str = ""
     packed: PackedFormat | None = None
     files: tuple[Path, ...] = ()
     decoders: WeakValueDictionary[object, Decoder] = field(
@@ -87,6 +89,10 @@ class Checkpoint:
         if isinstance(self.tensors, StoredTensors):
             return self.tensors.num_bytes()
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def arithmetic(self, dtype: str) -> str:
+        """A resolved ``dtype`` for people: in place of ``file`` the format that the file has."""
+        return (self.main_format if dtype == "file" else "") or dtype
 
     def first_layers(self, count: int) -> Checkpoint:
         """The model's first layers as a model of their own."""
@@ -260,5 +266,6 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
         sampling,
         hf_config=told,
         is_quantised=found.is_quantised,
+        main_format=found.main_format,
         files=found.paths,
     )

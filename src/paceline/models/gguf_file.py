@@ -218,11 +218,21 @@ class GgufTensors(StoredTensors):
     @property
     def is_quantised(self) -> bool:
         """Whether most of the weights of the linears are stored in a quantised format."""
-        sizes: Counter[bool] = Counter()
+        sizes = self._sizes()
+        return 2 * sum(sizes[kind] for kind in sizes if kind not in FLOAT_BYTES) > sizes.total()
+
+    @property
+    def main_format(self) -> str:
+        """The format that holds most of the weights of the linears; empty without any."""
+        return str(max(sizes, key=sizes.__getitem__)) if (sizes := self._sizes()) else ""
+
+    def _sizes(self) -> Counter[str]:
+        """How many weights of the layers are stored in each format."""
+        sizes: Counter[str] = Counter()
         for name, (stored, _) in self._where.items():
             if name.startswith("model.layers."):
-                sizes[stored.kind not in FLOAT_BYTES] += stored.info.num_elements
-        return sizes[True] > sizes[False]
+                sizes[stored.kind] += stored.info.num_elements
+        return sizes
 
     def release(self, name: str) -> None:
         if name in self._where:

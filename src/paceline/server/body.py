@@ -30,16 +30,18 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     """The request's body as a model.
 
     Raises:
-        ApiError: 415, the body is not said to be JSON. A page of another origin can send a browser
-            here without asking only with other types. Ollama's paths take curl's usual one as well,
-            unless a page sends it, whose origin a browser tells.
+        ApiError: 415, the body is said to be something else than JSON. A page of another origin
+            can send a browser here without asking only with other types or none. None is taken
+            unless a page sends it, whose origin a browser tells, and Ollama's paths then take
+            curl's usual one as well.
         ApiError: 400, it is no JSON, or nests deeper than 200 levels, or a number overflows.
         ValidationError: it is not what the model says.
         ClientGoneError: the client left before all of it had arrived.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_curls = is_ollama(request.url.path) and "origin" not in request.headers
-    if kind != "application/json" and not (is_curls and kind == CURLS):
+    others = ("", CURLS) if is_ollama(request.url.path) else ("",)
+    is_a_pages = "origin" in request.headers
+    if kind != "application/json" and (is_a_pages or kind not in others):
         raise ApiError(
             415, f"the body's type is {kind[:60] or 'not given'}; it must be application/json"
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -241,10 +242,17 @@ def _misdirected(request: Request, error: ApiError, routes: Sequence[Route]) -> 
         methods = {method for route in exact or same for method in route.methods or ()}
         allowed = error.headers["Allow"] = ", ".join(sorted(methods))
         return f"{request.method[:_MAX_SHOWN]} is not for {path}, which takes {allowed}"
-    listed = [
-        f"{method} {route.path_format}"
+    listed = {
+        route.path_format: " or ".join(sorted(route.methods or ()))
         for route in routes
         if route.include_in_schema
-        for method in sorted(route.methods or ())
-    ]
-    return f"there is no {path} here; the endpoints are {', '.join(listed)}"
+    }
+    near = get_close_matches(path, listed, n=1) or _ends_alike(path, listed)
+    hint = "".join(f"did you mean {listed[each]} {each}? " for each in near)
+    return f"there is no {path} here; {hint}GET /openapi.json describes all endpoints"
+
+
+def _ends_alike(path: str, listed: Iterable[str]) -> list[str]:
+    """The endpoint with which a path ends, as where a prefix is doubled or of another server."""
+    found = [each for each in listed if each != "/" and path.endswith(each)]
+    return sorted(found, key=len)[-1:]

@@ -26,6 +26,7 @@ class EngineInfo:
         max_model_len: most tokens of a prompt and its answer together: the context, or what the
             KV cache holds where that is less.
         promises_identity: plain and speculative answers are equal by construction.
+        dtype: how it computes, for people: a GGUF file's own format by its name.
         proposers: who drafts, as the engine was started.
         kv_blocks_total: blocks of ``block_size`` tokens.
         cost_curve: predicted step of one request: (rows, milliseconds). Without a profile the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import math
 import socket
@@ -67,6 +68,8 @@ def run(
         PacelineError: the engine cannot be built.
     """
     listener = bind(config)
+    if warning := why_exposed(config, listener.getsockname()[0]):
+        log.warning(warning)
     with listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(client, config, listener, announce, others))
 
@@ -242,6 +245,20 @@ def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"
+
+
+def why_exposed(config: ServerConfig, bound_to: str) -> str | None:
+    """What to say of a server that answers anybody who reaches this machine; None where none does.
+
+    Args:
+        bound_to: the numeric address that it listens on.
+    """
+    if config.api_keys or ipaddress.ip_address(bound_to.partition("%")[0]).is_loopback:
+        return None
+    return (
+        f"everybody who reaches this machine at {bound_to} is answered: --api-key asks for a key, "
+        "and --host 127.0.0.1 listens to this machine alone"
+    )
 
 
 def start_line(info: EngineInfo, names: tuple[str, ...], where: str) -> str:

@@ -14,7 +14,12 @@ def memory_of(client: EngineClient) -> int:
 
     Weights that are mapped count before they are read, and so does a cache before it is filled.
     """
-    return max(_resident(client.pid), client.info.num_bytes) + client.info.kv_bytes
+    return used_memory(client) + client.info.kv_bytes
+
+
+def used_memory(client: EngineClient) -> int:
+    """Bytes that an engine takes, of its KV cache what was used so far."""
+    return max(_resident(client.pid), client.info.num_bytes)
 
 
 def _resident(pid: int | None) -> int:

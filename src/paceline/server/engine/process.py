@@ -278,7 +278,7 @@ def engine_info(engine: Any) -> EngineInfo:
     info = EngineInfo(
         model=checkpoint.name,
         max_model_len=config.max_model_len,
-        dtype=config.dtype,
+        dtype=checkpoint.arithmetic(config.dtype),
         backend=engine.backend,
         promises_identity=engine.promises_identity,
         proposers=engine.proposers,

@@ -19,6 +19,7 @@ from paceline.server.body import read_body
 from paceline.server.chat.harmony import speaks_harmony
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.tool_formats import tool_format
+from paceline.server.engine.memory import used_memory
 from paceline.server.models import Models
 from paceline.server.ollama.answer import timestamp
 from paceline.server.ollama.fields import ShowRequest
@@ -60,7 +61,8 @@ async def loaded(request: Request) -> dict[str, Any]:
         "models": [
             {
                 **_card(serving, serving.name),
-                "size": serving.size,
+                "size": used_memory(serving.client),
+                "reserved": serving.size,
                 "size_vram": 0,
                 "expires_at": _expiry(serving),
                 "context_length": serving.client.info.max_model_len,
