@@ -107,6 +107,10 @@ FORMS: dict[str, Form] = {
     "mxfp4-short": Form({"quant_method": "mxfp4"}, _with(mxfp4, codes="_blocks", scale="_scales")),
     "nf4": Form(_BNB, _with(bnb4), "bitsandbytes nf4, blocks of 64"),
     "nf4-nested": Form(_BNB, _with(bnb4, nested=True), ""),
+    "nf4-as-bfloat16": Form(_BNB, _with(bnb4, storage=torch.bfloat16), ""),
+    "nf4-as-float32": Form(_BNB, _with(bnb4, storage=torch.float32), ""),
+    "nf4-nested-rounded": Form(_BNB, _with(bnb4, nested=True, rounded=True), ""),
+    "nf4-by-columns": Form(_BNB, _with(bnb4, by_columns=True), ""),
     "fp4": Form({"load_in_4bit": True}, _with(bnb4, kind="fp4", block=128), "bitsandbytes fp4"),
     "bnb-int8": Form(_BNB, _with(bnb8), "bitsandbytes 8-bit, one scale a row"),
 }

@@ -185,7 +185,16 @@ def nvfp4(rng: Rng, n: int, k: int, *, codes: str, whole: str) -> tuple[Parts, A
 
 
 def bnb4(
-    rng: Rng, n: int, k: int, *, kind: str = "nf4", block: int = 64, nested: bool = False
+    rng: Rng,
+    n: int,
+    k: int,
+    *,
+    kind: str = "nf4",
+    block: int = 64,
+    nested: bool = False,
+    storage: torch.dtype = torch.uint8,
+    by_columns: bool = False,
+    rounded: bool = False,
 ) -> tuple[Parts, Array]:
     code = rng.integers(0, 16, n * k)
     table = np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
@@ -197,7 +206,9 @@ def bnb4(
         "shape": [n, k],
     }
     parts = {
-        ".weight": torch.from_numpy((code[0::2] << 4 | code[1::2]).astype(np.uint8)[:, None]),
+        ".weight": torch.from_numpy((code[0::2] << 4 | code[1::2]).astype(np.uint8))
+        .view(storage)
+        .reshape(-1, 1),
         ".weight.quant_map": torch.from_numpy(table),
     }
     if nested:
@@ -205,13 +216,23 @@ def bnb4(
         inner_table = np.linspace(-1, 1, 256, dtype=np.float32)
         outer = rng.uniform(0.01, 0.02, -(-blocks // 256)).astype(np.float32)
         state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.03}
-        absmax = inner_table[inner] * outer[np.arange(blocks) // 256] + np.float32(0.03)
+        absmax = inner_table[inner] * outer[np.arange(blocks) // 256]
+        if rounded:  # as torch computes it in that type, of which the mean is as well
+            offset = 0.030029296875
+            state |= {"nested_dtype": "bfloat16", "nested_offset": offset}
+            absmax = (torch.from_numpy(absmax).to(torch.bfloat16) + offset).float().numpy()
+        else:
+            absmax += np.float32(0.03)
         parts[".weight.absmax"] = torch.from_numpy(inner.astype(np.uint8))
         parts[".weight.nested_absmax"] = torch.from_numpy(outer)
         parts[".weight.nested_quant_map"] = torch.from_numpy(inner_table)
     else:
-        absmax = rng.uniform(0.01, 0.1, blocks).astype(np.float32)
-        parts[".weight.absmax"] = torch.from_numpy(absmax)
+        magnitudes = torch.from_numpy(rng.uniform(0.01, 0.1, blocks).astype(np.float32))
+        if by_columns:
+            magnitudes = magnitudes.to(torch.bfloat16)
+        absmax = magnitudes.float().numpy()
+        stored = magnitudes.reshape(n, -1).T.contiguous() if by_columns else magnitudes
+        parts[".weight.absmax"] = stored
     text = json.dumps(state).encode()
     parts[f".weight.quant_state.bitsandbytes__{kind}"] = torch.frombuffer(
         bytearray(text), dtype=torch.uint8

@@ -77,7 +77,8 @@ def test_a_weight_is_unpacked_in_slices(
     assert same(tensors[WEIGHT], plain)
 
 
-FLOATS_ALONE = {"fp8-block", "fp8-group", "fp8-inverse", "nf4", "nf4-nested", "fp4"}
+FLOATS_ALONE = {"fp8-block", "fp8-group", "fp8-inverse", "nf4-nested", "fp4"}
+FLOATS_ALONE |= {"nf4", "nf4-as-bfloat16", "nf4-as-float32", "nf4-by-columns", "nf4-nested-rounded"}
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.arrays import Array
+from paceline.models.arrays import BFLOAT16, Array, as_bytes, floats
 from paceline.models.hf_fields import Fields
 from paceline.models.quantised.integers import Int8Weight
-from paceline.models.quantised.parts import Parts
+from paceline.models.quantised.parts import FLOATS, Parts
 from paceline.models.quantised.unpacking import looked_up, unpack_nibbles
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 
@@ -25,6 +25,7 @@ _TABLES = (".weight.absmax", ".weight.quant_map")
 _NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
 _STATE_BYTES = 1 << 16
 _MOST_ROWS, _MOST_IN_BLOCK = 1 << 24, 1 << 16
+_TYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 _FLOAT, _BYTE = (np.float32,), (np.uint8,)
 
 
@@ -51,6 +52,10 @@ def _int8(parts: Parts) -> Int8Weight:
 class Bnb4Weight(QuantisedWeight):
     """``weight`` uint8 ``[n * k / 2, 1]``, the first code of each byte in its upper half.
 
+    These bytes may be stored as numbers of another type (``bnb_4bit_quant_storage``). After a
+    forward on the CPU bitsandbytes 0.50 saves magnitudes in bfloat16 as ``[k / block, n]``, and
+    nested ones with the type to which they are rounded whenever they are computed.
+
     Args:
         state: the part that holds the settings, as JSON in bytes.
     """
@@ -61,23 +66,33 @@ class Bnb4Weight(QuantisedWeight):
         n, k = settings.integers("shape", 2, 1, _MOST_ROWS)
         self.shape = (n, k)
         self._block = settings.integer("blocksize", 1, _MOST_IN_BLOCK)
-        count = -(-n * k // 2)
-        parts.take(".weight", _BYTE, (count, 1), (1, count), (n, k // 2))
+        self._take_codes(-(-n * k // 2), (n, k // 2))
         parts.take(".weight.quant_map", _FLOAT, (16,))
         blocks = -(-n * k // self._block)
         self._nested = parts.has(".weight.nested_absmax")
-        parts.take(".weight.absmax", _BYTE if self._nested else _FLOAT, (blocks,))
-        if self._nested:
+        by_columns = (k // self._block, n) if k % self._block == 0 else (blocks,)
+        if not self._nested:
+            parts.take(".weight.absmax", FLOATS, (blocks,), by_columns)
+        else:
+            parts.take(".weight.absmax", _BYTE, (blocks,))
             self._nested_block = settings.integer("nested_blocksize", 1, _MOST_IN_BLOCK)
             self._offset = settings.number("nested_offset", -1e30, 1e30)
+            self._nested_type = _nested_type(parts, state, settings)
             parts.take(".weight.nested_absmax", _FLOAT, (-(-blocks // self._nested_block),))
             parts.take(".weight.nested_quant_map", _FLOAT, (256,))
         self.kind = f"bitsandbytes {state.rpartition('__')[2]}, blocks of {self._block}"
 
+    def _take_codes(self, count: int, matrix: tuple[int, int]) -> None:
+        numbers = count // self.parts[".weight"].dtype.itemsize
+        shapes = (numbers, 1), (1, numbers)
+        stored = self.parts.take(".weight", (*_BYTE, *FLOATS), *shapes, matrix)
+        if stored.nbytes != count:
+            raise self.parts.error(".weight", f"has {stored.nbytes} bytes", f"of {count} bytes")
+
     def floats(self, first: int, last: int) -> Array:
         parts, k = self.parts, self.shape[1]
         start, end = first * k, last * k
-        data = parts[".weight"].reshape(-1)[start // 2 : -(-end // 2)]
+        data = as_bytes(parts[".weight"]).reshape(-1)[start // 2 : -(-end // 2)]
         swapped = (data << 4) | (data >> 4)
         codes = unpack_nibbles(swapped)[start % 2 :][: end - start]
         values = looked_up(parts[".weight.quant_map"], codes)
@@ -89,12 +104,27 @@ class Bnb4Weight(QuantisedWeight):
     def _scales(self, blocks: Array) -> Array:
         """The largest magnitude of each block."""
         parts = self.parts
-        scale = parts[".weight.absmax"][blocks]
+        scale = parts[".weight.absmax"]
+        if scale.ndim == 2:
+            scale = scale.T.reshape(-1)
+        scale = scale[blocks]
         if self._nested:
             table, outer = (parts[part] for part in reversed(_NESTED))
             scale = looked_up(table, scale) * outer[blocks // self._nested_block]
-            scale += np.float32(self._offset)
+            scale = floats(scale.astype(self._nested_type)) + np.float32(self._offset)
+            scale = scale.astype(self._nested_type)
         return parts.finite(".weight.absmax", scale)
+
+
+def _nested_type(parts: Parts, state: str, settings: Fields) -> np.dtype[Any]:
+    """To which magnitudes are rounded; it was not said of old."""
+    said = settings.text("nested_dtype") if settings.says("nested_dtype") else "float32"
+    if said not in _TYPES:
+        raise UnsupportedModelError(
+            f"{parts.name(state)} says nested_dtype = {said[:40]}; supported are "
+            f"{', '.join(_TYPES)}"
+        )
+    return _TYPES[said]
 
 
 def _settings(parts: Parts, state: str) -> Fields:
