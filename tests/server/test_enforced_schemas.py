@@ -21,7 +21,7 @@ from paceline.server.chat.tool_formats import FORMATS
 from paceline.server.errors import ApiError
 from paceline.server.shapes import enforced
 from tests.server.byte_texts import byte_matcher, drawn
-from tests.server.schema_cases import CASES, LEFT, LEFT_BARE, LEFT_COUNTS
+from tests.server.schema_cases import CASES, LEFT, LEFT_BARE, LEFT_COUNTS, of
 from tests.server.test_tool_formats import read
 
 ONE_BY_ONE = {
@@ -101,3 +101,19 @@ def test_arguments_match_or_it_is_said(name: str, case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_arguments_of_every_format_match_or_it_is_said(name: str, case: str) -> None:
     hold(name, case, 10)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
+def test_only_what_the_schema_says_itself_is_named(name: str, is_closed: bool) -> None:
+    """A loop loses the closing of its objects, which may have been added to them."""
+    more = {"additionalProperties": False} if is_closed else {}
+    node = {
+        "type": "object",
+        "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/n"}},
+        "anyOf": [{"$ref": "#/$defs/n"}, {"required": ["v"]}],
+        **more,
+    }
+    found = offered(name, of(a={"$ref": "#/$defs/n"}) | {"$defs": {"n": node}})
+    assert "properties" in found.unenforced
+    assert ("additionalProperties" in found.unenforced) is is_closed

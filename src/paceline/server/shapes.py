@@ -21,6 +21,8 @@ from paceline.server.protocol.response_format import ResponseFormat
 from paceline.structured_outputs import StructuredOutputs
 
 STRUCTURED = "structured_outputs"
+CLOSING = "additionalProperties"
+"""What objects are closed with: nothing is lost that a schema says, where it does not say this."""
 # Where in a composed grammar its compiler stopped, and the lines around that place.
 _COMPOSED = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
 _COMPOSED_PART = re.compile(r"^format\.[\w.]+: (?:Value error, )?")
@@ -88,12 +90,15 @@ def enforced(
     except RequestError as error:
         raise blamed(error, param) from error
     found = enforceable(normal_form(schema))
+    left = {*found.unenforced}
     if more is not None and found.schema is not None:
         try:
-            left = sorted({*found.unenforced, *more(found.schema)})
+            left.update(more(found.schema))
         except RequestError as error:
             raise blamed(error, param) from error
-        found = Enforceable(found.schema, tuple(left))
+    if not _has_key(schema, CLOSING):
+        left.discard(CLOSING)
+    found = Enforceable(found.schema, tuple(sorted(left)))
     if strict and found.unenforced:
         raise ApiError(
             400,
@@ -102,6 +107,20 @@ def enforced(
             param=param,
         )
     return found
+
+
+def _has_key(value: Any, key: str) -> bool:
+    """Whether an object has the key anywhere in it."""
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            if key in node:
+                return True
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+    return False
 
 
 def _told(fields: StructuredOutputFields | None) -> StructuredOutputs | None:
