@@ -165,7 +165,7 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
     ("changes", "words"),
     [
         ({"model_type": "bloom"}, "supported are llama, mistral, qwen2"),
-        ({"model_type": None}, "'unknown' is not supported"),
+        ({"model_type": None}, "model_type is missing; it has 'model_type', "),
         ({"model_type": "llama4"}, "'llama4' is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "does not generate text"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),

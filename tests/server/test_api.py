@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from typing import Any
 
@@ -401,3 +403,13 @@ def test_paths_are_known_without_their_version(path: str) -> None:
     body = {"prompt": "Once"} if path == "/completions" else {"messages": [USER]}
     bare, versioned = post(app, path, body).json(), post(app, f"/v1{path}", body).json()
     assert bare["choices"] == versioned["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_tells_of_a_finished_answer(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    with caplog.at_level(logging.INFO, "paceline.server.api.common"):
+        body = {"prompt": "Once", "max_tokens": 3, "stream": stream}
+        assert call(application(), "POST", "/v1/completions", json=body).status_code == 200
+    (line,) = [record.message for record in caplog.records if "tok/s" in record.message]
+    form = r"/v1/completions 200: \d+ tokens read, 3 written in \d+\.\d\d s, \d+\.\d tok/s"
+    assert re.fullmatch(form, line), line

@@ -154,9 +154,15 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     fields = Fields(raw)
     name = fields.text("model_type")
+    if not name:
+        raise UnsupportedModelError(
+            "the model's config.json does not say what model it is: model_type is missing; it has "
+            f"{', '.join(map(repr, list(raw)[:8])) or 'no key at all'}. Take the config.json that "
+            "came with the weights"
+        )
     if name not in FAMILIES:
         raise UnsupportedModelError(
-            f"model type {name or 'unknown'!r} is not supported; supported are "
+            f"model type {name!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (SmolLM and Llama 2 and 3 are llama)"
         )
     heads = raw.get("architectures")

@@ -7,22 +7,23 @@ is encoded. Knows no endpoint.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.errors import ContextLengthError, RequestError
+from paceline.errors import ContextLengthError, PacelineError, RequestError
 from paceline.models.tokenizer import LONG_TEXT
 from paceline.server.api.usage import Usage
 from paceline.server.body import Model, read_body
-from paceline.server.errors import error_event
+from paceline.server.errors import ApiError, error_event, to_api_error
 from paceline.server.gen_ai_metrics import Operation
 from paceline.server.messages import Piece
 from paceline.server.models import Models
@@ -32,6 +33,7 @@ from paceline.server.sse import (
     EVENTS,
     KEEP_ALIVE_SECONDS,
     ChoiceEvents,
+    ClientGoneError,
     Deadline,
     ErrorEvent,
     EventStream,
@@ -39,6 +41,8 @@ from paceline.server.sse import (
     encode_json,
     while_connected,
 )
+
+log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=GenerationFields)
 
@@ -212,7 +216,37 @@ class Answering(ABC, Generic[Body]):
                 found = await stack.enter_async_context(answering)
             except RequestError as error:
                 raise self._blamed(error) from error
-            yield found
+            with _logged(request, self._usage):
+                yield found
+
+
+@contextmanager
+def _logged(request: Request, usage: Usage) -> Iterator[None]:
+    """Tell the log of an answer when it ends, however it does."""
+    began, status = time.perf_counter(), 200
+    try:
+        yield
+    except Exception as error:
+        is_expected = isinstance(error, ApiError | PacelineError | TimeoutError | ClientGoneError)
+        status = to_api_error(error).status if is_expected else 500
+        raise
+    except BaseException:  # the client left
+        status = 499
+        raise
+    finally:
+        seconds = time.perf_counter() - began
+        log.info(finished_line(request.scope["path"], status, usage, seconds))
+
+
+def finished_line(path: str, status: int, usage: Usage, seconds: float) -> str:
+    """What the log says of an answer that ended."""
+    told = usage.document()
+    count = told["completion_tokens"]
+    rate = count / seconds if seconds else 0.0
+    return (
+        f"{path} {status}: {told['prompt_tokens']} tokens read, {count} written in "
+        f"{seconds:.2f} s, {rate:.1f} tok/s"
+    )
 
 
 async def respond(
