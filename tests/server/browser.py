@@ -162,7 +162,7 @@ class Page:
         WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(lambda _: condition())
 
     def until_idle(self) -> None:
-        self.until(lambda: self.one("#send").is_displayed())
+        self.until(lambda: self.one("#send").is_displayed(), seconds=60)  # comparisons take 20
 
     def fill(self, name: str, value: str) -> None:
         node = self.one(f"#{name}")
