@@ -95,7 +95,7 @@ def test_compare(cli: Cli) -> None:
     document = result.document
     assert result.code == 0
     assert document["identical"] is True
-    assert ("no speed-up can be told" in result.out) == (document["disturbed"] is not None)
+    assert ("no speed-up can be told" in result.err) == (document["disturbed"] is not None)
     assert (document["claim"] is None) == (document["disturbed"] is not None)
     assert document["repeat"] == 2
     assert document["plain"]["output_tokens"] == document["speculative"]["output_tokens"] == 16
