@@ -40,6 +40,12 @@ def test_a_healthy_machine_needs_nothing() -> None:
     assert list(advise(HEALTHY, NATIVE, MODEL, None)) == []
 
 
+@pytest.mark.parametrize(("quota", "threads"), [(2.5, 2), (0.5, 1)])
+def test_threads_that_fit_a_containers_quota_need_nothing(quota: float, threads: int) -> None:
+    machine = replace(HEALTHY, cpu_quota=quota, threads=threads)
+    assert list(advise(machine, NATIVE, MODEL, None)) == []
+
+
 @pytest.mark.parametrize(
     ("machine", "kernels", "model", "word"),
     [

@@ -26,7 +26,7 @@ from paceline.load import Load
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
-from paceline.models.ops.threads import set_num_threads
+from paceline.models.ops.threads import set_num_threads, within_quota
 from paceline.models.packed_cache import find_packed, packed_place
 from paceline.models.pages import Arena
 from paceline.models.placement import Placement
@@ -276,12 +276,12 @@ def _memory_advice(machine: Machine, model: ModelFacts) -> Iterator[str]:
 
 
 def _thread_advice(machine: Machine, threads: int | None) -> Iterator[str]:
-    usable = machine.physical_cores or machine.cores
-    if machine.cpu_quota is not None and machine.threads > machine.cpu_quota:
-        fitting = max(1, int(machine.cpu_quota))
+    quota = machine.cpu_quota
+    usable = within_quota(machine.physical_cores or machine.cores, quota)
+    if quota is not None and machine.threads > max(quota, usable):
         yield (
-            f"{machine.threads} threads share {machine.cpu_quota:g} cores' worth of time and are "
-            f"stopped when it is used up: --threads {fitting}, or a higher limit of the container"
+            f"{machine.threads} threads share {quota:g} cores' worth of time and are stopped when "
+            f"it is used up: --threads {usable}, or a higher limit of the container"
         )
     elif machine.threads < usable:
         told = f"--threads {threads}" if threads is not None else "OMP_NUM_THREADS or the system"
