@@ -246,7 +246,7 @@ def compare_command(
     with open_arms(options.model, speculative, settings, json=options.json) as (plain, llm, screen):
         encoder = encoder_of(llm.checkpoint.tokenizer, options)
         ids, size = encoder.encode_all(prompts), options.max_num_seqs or 1
-        groups = -(-len(ids) // size) * (options.repeat or 1)
+        groups = -(-len(ids) // size) * options.repetitions
         with screen.progress("comparing", groups) as advance:
             comparison = compare(
                 plain, llm, ids, params, repeat=options.repeat, group_size=size, advance=advance

@@ -357,6 +357,11 @@ class ReportOptions:
     trace: str | None = option(None, TRACE_HELP)
     json: bool = option(False, JSON_HELP)
 
+    @property
+    def repetitions(self) -> int:
+        """Of the prompts, where something else does not say when it is enough."""
+        return self.repeat or 1
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunOptions(

@@ -65,7 +65,7 @@ def run_command(options: RunOptions) -> int:
         check_output(options.trace)
     if options.compare:
         return compare_command(options, prompts or [], params, speculative)
-    if (options.repeat or 1) > 1:
+    if options.repetitions > 1:
         speculative = without_memory(speculative)
     with open_llm(options, speculative) as llm:
         default = replace(llm.sampling_defaults.params(), structured_outputs=shape)
@@ -109,7 +109,7 @@ def _only_prompt(options: RunOptions, prompts: Sequence[Prompt]) -> Prompt:
     """The prompt that is explained; what cannot be combined with that is refused."""
     if options.compare:
         raise ConfigError("--explain and --compare exclude each other: --explain compares already")
-    if (options.repeat or 1) > 1:
+    if options.repetitions > 1:
         raise ConfigError("--explain and --repeat exclude each other: steps are shown of one run")
     if len(prompts) != 1:
         raise ConfigError(
@@ -132,7 +132,7 @@ def _answer(
         outputs = [_stream(llm, prompts[0], params, screen, figures, lora=lora)]
     else:
         outputs = _answer_batch(llm, prompts, params, screen, figures, lora)
-    for _ in range((options.repeat or 1) - 1):
+    for _ in range(options.repetitions - 1):
         figures.measure(llm, prompts, params, lora=lora)
     screen.end_line()
     screen.note(closing_line(figures))

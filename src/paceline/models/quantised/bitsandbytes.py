@@ -104,10 +104,9 @@ class Bnb4Weight(QuantisedWeight):
     def _scales(self, blocks: Array) -> Array:
         """The largest magnitude of each block."""
         parts = self.parts
-        scale = parts[".weight.absmax"]
-        if scale.ndim == 2:
-            scale = scale.T.reshape(-1)
-        scale = scale[blocks]
+        stored = parts[".weight.absmax"]
+        by_columns = (blocks % len(stored), blocks // len(stored))
+        scale = stored[by_columns if stored.ndim == 2 else blocks]
         if self._nested:
             table, outer = (parts[part] for part in reversed(_NESTED))
             scale = looked_up(table, scale) * outer[blocks // self._nested_block]
