@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -14,7 +15,8 @@ from paceline.models.checkpoint import load_checkpoint
 from paceline.models.downloaded import downloaded_models, find_downloaded
 from paceline.sampling_defaults import FROM_CARD, sampling_defaults
 from tests.models.catalogues import isolate, name_models
-from tests.models.gguf_writing import convert
+from tests.models.gguf_writing import convert, tokenizer_metadata
+from tests.models.vocabularies import byte_fallback_json
 
 DIGEST = "0123456789abcdef" * 4
 OFFICIAL = "registry.ollama.ai/library/llama3.2/3b"
@@ -24,7 +26,7 @@ MODEL = "application/vnd.ollama.image.model"
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
-    convert("llama", path)
+    convert("llama", path, metadata=tokenizer_metadata(json.loads(byte_fallback_json()), "llama"))
     return path.read_bytes()
 
 
@@ -49,6 +51,16 @@ def put_ollama(
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_text(json.dumps(document))
     return manifest, blob
+
+
+def put_layer(home: Path, kind: str, said: bytes) -> dict[str, Any]:
+    """A blob that says something of a model; the manifest's line for it."""
+    digest = hashlib.sha256(said).hexdigest()
+    blob = home / "ollama" / "blobs" / f"sha256-{digest}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(said)
+    media = f"application/vnd.ollama.image.{kind}"
+    return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(said)}
 
 
 def put_lm_studio(home: Path, name: str, content: bytes, root: str = ".lmstudio/models") -> Path:
@@ -77,14 +89,38 @@ def test_an_ollama_model_loads_by_its_name(home: Path, content: bytes, name: str
 
 def test_parameters_of_an_ollama_model_are_its_sampling(home: Path, content: bytes) -> None:
     """A Modelfile's ``PARAMETER`` lines, above Ollama's own defaults."""
-    said, digest = b'{"stop": ["<eos>"], "temperature": 0.1, "repeat_penalty": 1.1}', "ab" * 32
-    kind = "application/vnd.ollama.image.params"
-    layer = {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(said)}
-    _, blob = put_ollama(home, content, layers_behind=[layer])
-    (blob.parent / f"sha256-{digest}").write_bytes(said)
+    said = b'{"stop": ["<eos>"], "temperature": 0.1, "repeat_penalty": 1.1}'
+    put_ollama(home, content, layers_behind=[put_layer(home, "params", said)])
     found = load_checkpoint("llama3.2:3b")
     assert found.card == {"temperature": 0.1, "top_k": 40, "top_p": 0.9}
     assert sampling_defaults(found.generation, found.card).source == FROM_CARD
+
+
+SYSTEM = b"You are a pirate."
+EXAMPLES = b'[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ahoy"}]'
+
+
+def test_messages_of_a_modelfile_stand_before_each_chat(home: Path, content: bytes) -> None:
+    """Ollama 0.12.6, ``ChatHandler``: ``SYSTEM`` gives way to a system message of the chat."""
+    layers = [put_layer(home, "system", SYSTEM), put_layer(home, "messages", EXAMPLES)]
+    put_ollama(home, content, layers_behind=layers)
+    tokenizer = load_checkpoint("llama3.2:3b").tokenizer
+    assert tokenizer is not None
+    tokenizer.set_chat_template("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
+    question = {"role": "user", "content": "Who?"}
+    examples = "user:Hi;assistant:Ahoy;user:Who?;"
+    assert tokenizer.apply_chat_template([question]) == f"system:You are a pirate.;{examples}"
+    own = {"role": "system", "content": "Be brief."}
+    assert tokenizer.apply_chat_template([own, question]) == f"system:Be brief.;{examples}"
+
+
+@pytest.mark.parametrize("said", [b"{}", b"[1]", b"["])
+def test_damaged_messages_of_a_modelfile_are_one_sentence(
+    home: Path, content: bytes, said: bytes
+) -> None:
+    put_ollama(home, content, layers_behind=[put_layer(home, "messages", said)])
+    with pytest.raises(ModelLoadError, match="sha256-"):
+        load_checkpoint("llama3.2:3b")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class CatalogueEntry:
         path: of a model that the user has already, in place of the packages.
         drafts: folders of what drafts for it where nothing else is asked for.
         sampling: what the model's card recommends, for requests that say nothing.
+        chat_opening: messages that its owner put before each chat.
     """
 
     name: str
@@ -57,6 +58,7 @@ class CatalogueEntry:
     path: str = ""
     drafts: tuple[str, ...] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
+    chat_opening: tuple[Mapping[str, str], ...] = ()
 
     @property
     def place(self) -> Path:

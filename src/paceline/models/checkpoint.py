@@ -145,17 +145,24 @@ def load_checkpoint(
     path, is_there = checked_path(path, ModelLoadError)
     if not is_there and isinstance(source, str) and is_hub_id(source):
         path, name = hub_place(source), source
-    card = {} if entry is None else entry.sampling
     with read_as(ModelLoadError, path):
         if path.is_dir():
             found = _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
-            return dataclasses.replace(found, card=card)
-        if path.is_file():
+        elif path.is_file():
             found = load_file(path, name or path.name, in_memory, with_tokenizer)
             _check_is_model(found.hf_config, found.name, path)
-            return dataclasses.replace(found, card=card)
+        else:
+            raise _unknown(source)
+    if entry is None:
+        return found
+    if found.tokenizer is not None:
+        found.tokenizer.chat_opening = entry.chat_opening
+    return dataclasses.replace(found, card=entry.sampling)
+
+
+def _unknown(source: str | Path) -> ModelLoadError:
     near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
-    raise ModelLoadError(
+    return ModelLoadError(
         f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
         "GGUF file, a name that `paceline models` lists, or org/name of a model on the hub, with "
         ":Q4_K_M behind it for a GGUF file there"

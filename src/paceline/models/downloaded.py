@@ -19,7 +19,7 @@ from paceline import sampling_defaults
 from paceline.errors import ModelLoadError
 from paceline.models.catalogue import CatalogueEntry
 from paceline.models.gguf_choice import files_of, tagged_files
-from paceline.models.json_file import parsed_json, read_text
+from paceline.models.json_file import parsed_json, read_json_list, read_text
 
 log = logging.getLogger(__name__)
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
@@ -28,6 +28,8 @@ _NAME = re.compile(rf"(?:{_PART.pattern}/){{0,3}}{_PART.pattern}(?::{_PART.patte
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _PARAMETERS_LAYER = "application/vnd.ollama.image.params"
+_SYSTEM_LAYER = "application/vnd.ollama.image.system"
+_MESSAGES_LAYER = "application/vnd.ollama.image.messages"
 _ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
 _HOST, _OWNER, _LATEST = "registry.ollama.ai", "library", "latest"
 _SERVICE = Path("/usr/share/ollama/.ollama/models")
@@ -119,12 +121,19 @@ def _ollama_entry(name: str) -> CatalogueEntry:
         raise ModelLoadError(f"{manifest} leads out of Ollama's folder, and is not read")
     layers = _layers(manifest)
     blob = _blob(manifest, folder / "blobs", _model_layer(manifest, layers))
-    sampling: dict[str, float] = {}
-    for layer in layers:
-        if layer.get("mediaType") == _PARAMETERS_LAYER:
-            sampling |= _sampling(_blob(manifest, folder / "blobs", layer))
-    title, size = "downloaded by Ollama", blob.stat().st_size
-    return CatalogueEntry(name, title=title, size=size, path=str(blob), sampling=sampling)
+    said = {
+        str(layer["mediaType"]): _blob(manifest, folder / "blobs", layer)
+        for layer in layers
+        if layer.get("mediaType") in (_PARAMETERS_LAYER, _SYSTEM_LAYER, _MESSAGES_LAYER)
+    }
+    return CatalogueEntry(
+        name,
+        title="downloaded by Ollama",
+        size=blob.stat().st_size,
+        path=str(blob),
+        sampling=_sampling(said.get(_PARAMETERS_LAYER)),
+        chat_opening=(*_system(said.get(_SYSTEM_LAYER)), *_messages(said.get(_MESSAGES_LAYER))),
+    )
 
 
 def _blob(manifest: Path, blobs: Path, layer: Mapping[str, Any]) -> Path:
@@ -142,15 +151,31 @@ def _blob(manifest: Path, blobs: Path, layer: Mapping[str, Any]) -> Path:
     return blob
 
 
-def _sampling(blob: Path) -> dict[str, float]:
+def _sampling(blob: Path | None) -> dict[str, float]:
     """What the model's ``PARAMETER`` lines say, above Ollama's defaults; empty if nothing.
 
     A ``repeat_penalty`` counts the last 64 tokens there, and would count all of them here.
     """
+    if blob is None:
+        return {}
     told = sampling_defaults.usable_sampling(
         parsed_json(read_text(blob, _MAX_MANIFEST_BYTES), blob)
     )
     return {**sampling_defaults.OLLAMA, **told} if told else {}
+
+
+def _system(blob: Path | None) -> list[dict[str, str]]:
+    """The message that the model's ``SYSTEM`` line makes; none where it is empty."""
+    text = "" if blob is None else read_text(blob, _MAX_MANIFEST_BYTES)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(blob: Path | None) -> list[dict[str, str]]:
+    """Those of the model's ``MESSAGE`` lines."""
+    told = [] if blob is None else read_json_list(blob)
+    if not all(isinstance(each, dict) for each in told):
+        raise ModelLoadError(f"{blob} must hold messages: ollama pull again")
+    return [{key: str(each.get(key) or "") for key in ("role", "content")} for each in told]
 
 
 def _layers(manifest: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,25 @@ _CALL_WITHOUT_WORDS = ("message['content'] is none", DEEPSEEK_CALLS)
 """What the templates of DeepSeek V3 and R1 know a call by."""
 
 
+def with_opening(
+    opening: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """The messages behind those that a model's owner put before each chat.
+
+    A chat that begins with a system message of its own goes without theirs. As in Ollama (its
+    ``ChatHandler``), but for the place of the chat's own: it stays the first.
+    """
+    if not opening or not messages:
+        return messages
+    own = int(_is_system(messages[0]))
+    theirs = [each for each in opening if not (own and _is_system(each))]
+    return [*messages[:own], *theirs, *messages[own:]]
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return isinstance(message, Mapping) and message.get("role") in ("system", "developer")
+
+
 def read_by_templates(
     messages: Sequence[Mapping[str, Any]], mentions: Callable[[str], bool]
 ) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from paceline.models.literal_text import literal_backend
 from paceline.models.lone_surrogates import not_encodable
 from paceline.models.piece_scores import with_scored_pieces
 from paceline.models.shown_marks import FAMILIES, SHOWN
-from paceline.models.template_messages import read_by_templates
+from paceline.models.template_messages import read_by_templates, with_opening
 from paceline.models.tokenizer_files import (
     TokenizerParts,
     read_tokenizer_folder,
@@ -50,6 +50,8 @@ class Tokenizer:
 
     Attributes:
         has_fallback_template: the template is one that nobody chose for this model.
+        chat_opening: messages that its owner put before each chat. A chat with a system message of
+            its own goes without theirs.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         self._templates = dict(chat_templates or {})
         self.has_fallback_template = False
+        self.chat_opening: tuple[Mapping[str, Any], ...] = ()
         added = backend.get_added_tokens_decoder()
         texts = {each.content for each in added.values()}
         shown = SHOWN.union(*(marks for marks in FAMILIES if texts >= marks))
@@ -396,7 +399,9 @@ class Tokenizer:
             **self._special_tokens,
             **template_kwargs,
             "text_begin": self._text_begin,
-            "messages": read_by_templates(messages, self.template_mentions),
+            "messages": read_by_templates(
+                with_opening(self.chat_opening, messages), self.template_mentions
+            ),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -95,6 +96,7 @@ async def show(request: Request) -> dict[str, Any]:
         "modelfile": "",
         "parameters": "\n".join(defaults),
         "template": (tokenizer and tokenizer.chat_template) or "",
+        **_opening(() if tokenizer is None else tokenizer.chat_opening),
         "details": _details(serving),
         "model_info": {
             "general.architecture": family,
@@ -107,6 +109,13 @@ async def show(request: Request) -> dict[str, Any]:
         "capabilities": _capabilities(serving),
         "modified_at": timestamp(serving.created),
     }
+
+
+def _opening(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What stands before each chat, as Ollama tells it: nothing that is empty."""
+    system = "\n\n".join(each["content"] for each in messages if each["role"] == "system")
+    others = [dict(each) for each in messages if each["role"] != "system"]
+    return {**({"system": system} if system else {}), **({"messages": others} if others else {})}
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
