@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.commands import tune as tune_command
 from paceline.commands import tune_setup
-from paceline.commands.tune import TuneOptions, configuration
+from paceline.commands.tune_setup import TuneOptions
+from paceline.commands.tuned_options import configuration, how_to_use
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import embedded_model
 from paceline.proposers.ngram_model.file import write_tables
 from paceline.proposers.ngram_model.tables import context_key
@@ -26,7 +29,7 @@ from paceline.workbench import tune_search
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate_setup import FOOTNOTE
-from paceline.workbench.tune import Row, SpeedUp
+from paceline.workbench.tune import Row, SpeedUp, Tuning
 from paceline.workbench.tune_search import SUFFIX, draft_candidates, suffix_candidates
 from tests.commands.conftest import Result
 from tests.proposers.heads import embedded_head
@@ -67,8 +70,13 @@ def random_draft(folder: Path) -> str:
 
 
 def test_from_prompts_to_a_configuration_that_runs(
-    cli: Cli, cost: tuple[str, ...], prompts: str, tmp_path: Path
+    cli: Cli,
+    cost: tuple[str, ...],
+    prompts: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     file, plot, folder = (tmp_path / name for name in ("best.json", "best.png", "answers"))
     wrong = random_draft(tmp_path / "random")
     drafts = ("--draft", DRAFT, "--draft", wrong)
@@ -100,12 +108,41 @@ def test_from_prompts_to_a_configuration_that_runs(
     assert set(document["seconds"]) == {"answers", "costs and drafts", "search", "comparing drafts"}
     assert plot.read_bytes().startswith(b"\x89PNG")
 
+    assert document["default"]["name"].startswith("default: suffix ")
+    assert document["default"]["planner"] == "auto"
+    assert any(line.startswith("default: suffix") for line in found.err.splitlines())
+    assert document["best"] == document["default"]["name"]
+    assert "best: keep the default: suffix" in found.err
+    assert found.err.splitlines()[-1] == "to use it: paceline run --config best.json"
+
     options = json.loads(file.read_text())
     assert options == document["config"]
     assert options["model"] == TARGET
     plain = cli(*RUN, "--no-speculation", "--seed", "1").document
     tuned = cli(*RUN, "--config", str(file), "--seed", "1").document
     assert tuned["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"]
+    usual = json.loads(json.dumps([asdict(c) for c in default_speculative_config(TARGET)]))
+    assert "speculative_config" not in options
+    assert tuned["speculative_config"] == usual
+
+
+def test_what_beats_the_default_is_written_and_runs(
+    cli: Cli,
+    cost: tuple[str, ...],
+    prompts: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = str(tmp_path / "best.json")
+    one = parse_speculative_config({"method": "suffix", "num_speculative_tokens": 1})
+    for module in (tune_command, tune_setup):  # a default that is easy to beat
+        monkeypatch.setattr(module, "usual_proposers", lambda model: one)
+    found = cli("tune", "--prompts", prompts, *cost, "--max-tokens", "16", "-o", file, "--json")
+    assert found.code == 0, found.err
+    assert "times the default" in found.err
+    options = json.loads(Path(file).read_text())
+    assert options == found.document["config"]
+    tuned = cli(*RUN, "--config", file).document
     said = [{k: v for k, v in c.items() if v} for c in options["speculative_config"]]
     for wanted, used in zip(said, tuned["speculative_config"], strict=True):
         assert wanted.items() <= used.items()
@@ -155,7 +192,7 @@ def test_drafts_that_learnt_these_answers_are_marked(
     document = found.document
     for row in [document["plain"], *document["rows"], *document["oracles"]]:
         name = row["name"]
-        is_free = name == "plain" or (name.startswith(SUFFIX) and "+" not in name)
+        is_free = name == "plain" or (name.startswith((SUFFIX, "default")) and "+" not in name)
         assert row["num_learnt_prompts"] == (0 if is_free else 1), name
     said = "learnt.ngram was trained on answers to 1 of these 2 prompts"
     assert any(note.startswith(said) for note in document["notes"])
@@ -163,6 +200,31 @@ def test_drafts_that_learnt_these_answers_are_marked(
     assert FOOTNOTE in found.err
     assert any(line.startswith("learnt.ngram") and " * " in line for line in found.err.splitlines())
     assert not any(line.startswith("plain *") for line in found.out.splitlines())
+    # Its rows win, and are not what is recommended.
+    assert "learnt.ngram" in document["rows"][0]["name"]
+    assert "learnt.ngram" not in (document["best"] or "")
+    assert "rows with a * are not recommended" in found.err
+
+
+def test_prompts_that_a_draft_has_learnt_are_held_out(
+    cli: Cli, cost: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder, file = str(tmp_path / "answers"), tmp_path / "learnt.ngram"
+    prompts = tmp_path / "many.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"{EDIT} {n}"}) for n in range(7)))
+    traced = ("-o", folder, "--max-tokens", "6", "--top-logprobs", "1")
+    assert cli("trace", TARGET, "--prompts", str(prompts), *traced).code == 0
+    traces = list(read_traces(folder))
+    keys = sorted(context_key(t.token_ids[: t.prompt_len].tolist()) for t in traces[:2])
+    texts = [trace.token_ids.tolist() for trace in traces[:2]]
+    tables = train(texts, order=3, vocab_size=4096)
+    write_tables(replace(tables, prompts=np.array(keys, np.uint64)), file)
+    found = cli("tune", "--traces", folder, "--draft", str(file), *cost, "--json")
+    assert found.code == 0, found.err
+    assert found.document["num_traces"] == 5
+    assert "2 of 7 prompts are held out of the search, because learnt.ngram was" in found.err
+    assert {row["num_learnt_prompts"] for row in found.document["rows"]} == {0}
+    assert FOOTNOTE not in found.err
 
 
 def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path: Path) -> None:
@@ -232,10 +294,37 @@ def test_what_is_written_is_what_was_tried_and_remembers_answers() -> None:
     ]
     for each in (*suffix_candidates(("auto",)), *tried):
         best = Row("x", each, ReplayResult([]), SpeedUp(2.0, 2.0, 2.0))
-        written = configuration(TuneOptions(), best)["speculative_config"]
+        written = configuration(TuneOptions(), tuned(best))["speculative_config"]
         (config,) = parse_speculative_config(json.loads(json.dumps(written)))
         kept = usual.suffix_decoding_max_cached_requests
         assert config == replace(each.configs[0], suffix_decoding_max_cached_requests=kept)
+
+
+def tuned(row: Row, default: Row | None = None) -> Tuning:
+    plain = Row("plain", None, ReplayResult([]), SpeedUp(1.0, None, None))
+    return Tuning(plain, [row], [], 1, 0, 1.0, default)
+
+
+def test_one_line_says_how_to_use_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = {
+        "threads": 2,
+        "model": "smollm2",
+        "enable_prefix_caching": False,
+        "speculative_config": [{"method": "ngram_model", "model": str(tmp_path / "a.ngram")}],
+        "planner": "fixed",
+    }
+    assert how_to_use(found, None) == (
+        "paceline run smollm2 --threads 2 --no-enable-prefix-caching --speculative-config "
+        '\'{"method": "ngram_model", "model": "a.ngram"}\' --planner fixed'
+    )
+    assert how_to_use(found, str(tmp_path / "best.json")) == "paceline run --config best.json"
+    plain = tuned(Row("x", suffix_candidates(("auto",))[0], ReplayResult([]), SpeedUp(1, 1, 1)))
+    assert how_to_use(configuration(TuneOptions(model="smollm2"), plain), None) == (
+        "paceline run smollm2 --no-speculation"
+    )
 
 
 # --- refusals ------------------------------------------------------------------------------------

@@ -298,6 +298,54 @@ def test_few_answers_have_no_interval(count: int) -> None:
     assert tuning.best is rows[0]
 
 
+def test_the_default_stays_the_best_until_another_clearly_beats_it() -> None:
+    times = [4.0] * LEAST_ANSWERS
+    plain = result(times)
+    usual, better, learnt = (result([ms] * LEAST_ANSWERS) for ms in (2.0, 1.9, 1.0))
+    candidate = suffix_candidates(BOTH)[0]
+
+    def row(name: str, each: ReplayResult, num_learnt: int = 0) -> Row:
+        return Row(name, candidate, each, speedup(plain, each), num_learnt=num_learnt)
+
+    def best(default: Row | None, *rows: Row) -> str | None:
+        unit = Row("plain", None, plain, SpeedUp(1.0, None, None))
+        found = Tuning(unit, list(rows), [], len(rows), 0, 1.0, default).best
+        return found and found.name
+
+    default, starred = row("default", usual), row("starred", learnt, 1)
+    assert best(default, row("better", better)) == "better"
+    assert best(default, row("same", usual)) == "default"
+    assert best(default) == "default"
+    assert best(default, starred) == "default"
+    assert best(None, starred, row("better", better)) == "better"
+    assert best(row("default", plain), starred) is None
+    assert best(row("default", learnt, 1), starred, row("same", usual)) == "same"
+
+
+def test_the_default_is_replayed_as_it_is_configured(small_grid: None) -> None:
+    usual = SpeculativeConfig("suffix", num_speculative_tokens=3)
+    found = tune(simulator(repetitive(1, 5)), {}, BOTH, FOREVER, default=(usual,))
+    assert found.default is not None
+    assert found.default.name == "default: suffix 3"
+    assert found.default.candidate is not None
+    assert found.default.candidate.planner == EngineConfig().planner
+    chain = [row for row in found.rows if row.name == "suffix 4"]
+    assert chain
+    assert found.default.speedup.value > 1.0
+    assert found.gain(found.default) == SpeedUp(1.0, 1.0, 1.0)
+
+
+def test_traces_that_were_learnt_can_be_left_out() -> None:
+    whole = simulator(novel(5), learnt={"a": frozenset({0, 3}), "b": frozenset({3})})
+    left = whole.unlearnt()
+    assert [trace.prompt_index for trace in left.traces] == [1, 2, 4]
+    assert left.places == [1, 2, 4]
+    assert left.learnt == {}
+    part = whole.every(3)
+    assert part.places == [0, 3]
+    assert part.learnt == {"a": {0, 1}, "b": {1}}
+
+
 def replayed(rows: list[int], ms: float = 1.0) -> ReplayResult:
     return ReplayResult([ReplayedTrace(SpeculationCounters(), [1, 2], ms)], rows)
 

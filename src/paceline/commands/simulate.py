@@ -92,10 +92,11 @@ def _opened(
             draft_table=draft_costs,
             advance=lambda share: advance(int(share * 100)),
         )
-    notes = [*opened.answers, *opened.assumed, *cost_notes(opened.simulator)]
+    simulator = opened.simulator
+    notes = [*opened.answers, *opened.learnt, *opened.assumed, *cost_notes(simulator)]
     for note in notes:
         screen.note(f"note: {printable(note)}")
-    return opened.simulator, notes
+    return simulator, notes
 
 
 def check_concurrency(options: EngineOptions) -> None:

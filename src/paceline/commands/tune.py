@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.commands.config_file import write_config_file
 from paceline.commands.display import Screen, printable
-from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import engine_options
 from paceline.commands.simulate import counted, facts, said_of
 from paceline.commands.tune_setup import (
@@ -25,6 +24,7 @@ from paceline.commands.tune_setup import (
     drafts_to_try,
     simulator_for,
     traced,
+    usual_proposers,
 )
 from paceline.commands.tune_view import (
     doubt,
@@ -33,21 +33,16 @@ from paceline.commands.tune_view import (
     ranking,
     verdict,
 )
-from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.commands.tuned_options import configuration, how_to_use
 from paceline.engine.planners import PLANNERS
 from paceline.llm import LLM
 from paceline.workbench.draft_quality import DraftQuality, draft_quality
 from paceline.workbench.plots import plot_tuning
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.simulate_setup import num_learnt
-from paceline.workbench.tune import Drafts, Row, Tuning, tune
+from paceline.workbench.tune import Drafts, Row, SpeedUp, Tuning, tune
 
 QUALITY_TOKENS = 2048
 """On which draft models are compared with their target."""
-WHO = ("model", "draft_layers", "dtype", "use_heterogeneous_vocab")
-"""What says who drafts, beside the method."""
-NOT_WRITTEN = ("config", "max_num_seqs", "planner")
-"""Options of the engine that are no part of what was tuned, or are written by themselves."""
 
 
 def tune_command(options: TuneOptions) -> int:
@@ -64,23 +59,26 @@ def tune_command(options: TuneOptions) -> int:
         screen.note(f"note: {printable(note)}")
     screen.note(f"searching for about {options.budget:g} s")
     planners = [name for name in PLANNERS if options.planner in ("auto", name)]
-    tuning = tune(simulator, drafts, planners, options.budget)
+    default = usual_proposers(options.model)
+    tuning = tune(simulator, drafts, planners, options.budget, default=default)
     seconds["search"] = tuning.seconds
     with _timed(seconds, "comparing drafts"):
         qualities = _qualities(options, simulator, drafts)
     _show(simulator, tuning, qualities, drafts, screen)
     screen.note(", ".join(f"{name}: {each:.1f} s" for name, each in seconds.items()))
-    found, few = configuration(options, tuning.best), doubt(tuning)
+    found, few = configuration(options, tuning), doubt(tuning)
     if options.output is not None:
         write_config_file(options.output, found)
-        screen.note(f"written to {options.output}: paceline run --config {options.output}")
+        screen.note(f"written to {options.output}")
         if few is not None and tuning.best is not None:
             screen.note("note: what was written may not pay: " + few)
     if options.plot is not None:
         plot_tuning(tuning, options.plot)
+    use = how_to_use(found, options.output)
+    screen.say(f"to use it: {printable(use)}")
     if options.json:
         more = {"notes": [*notes, *filter(None, [few])], "seconds": seconds, "config": found}
-        screen.document(_document(simulator, tuning, qualities) | more)
+        screen.document(_document(simulator, tuning, qualities) | more | {"use": use})
     return 0
 
 
@@ -125,55 +123,26 @@ def _show(
     screen: Screen,
 ) -> None:
     screen.say(said_of(simulator, tuning.plain.result))
-    screen.say(ranking(tuning, simulator.table.is_relative, simulator.learnt) + "\n")
+    screen.say(ranking(tuning, simulator.table.is_relative) + "\n")
     if qualities:
         screen.say(quality_table(qualities, tuning) + "\n")
     for line in verdict(tuning, drafts):
         screen.say(line)
 
 
-def configuration(options: TuneOptions, best: Row | None) -> dict[str, Any]:
-    """Options of ``paceline run`` for what was found; without speculation where nothing pays."""
-    found: dict[str, Any] = {
-        field.name: getattr(options, field.name)
-        for field in fields(EngineOptions)
-        if field.name not in NOT_WRITTEN and getattr(options, field.name) != field.default
-    }
-    if options.model is not None:
-        found["model"] = options.model
-    if best is None:
-        return found | {"no_speculation": True}
-    assert best.candidate is not None
-    proposers = [_said(config) for config in best.candidate.configs]
-    return found | {"speculative_config": proposers, "planner": best.candidate.planner}
-
-
-def _said(config: SpeculativeConfig) -> dict[str, Any]:
-    """A configuration without what it would have anyway, and without what only the search wants."""
-    default, values = asdict(SpeculativeConfig()), asdict(config)
-    said = {name: values[name] for name in WHO if values[name] != default[name]}
-    said["method"] = config.method
-    (usual,) = parse_speculative_config(said)
-    kept = (*said, "num_speculative_tokens")
-    return {
-        name: value
-        for name, value in values.items()
-        if name != "suffix_decoding_max_cached_requests"
-        and (name in kept or value != getattr(usual, name))
-    }
-
-
 def _document(
     simulator: Simulator, tuning: Tuning, qualities: Mapping[str, DraftQuality | None]
 ) -> dict[str, Any]:
     """What was found, as plain values."""
-    row = partial(_row, simulator)
+    row, gain = partial(_row, simulator), tuning.gain(tuning.best)
     return {
         **facts(simulator),
         "num_candidates": tuning.num_candidates,
         "num_left_out": tuning.num_left_out,
         "best": tuning.best and tuning.best.name,
+        "best_over_default": gain and _speedup(gain),
         "plain": row(tuning.plain),
+        "default": tuning.default and row(tuning.default),
         "rows": [
             row(first) | {"same": [each.name for each in larger]}
             for first, *larger in tuning.distinct()
@@ -186,13 +155,19 @@ def _document(
 def _row(simulator: Simulator, row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": row.name,
-        "speedup": row.speedup.value,
-        "interval": None if row.speedup.low is None else [row.speedup.low, row.speedup.high],
+        **_speedup(row.speedup),
         "nodes_per_step": nodes_per_step(row),
-        "num_learnt_prompts": num_learnt(row.configs, simulator.learnt),
+        "num_learnt_prompts": row.num_learnt,
         **counted(simulator, row.result),
     }
     if row.candidate is not None:
         configs = [asdict(config) for config in row.candidate.configs]
         found |= {"planner": row.candidate.planner, "speculative_config": configs}
     return found
+
+
+def _speedup(found: SpeedUp) -> dict[str, Any]:
+    return {
+        "speedup": found.value,
+        "interval": None if found.low is None else [found.low, found.high],
+    }

@@ -18,7 +18,7 @@ from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS
-from paceline.engine.default_drafts import drafts_of
+from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
 
@@ -115,12 +115,38 @@ def simulator_for(
     """The simulator; what its costs would have to assume is measured, unless they were named."""
     opened = _opened(options, folder, drafts, screen)
     if options.cost is None and opened.assumed:
-        models = [draft for draft in drafts.values() if draft.needs_forwards]
+        everyone = dict.fromkeys([*drafts.values(), *usual_proposers(options.model)])
+        models = [draft for draft in everyone if draft.needs_forwards]
         measured = [] if options.draft_cost else models
         for remark in _profile(options, measured, screen):
             screen.note(printable(remark))
         opened = _opened(options, folder, drafts, screen)
-    return opened.simulator, [*opened.answers, *opened.assumed]
+    simulator, notes = _held_out(opened)
+    return simulator, [*opened.answers, *notes, *opened.assumed]
+
+
+def _held_out(opened: Opened) -> tuple[Simulator, list[str]]:
+    """Without answers that a draft has learnt, where enough others are left; remarks on both."""
+    from paceline.workbench.tune import LEAST_ANSWERS
+
+    simulator, left = opened.simulator, opened.simulator.unlearnt()
+    if not opened.learnt:
+        return simulator, []
+    if len(left.traces) < LEAST_ANSWERS:
+        few = f"fewer than {LEAST_ANSWERS} prompts are left without these: rows with a * are not"
+        return simulator, [*opened.learnt, f"{few} recommended"]
+    num_held = len(simulator.traces) - len(left.traces)
+    names = ", ".join(Path(file).name for file in simulator.learnt)
+    return left, [
+        f"{num_held} of {len(simulator.traces)} prompts are held out of the search, because "
+        f"{names} was trained on answers to them"
+    ]
+
+
+def usual_proposers(model: str | None) -> tuple[SpeculativeConfig, ...]:
+    """Who drafts where nothing is configured, but for heads, which replays cannot feed."""
+    usual = default_speculative_config(model)
+    return tuple(config for config in usual if config.method not in HEAD_METHODS)
 
 
 def _opened(options: TuneOptions, folder: str, drafts: Drafts, screen: Screen) -> Opened:
@@ -134,7 +160,7 @@ def _opened(options: TuneOptions, folder: str, drafts: Drafts, screen: Screen) -
             folder,
             target_model(options),
             EngineConfig(**engine_options(options)),
-            wanted_configs(drafts),
+            wanted_configs(drafts, usual_proposers(options.model)),
             table=table,
             draft_table=draft_table,
             advance=lambda share: advance(int(share * 100)),

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from paceline.commands.display import printable, table
 from paceline.commands.simulate import figures
 from paceline.workbench.draft_quality import TEMPERATURE, TOP, DraftQuality
-from paceline.workbench.simulate_setup import FOOTNOTE, MARK, num_learnt
+from paceline.workbench.simulate_setup import FOOTNOTE, MARK
 from paceline.workbench.tune import LEAST_ANSWERS, Drafts, Row, SpeedUp, Tuning, is_worthwhile
 
 SHOWN = 12
 """Rows of the ranking, beside the best of each family and planner."""
 
 
-def ranking(tuning: Tuning, is_relative: bool, learnt: Mapping[str, int]) -> str:
-    """The best candidates, the best of every family and planner, plain decoding and hindsight.
+def ranking(tuning: Tuning, is_relative: bool) -> str:
+    """The best candidates and those of every family and planner, the default, plain decoding, and
+    hindsight.
 
-    Settings that took the same steps are one line, which names the smallest.
+    Settings that took the same steps are one line, which names the smallest. Rows whose n-grams
+    were learnt from these prompts are marked.
 
     Args:
         is_relative: times are no milliseconds, so that there are no tokens per second.
-        learnt: answers to how many of the prompts the n-gram model of a file has learnt; rows with
-            such a model are marked.
     """
     seen: set[tuple[str, str]] = set()
     groups = []
@@ -32,20 +32,18 @@ def ranking(tuning: Tuning, is_relative: bool, learnt: Mapping[str, int]) -> str
         if place < SHOWN or kind not in seen:
             groups.append((row, len(others)))
         seen.add(kind)
-    shown = sorted([*groups, (tuning.plain, 0)], key=lambda group: -group[0].speedup.value)
-    hindsight = [(row, 0) for row in tuning.oracles]
-    marks = [MARK if num_learnt(row.configs, learnt) else "" for row, _ in [*shown, *hindsight]]
-    cells = [
-        _cells(*group, is_relative, mark)
-        for group, mark in zip([*shown, *hindsight], marks, strict=True)
-    ]
-    return "\n".join([table(cells), *([FOOTNOTE] if any(marks) else [])])
+    usual = [(row, 0) for row in (tuning.default, tuning.plain) if row is not None]
+    shown = sorted([*groups, *usual], key=lambda group: -group[0].speedup.value)
+    shown += [(row, 0) for row in tuning.oracles]
+    marked = any(row.num_learnt for row, _ in shown)
+    cells = [_cells(*group, is_relative) for group in shown]
+    return "\n".join([table(cells), *([FOOTNOTE] if marked else [])])
 
 
-def _cells(row: Row, num_larger: int, is_relative: bool, mark: str) -> dict[str, str]:
+def _cells(row: Row, num_larger: int, is_relative: bool) -> dict[str, str]:
     counted, larger = figures(row.result), f" (and {num_larger} larger)" if num_larger else ""
     return {
-        "": printable(row.name) + larger + mark,
+        "": printable(row.name) + larger + (MARK if row.num_learnt else ""),
         "planner": row.candidate.planner if row.candidate else "-",
         "speed-up": f"{row.speedup.value:.3f}",
         "95 % interval": _interval(row.speedup) or "-",
@@ -78,14 +76,7 @@ def doubt(tuning: Tuning) -> str | None:
 
 def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
     """What to do, in plain words; and which drafts bring nothing."""
-    best, lines = tuning.best, []
-    if best is None:
-        said = f", not even {printable(tuning.rows[0].name)}: {_said(tuning.rows[0])}"
-        lines.append("nothing beats plain decoding" + said)
-    else:
-        assert best.candidate is not None
-        planner = best.candidate.planner
-        lines.append(f"best: {printable(best.name)}, planner {planner}: {_said(best)}")
+    lines = [_recommended(tuning)]
     for name in drafts:
         alone = tuning.best_of(name)
         if alone is not None and not is_worthwhile(alone):
@@ -102,10 +93,25 @@ def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
     return lines
 
 
+def _recommended(tuning: Tuning) -> str:
+    best, default = tuning.best, tuning.default
+    if best is None:
+        fair = [row for row in tuning.rows if not row.num_learnt] or tuning.rows
+        return f"nothing beats plain decoding, not even {printable(fair[0].name)}: {_said(fair[0])}"
+    assert best.candidate is not None
+    said = f"{printable(best.name)}, planner {best.candidate.planner}: {_said(best)}"
+    if best is default:
+        return f"best: keep the {said}; no other setting is clearly faster"
+    gain = tuning.gain(best)
+    return f"best: {said}" + ("" if gain is None else f", {_times(gain, 'the default')}")
+
+
 def _said(row: Row) -> str:
-    found = row.speedup
-    interval = _interval(found) or "no interval"
-    return f"{found.value:.3f} times plain decoding ({interval})"
+    return _times(row.speedup, "plain decoding")
+
+
+def _times(found: SpeedUp, other: str) -> str:
+    return f"{found.value:.3f} times {other} ({_interval(found) or 'no interval'})"
 
 
 def quality_table(qualities: Mapping[str, DraftQuality | None], tuning: Tuning) -> str:

@@ -55,7 +55,8 @@ class Simulator:
         drafts: finds the recorded drafts of a draft model's configuration.
         config: limits of the engine; its ``max_num_seqs`` is how many requests run at a time.
         target: what proposers have to fit to.
-        learnt: traces whose prompts an n-gram model was trained on, by its file.
+        learnt: numbers of the traces, from 0, whose prompts an n-gram model was trained on, by its
+            file.
         places: of the traces among those that drafts were recorded along; None is all in order.
         unions: what steps along the traces read of a mixture; None where traces or table do not
             tell of experts, and steps read what the table's read.
@@ -68,7 +69,7 @@ class Simulator:
     drafts: Callable[[SpeculativeConfig], RecordedDrafts]
     config: EngineConfig
     target: TargetInfo = ANY_TARGET
-    learnt: Mapping[str, int] = field(default_factory=dict)
+    learnt: Mapping[str, frozenset[int]] = field(default_factory=dict)
     places: Sequence[int] | None = None
     unions: ExpertUnions | None = field(init=False, default=None)
 
@@ -142,7 +143,24 @@ class Simulator:
 
     def every(self, stride: int) -> Simulator:
         """The simulator of one in so many of the traces."""
-        return replace(self, traces=self.traces[::stride], places=self._places[::stride])
+        return self._only(range(0, len(self.traces), stride))
+
+    def unlearnt(self) -> Simulator:
+        """The simulator of the traces whose prompts no n-gram model was trained on."""
+        learnt = frozenset[int]().union(*self.learnt.values())
+        return self._only([i for i in range(len(self.traces)) if i not in learnt])
+
+    def _only(self, kept: Sequence[int]) -> Simulator:
+        learnt = {
+            file: frozenset(i for i, old in enumerate(kept) if old in numbers)
+            for file, numbers in self.learnt.items()
+        }
+        return replace(
+            self,
+            traces=[self.traces[i] for i in kept],
+            places=[self._places[i] for i in kept],
+            learnt={file: numbers for file, numbers in learnt.items() if numbers},
+        )
 
     def _drafting(self, configs: Configs) -> DraftingCost:
         """What takes forwards costs their time, what takes none what was measured of its calls."""

@@ -82,12 +82,14 @@ class Opened(NamedTuple):
     """A simulator, and remarks on what it rests on.
 
     Attributes:
-        answers: on how surely the model would have given the answers, and who learnt from them.
+        answers: on how surely the model would have given the answers.
+        learnt: on which n-gram models learnt from them.
         assumed: on costs that nobody measured.
     """
 
     simulator: Simulator
     answers: list[str]
+    learnt: list[str]
     assumed: list[str]
 
 
@@ -133,8 +135,8 @@ def open_simulator(
     drafts = record_all(wanted, record)
     learnt = learnt_prompts(wanted, traces)
     simulator = Simulator(traces, meta, table, draft_tables, drafts, config, target, learnt)
-    notes = answer_notes(meta, checkpoint.name, config.dtype) + learnt_notes(learnt, len(traces))
-    return Opened(simulator, notes + unpriced, costs.notes)
+    notes = answer_notes(meta, checkpoint.name, config.dtype) + unpriced
+    return Opened(simulator, notes, learnt_notes(learnt, len(traces)), costs.notes)
 
 
 def _priced(
@@ -237,8 +239,10 @@ class _Costs:
         return CostTable(name, points, table.is_relative)
 
 
-def learnt_prompts(configs: Iterable[SpeculativeConfig], traces: Sequence[Trace]) -> dict[str, int]:
-    """How many traces have prompts that a model learnt the answers of, by its file.
+def learnt_prompts(
+    configs: Iterable[SpeculativeConfig], traces: Sequence[Trace]
+) -> dict[str, frozenset[int]]:
+    """Numbers of the traces whose prompts a model learnt the answers of, by its file.
 
     Models without any are left out, as are files that do not say what was learnt.
 
@@ -249,19 +253,22 @@ def learnt_prompts(configs: Iterable[SpeculativeConfig], traces: Sequence[Trace]
         [context_key(trace.token_ids[: trace.prompt_len].tolist()) for trace in traces], np.uint64
     )
     files = {each.model for each in configs if each.method == "ngram_model" and each.model}
-    found = {file: int(np.isin(keys, read_tables(file).prompts).sum()) for file in sorted(files)}
-    return {file: count for file, count in found.items() if count}
+    found = {
+        file: frozenset(np.flatnonzero(np.isin(keys, read_tables(file).prompts)).tolist())
+        for file in sorted(files)
+    }
+    return {file: numbers for file, numbers in found.items() if numbers}
 
 
-def num_learnt(configs: Iterable[SpeculativeConfig], learnt: Mapping[str, int]) -> int:
+def num_learnt(configs: Iterable[SpeculativeConfig], learnt: Mapping[str, frozenset[int]]) -> int:
     """Traces of :func:`learnt_prompts` that flatter the drafts of these proposers."""
-    return max((learnt.get(each.model or "", 0) for each in configs), default=0)
+    return max((len(learnt.get(each.model or "", ())) for each in configs), default=0)
 
 
-def learnt_notes(learnt: Mapping[str, int], num_traces: int) -> list[str]:
+def learnt_notes(learnt: Mapping[str, frozenset[int]], num_traces: int) -> list[str]:
     """A remark on each model that learnt answers to prompts that are replayed."""
     return [
-        f"{Path(file).name} was trained on answers to {count} of these {num_traces} prompts, which "
-        "flatters its drafts: replay prompts that it was not trained on"
-        for file, count in learnt.items()
+        f"{Path(file).name} was trained on answers to {len(numbers)} of these {num_traces} "
+        "prompts, which flatters its drafts: replay prompts that it was not trained on"
+        for file, numbers in learnt.items()
     ]

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.config import SpeculativeConfig
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.planners import PLANNERS
 from paceline.workbench.drafts_recording import widest
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator, best_of_each
+from paceline.workbench.simulate_setup import num_learnt
 from paceline.workbench.tune_search import (
     SUFFIX,
     Candidate,
     Clock,
     all_configs,
+    configured_candidate,
     draft_candidates,
     joint_candidates,
     search,
@@ -37,6 +40,8 @@ SINGLE_SHARE = 0.65
 DRAWS = 2000
 TAILS = (0.025, 0.975)
 Drafts = Mapping[str, SpeculativeConfig]
+DEFAULT = "default"
+DEFAULT_PLANNER = EngineConfig().planner
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
 
 
@@ -61,6 +66,8 @@ class Row:
     Attributes:
         candidate: None for plain decoding and for hindsight.
         configs: whoever may have drafted.
+        num_learnt: prompts that an n-gram model among them was trained on, so that other prompts
+            will gain less.
     """
 
     name: str
@@ -68,6 +75,7 @@ class Row:
     result: ReplayResult
     speedup: SpeedUp
     configs: Sequence[SpeculativeConfig] = ()
+    num_learnt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class Tuning:
     """What was found.
 
     Attributes:
+        default: what decodes where nothing is configured; None where that was not replayed.
         rows: candidates that were replayed in full, the best first, and of equally fast ones the
             smallest.
         oracles: hindsight: the best fixed setting of each trace out of ``rows``, and the best
@@ -90,14 +99,28 @@ class Tuning:
     num_candidates: int
     num_left_out: int
     seconds: float
+    default: Row | None = None
 
     @property
     def best(self) -> Row | None:
         """The fastest candidate that beats plain decoding; None where none does.
 
-        It surely does only if there are enough answers (:attr:`is_sure`).
+        The default remains the best until another candidate beats it as clearly. Rows whose
+        n-grams were learnt from these prompts are never it. A row surely beats another only if
+        there are enough answers (:attr:`is_sure`).
         """
-        return next(filter(is_worthwhile, self.rows), None)
+        found = next((row for row in self.rows if is_recommendable(row)), None)
+        default = self.default
+        if default is None or not is_recommendable(default):
+            return found
+        gain = self.gain(found)
+        return found if gain is not None and is_clear(gain) else default
+
+    def gain(self, row: Row | None) -> SpeedUp | None:
+        """How much faster a row is than the default."""
+        if row is None or self.default is None:
+            return None
+        return speedup(self.default.result, row.result)
 
     @property
     def is_sure(self) -> bool:
@@ -124,10 +147,19 @@ class Tuning:
         return {key: [rows[n] for n in sorted(rows)] for key, rows in sorted(found.items())}
 
 
-def is_worthwhile(row: Row) -> bool:
-    """Whether a row's interval, or without one its speed-up, lies above :data:`WORTHWHILE`."""
-    found = row.speedup
+def is_clear(found: SpeedUp) -> bool:
+    """Whether the interval, or without one the speed-up, lies above :data:`WORTHWHILE`."""
     return (found.value if found.low is None else found.low) > WORTHWHILE
+
+
+def is_worthwhile(row: Row) -> bool:
+    """Whether a row clearly beats plain decoding."""
+    return is_clear(row.speedup)
+
+
+def is_recommendable(row: Row) -> bool:
+    """Whether a row clearly beats plain decoding, on prompts that it has not learnt."""
+    return is_worthwhile(row) and not row.num_learnt
 
 
 def _steps_of(row: Row) -> tuple[object, ...]:
@@ -142,9 +174,13 @@ def _candidate(row: Row) -> Candidate:
     return row.candidate
 
 
-def wanted_configs(drafts: Drafts) -> list[SpeculativeConfig]:
-    """Every configuration of the drafts that :func:`tune` may replay."""
+def wanted_configs(
+    drafts: Drafts, default: Sequence[SpeculativeConfig] = ()
+) -> list[SpeculativeConfig]:
+    """Every configuration of the drafts and of the default that :func:`tune` may replay."""
     candidates = [draft_candidates(name, draft, ("auto",)) for name, draft in drafts.items()]
+    if default:
+        candidates.append([configured_candidate(default, drafts, DEFAULT_PLANNER)])
     return all_configs(each for found in candidates for each in found)
 
 
@@ -154,6 +190,7 @@ def tune(
     planners: Sequence[str],
     budget_seconds: float,
     clock: Clock = time.perf_counter,
+    default: Sequence[SpeculativeConfig] = (),
 ) -> Tuning:
     """Search among all proposers and settings.
 
@@ -162,6 +199,7 @@ def tune(
         drafts: who drafts besides ``suffix``, whatever the size of its trees, by names for people.
         planners: keys of :data:`~paceline.engine.planners.PLANNERS`.
         budget_seconds: for replaying candidates; hindsight comes after it.
+        default: who drafts where nothing is configured.
     """
     began = clock()
     singles = suffix_candidates(planners)
@@ -174,9 +212,7 @@ def tune(
     joint = [each for name in drafts for each in joint_candidates(scores, name, planners)]
     more = search(simulator, joint, began + budget_seconds, clock)
     results = found.results | more.results
-    rows = [
-        Row(c.name, c, result, speedup(plain, result), c.configs) for c, result in results.items()
-    ]
+    rows = [_row(simulator, plain, c, result) for c, result in results.items()]
     rows.sort(key=lambda row: planners.index(_candidate(row).planner))
     return Tuning(
         plain=Row(PLAIN, None, plain, SpeedUp(1.0, None, None)),
@@ -185,7 +221,25 @@ def tune(
         num_candidates=len(singles) + len(joint),
         num_left_out=found.num_left_out + more.num_left_out,
         seconds=clock() - began,
+        default=_default(simulator, plain, drafts, default) if default else None,
     )
+
+
+def _row(simulator: Simulator, plain: ReplayResult, each: Candidate, result: ReplayResult) -> Row:
+    learnt = num_learnt(each.configs, simulator.learnt)
+    return Row(each.name, each, result, speedup(plain, result), each.configs, learnt)
+
+
+def _default(
+    simulator: Simulator,
+    plain: ReplayResult,
+    drafts: Drafts,
+    configs: Sequence[SpeculativeConfig],
+) -> Row:
+    candidate = configured_candidate(configs, drafts, DEFAULT_PLANNER)
+    result = simulator.run(candidate.configs, PLANNERS[DEFAULT_PLANNER])
+    row = _row(simulator, plain, candidate, result)
+    return replace(row, name=f"{DEFAULT}: {row.name}")
 
 
 def _oracles(
@@ -195,7 +249,8 @@ def _oracles(
     results: Mapping[Candidate, ReplayResult],
 ) -> list[Row]:
     def row(name: str, result: ReplayResult, configs: Sequence[SpeculativeConfig]) -> Row:
-        return Row(name, None, result, speedup(plain, result), configs)
+        learnt = num_learnt(configs, simulator.learnt)
+        return Row(name, None, result, speedup(plain, result), configs, learnt)
 
     def best_steps(name: str, candidates: Iterable[Candidate]) -> Row:
         configs = widest(all_configs(candidates))

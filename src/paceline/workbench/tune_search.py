@@ -85,6 +85,22 @@ def _shape(config: SpeculativeConfig) -> str:
     return f"tree of {nodes}, {depth} deep, {config.max_branching} wide" if nodes else str(depth)
 
 
+def configured_candidate(
+    configs: Sequence[SpeculativeConfig], drafts: Mapping[str, SpeculativeConfig], planner: str
+) -> Candidate:
+    """Proposers as they are configured, which are called as those of ``drafts`` are.
+
+    Each request is by itself, as in :func:`suffix_candidates`.
+    """
+    names = {(draft.method, draft.model): name for name, draft in drafts.items()}
+    return Candidate(
+        tuple(names.get((each.method, each.model), each.method) for each in configs),
+        max(config.tree_nodes for config in configs),
+        tuple(replace(each, suffix_decoding_max_cached_requests=0) for each in configs),
+        planner,
+    )
+
+
 def suffix_candidates(planners: Sequence[str]) -> list[Candidate]:
     """``suffix``: chains and trees of every budget.
 
