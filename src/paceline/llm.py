@@ -125,7 +125,7 @@ class LLM:
         self._built = build_engine(model or embedded_model("target"), config, stored_table)
         engine = self._built.engine
         if config.speculative and config.planner == "auto" and not engine.cost.has_profile:
-            log.warning(
+            log.info(
                 "no profile of %s on this machine: what a step costs is assumed at first, and "
                 "learnt; `paceline profile` measures it",
                 self._built.checkpoint.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,11 @@ def cli(
 
 @pytest.fixture
 def quick_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile of few steps: what it says is of no account, only that it is there."""
+    """A profile of few steps: what it says is of no account, only that it is there.
+
+    It is kept, however busy the machine is.
+    """
+    monkeypatch.setattr("paceline.workbench.profile.BUSY", math.inf)
     few = {"WARM_UP_STEPS": 2, "STEPS": 8, "WARM_UP_SECONDS": 0.0, "DRAFTED_STEPS": 40}
     for name, value in few.items():
         monkeypatch.setattr(f"paceline.workbench.profile_host.{name}", value)

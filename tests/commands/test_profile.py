@@ -54,6 +54,36 @@ def test_the_embedded_pair(cli: Cli, tmp_path: Path) -> None:
         assert shown in result.err
 
 
+def test_it_ends_with_what_drafts_cost_and_which_of_them_pay(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "curves.json"
+    curve = {"name": "a", "cost_ratio": [1.0, 1.1, 1.2, 1.3, 1.4]}
+    path.write_text(json.dumps({"curves": [curve]}))
+    said = [
+        "Checking 4 tokens costs 1.40 plain steps here.",
+        "Drafts of up to 4 tokens pay when 1 of them is right.",
+    ]
+    assert cli("profile", "--import", str(path)).out.splitlines()[-2:] == said
+    assert cli("profile", "--import", str(path), "--json").document["sentences"] == said
+
+
+def test_what_varies_too_much_is_shown_and_not_kept(
+    cli: Cli, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = (embedded_model("draft"), *QUICK, "--max-num-seqs", "1", "--contexts", "16")
+    first = cli("profile", *small, "--json").document
+    kept = Path(first["files"][0]).read_text()
+    monkeypatch.setattr("paceline.workbench.profile.BUSY", -1.0)
+    file = tmp_path / "profile.json"
+    result = cli("profile", *small, "--json", "-o", str(file))
+    assert result.code == 0, result.err
+    assert "draft: times vary by" in result.err
+    assert "the profile of draft is not kept" in result.err
+    assert "kept in" not in result.err
+    assert result.document["files"] == []
+    assert json.loads(file.read_text()) == result.document  # what is named is written all the same
+    assert [path.read_text() for path in cache.glob("**/profiles/*.json")] == [kept]
+
+
 def test_one_model_within_its_limits(cli: Cli) -> None:
     small = ("--max-model-len", "50", "--max-num-seqs", "2", "--contexts", "16,40,50,9999")
     result = cli("profile", embedded_model("draft"), *QUICK, *small, "--widths", "20", "--json")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.checks import check_number, check_output
-from paceline.commands.display import Screen, printable, table
+from paceline.commands.display import Screen, printable
 from paceline.commands.options import JSON_HELP, EngineOptions, ModelOptions, option
+from paceline.commands.profile_view import profile_texts
 from paceline.commands.resolve import engine_options, method_of
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError, ProfileError
 from paceline.models.embedded import embedded_model
 from paceline.models.head_kinds import MTP
-from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 from paceline.writing import write_json
 
 if TYPE_CHECKING:
-    from paceline.policy.cost_points import CostPoint
     from paceline.workbench.profile import Profile
 
 MAX_WIDTH = 4096
@@ -60,8 +59,9 @@ class ProfileOptions(EngineOptions, ModelOptions):
 
 def profile_command(options: ProfileOptions) -> int:
     """The work of ``paceline profile``."""
+    from paceline.workbench.paying_drafts import draft_sentences
     from paceline.workbench.plots import check_plot, plot_tables
-    from paceline.workbench.profile_store import store_profile, to_document
+    from paceline.workbench.profile_store import keep_profiles, to_document
 
     screen = Screen(json=options.json)
     if options.output is not None:  # before minutes are spent
@@ -72,10 +72,21 @@ def profile_command(options: ProfileOptions) -> int:
     profiles, notes = _imported(options) if imported else _measured(options, screen)
     for note in notes:
         screen.note(printable(note))
-    _show(profiles, screen)
-    stored = [str(store_profile(profile)) for profile in profiles]
-    screen.note("kept in " + ", ".join(stored))
-    document = {"profiles": [to_document(p) for p in profiles], "notes": notes, "files": stored}
+    for text in profile_texts(profiles):
+        screen.say(text + "\n")
+    kept, remarks = keep_profiles(profiles)
+    stored = [str(path) for path in kept]
+    for remark in [*(f"kept in {path}" for path in stored), *remarks]:
+        screen.note(printable(remark))
+    sentences = draft_sentences(profiles[0].table)
+    for sentence in sentences:
+        screen.say(sentence)
+    document = {
+        "profiles": [to_document(profile) for profile in profiles],
+        "notes": [*notes, *remarks],
+        "files": stored,
+        "sentences": sentences,
+    }
     if options.plot is not None:
         plot_tables([profile.table for profile in profiles], options.plot)
     if options.output is not None:
@@ -148,83 +159,3 @@ def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
         if high - low >= MAX_NUMBERS or len(found) > MAX_NUMBERS:
             raise ConfigError(f"{option} has more than {MAX_NUMBERS} numbers")
     return sorted(found)
-
-
-def _show(profiles: list[Profile], screen: Screen) -> None:
-    for profile in profiles:
-        screen.say(describe(profile) + "\n")
-        for context in profile.table.contexts:
-            screen.say(_widths(profile, context) + "\n")
-
-
-def describe(profile: Profile) -> str:
-    """What was measured, in a few lines."""
-    lines = [printable(profile.table.name)]
-    if profile.key is not None:
-        key = profile.key
-        lines.append(f"{key.dtype} on {key.device}, KV {key.kv_dtype}, ops backend {key.backend}")
-        if key.from_disk:
-            lines.append(f"{key.from_disk} come from disk")
-        lines.append(f"{key.machine}; threads: {key.threads}; {key.version}")
-    if profile.roofs is not None:
-        roofs = profile.roofs
-        lines.append(f"roofs: {roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s")
-    if profile.table.experts is not None:
-        of = profile.table.experts
-        lines.append(
-            f"experts: {of.per_token} of {of.number} per row in each of {of.layers} layers, "
-            f"{of.ms:.4f} ms to read one"
-        )
-    return "\n".join([*lines, *_host(profile.table.host)])
-
-
-def _host(host: HostTime) -> list[str]:
-    """What the host takes for a target, and for a draft; of what was measured."""
-    lines, drafting = [], host.drafting
-    if replace(host, drafting=NO_DRAFTING_HOST_TIME) != NO_HOST_TIME:
-        lines.append(
-            f"host, ms per step: {host.step:.3f}, {host.request:.3f} per further request; with a "
-            f"draft {host.draft:.3f} more, {host.further_draft:.3f} per further one, "
-            f"{host.node:.4f} per node; planning {host.ask:.3f}, merging {host.merge:.4f}"
-        )
-        calls = ", ".join(f"{name} {ms:.3f}" for name, ms in sorted(host.calls.items()))
-        lines.append(f"host, ms per call: {printable(calls)}")
-    if drafting != NO_DRAFTING_HOST_TIME:
-        lines.append(
-            f"host, ms per call as a draft: {drafting.call:.3f}, {drafting.level:.3f} per further "
-            f"level; {drafting.request:.3f} per further request, {drafting.node:.3f} per further "
-            "node of a level"
-        )
-    return lines
-
-
-def _widths(profile: Profile, context: int) -> str:
-    costs = profile.table
-    unit = "plain steps" if costs.is_relative else "ms"
-    rows = [
-        {
-            "width": str(point.width),
-            unit: f"{point.ms:.3f}",
-            "spread": f"{point.spread:.3f}",
-            "cost ratio": f"{costs.cost_ratio(point.width, context):.3f}",
-            **({"experts": str(point.experts)} if costs.experts else {}),
-            **_achieved(point, context, profile),
-        }
-        for point in costs.base_points(context)
-    ]
-    return f"one request, context {context}, all rows sampled\n{table(rows)}"
-
-
-def _achieved(point: CostPoint, context: int, profile: Profile) -> dict[str, str]:
-    """How much of the machine a step uses, where that was measured."""
-    roofs, work = profile.roofs, profile.work
-    if roofs is None or work is None:
-        return {}
-    read = work.bytes_read(point.width, context, point.experts) / point.ms / 1e6
-    computed = work.operations(point.width, context) / point.ms / 1e6
-    return {
-        "GB/s": f"{read:.1f}",
-        "of read roof": f"{read / roofs.read_gb_per_s:.0%}",
-        "GFLOP/s": f"{computed:.1f}",
-        "of compute roof": f"{computed / roofs.gflop_per_s:.0%}",
-    }

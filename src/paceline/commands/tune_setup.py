@@ -5,7 +5,7 @@ Answers and profiles are made by what makes them for the commands of these names
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
+    from paceline.workbench.profile import Profile
     from paceline.workbench.simulate import Simulator
     from paceline.workbench.simulate_setup import Opened
     from paceline.workbench.tune import Drafts
@@ -117,10 +118,8 @@ def simulator_for(
     if options.cost is None and opened.assumed:
         everyone = dict.fromkeys([*drafts.values(), *usual_proposers(options.model)])
         models = [draft for draft in everyone if draft.needs_forwards]
-        measured = [] if options.draft_cost else models
-        for remark in _profile(options, measured, screen):
-            screen.note(printable(remark))
-        opened = _opened(options, folder, drafts, screen)
+        measured = _profile(options, [] if options.draft_cost else models, screen)
+        opened = _opened(options, folder, drafts, screen, measured)
     simulator, notes = _held_out(opened)
     return simulator, [*opened.answers, *notes, *opened.assumed]
 
@@ -149,7 +148,13 @@ def usual_proposers(model: str | None) -> tuple[SpeculativeConfig, ...]:
     return tuple(config for config in usual if config.method not in HEAD_METHODS)
 
 
-def _opened(options: TuneOptions, folder: str, drafts: Drafts, screen: Screen) -> Opened:
+def _opened(
+    options: TuneOptions,
+    folder: str,
+    drafts: Drafts,
+    screen: Screen,
+    measured: Sequence[Profile] = (),
+) -> Opened:
     from paceline.commands.simulate_costs import costs_of
     from paceline.workbench.simulate_setup import open_simulator
     from paceline.workbench.tune import wanted_configs
@@ -163,30 +168,31 @@ def _opened(options: TuneOptions, folder: str, drafts: Drafts, screen: Screen) -
             wanted_configs(drafts, usual_proposers(options.model)),
             table=table,
             draft_table=draft_table,
+            measured=measured,
             advance=lambda share: advance(int(share * 100)),
         )
 
 
 def _profile(
     options: TuneOptions, drafts: Iterable[SpeculativeConfig], screen: Screen
-) -> list[str]:
-    """Measure and keep what steps cost here; returns remarks."""
+) -> list[Profile]:
+    """Measure what steps cost here, and keep what is certain enough."""
     from paceline.workbench.profile import measure_profiles
-    from paceline.workbench.profile_store import store_profile
+    from paceline.workbench.profile_store import keep_profiles
 
-    remarks: list[str] = []
+    found: list[Profile] = []
     # For any number of requests: the profile serves more than this command.
     config = EngineConfig(**engine_options(options) | {"max_num_seqs": DEFAULTS.max_num_seqs})
     models: list[SpeculativeConfig | None] = [*drafts] or [None]
     for model in models:
         with screen.progress("measuring", 100) as advance:
-            profiles, found = measure_profiles(
+            profiles, remarks = measure_profiles(
                 target_model(options), config, model, None, lambda share: advance(int(share * 100))
             )
-        remarks += found
-        for profile in profiles:
-            store_profile(profile)
-    return remarks
+        found += profiles
+        for remark in [*remarks, *keep_profiles(profiles)[1]]:
+            screen.note(printable(remark))
+    return found
 
 
 def target_model(options: TuneOptions) -> str:

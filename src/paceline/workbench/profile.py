@@ -83,6 +83,16 @@ class Profile:
     roofs: Roofs | None = None
     work: Work | None = None
 
+    @property
+    def unrest(self) -> float:
+        """The median spread of its steps, relative to their times."""
+        return statistics.median(point.spread / point.ms for point in self.table.points)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it was measured on a busy machine: such a profile is not kept."""
+        return self.unrest > BUSY
+
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
@@ -149,11 +159,6 @@ def _measure(
             stack.callback(bench.close)
             tasks |= {(index, step): task for step, task in bench.tasks(steps).items()}
         timings = measure(tasks, settings.budget_seconds, advance)
-    unrest = statistics.median(timing.spread / timing.ms for timing in timings.values())
-    if unrest > BUSY:
-        notes.append(
-            f"times vary by {unrest:.0%}: the machine is busy, measure again when it rests"
-        )
     profiles = [
         _profile(
             subject,
@@ -161,6 +166,12 @@ def _measure(
             benches[index].experts,
         )
         for index, subject in enumerate(subjects)
+    ]
+    notes += [
+        f"{each.table.name}: times vary by {each.unrest:.0%}: the machine is busy, measure again "
+        "when it rests"
+        for each in profiles
+        if each.is_noisy
     ]
     profiles[0].table.host = measure_host_time(built, settings.proposers)
     if draft is not None and make is not None:

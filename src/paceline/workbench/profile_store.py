@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +99,24 @@ def store_profile(profile: Profile) -> Path:
         document["table"]["host"] = asdict(host)
     write_json(path, document, ProfileError, make_folder=True)
     return path
+
+
+def keep_profiles(profiles: Iterable[Profile]) -> tuple[list[Path], list[str]]:
+    """Store those that are not noisy; returns where, and a remark on each of the others.
+
+    Raises:
+        ProfileError: one cannot be written.
+    """
+    kept, remarks = [], []
+    for profile in profiles:
+        if profile.is_noisy:
+            remarks.append(
+                f"the profile of {profile.table.name} is not kept, because its times vary too "
+                "much; one that was kept before remains"
+            )
+        else:
+            kept.append(store_profile(profile))
+    return kept, remarks
 
 
 def read_profile(path: Path) -> Profile:

@@ -27,9 +27,11 @@ from paceline.engine.compute_thread import COMPUTE
 from paceline.engine.weight_memory import placement_for
 from paceline.errors import ProfileError, TraceError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
-from paceline.models.ops.threads import set_num_threads
+from paceline.models.ops.threads import num_threads, set_num_threads
+from paceline.models.placement import Placement
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
@@ -41,7 +43,8 @@ from paceline.proposers.ngram_model.tables import context_key
 from paceline.traces import META, Trace, read_meta, read_traces
 from paceline.workbench.drafts_recording import cached_drafts, record_all
 from paceline.workbench.drafts_store import RecordedDrafts, check_vocabulary
-from paceline.workbench.profile_machine import Work
+from paceline.workbench.profile import Profile
+from paceline.workbench.profile_machine import Work, profile_key
 from paceline.workbench.profile_store import find_imported, read_profile, stored_table
 from paceline.workbench.simulate import Simulator, draft_name
 from paceline.workbench.trace_requests import answer_notes, check_model
@@ -101,6 +104,7 @@ def open_simulator(
     *,
     table: CostTable | None = None,
     draft_table: CostTable | float | None = None,
+    measured: Sequence[Profile] = (),
     advance: Advance = lambda share: None,
 ) -> Opened:
     """A simulator of traces.
@@ -111,6 +115,7 @@ def open_simulator(
         table: of the target; None takes its profile on this machine, else what is assumed.
         draft_table: of every draft model, or the time of each of its steps in the target's unit;
             None takes its profile beside the target's, else goes by its size.
+        measured: profiles that go before those that are kept on this machine, the last one first.
         advance: told the share of the traces that a draft model has been run on, on another thread.
 
     Raises:
@@ -124,7 +129,7 @@ def open_simulator(
     target = target_info(checkpoint, config, kv_budget(config) // DRAFT_SHARE)
     check_vocabulary(traces, meta, target)
     check_model(meta, checkpoint)
-    costs = _Costs(checkpoint, config, ops, is_elsewhere=table is not None)
+    costs = _Costs(checkpoint, config, ops, is_elsewhere=table is not None, measured=measured)
     table, unpriced = _priced(table or costs.of_target(), traces, expert_cost(checkpoint.config))
     draft_tables = costs.of_drafts(wanted, target, table, draft_table)
     count = sum(len(trace.output_token_ids) for trace in traces)
@@ -179,18 +184,21 @@ class _Costs:
 
     Attributes:
         is_elsewhere: the target's table was named: this machine's times may not go with it.
+        measured: profiles that go before those that are kept, the last one first.
     """
 
     checkpoint: Checkpoint
     config: EngineConfig
     ops: Ops
     is_elsewhere: bool
+    measured: Sequence[Profile] = ()
     notes: list[str] = field(default_factory=list)
 
     def of_target(self) -> CostTable:
         name, shape, config = self.checkpoint.name, self.checkpoint.config, self.config
         placement = placement_for(self.checkpoint, config, self.ops)
-        found = stored_table(name, shape, self.ops, config.dtype, config.kv_cache_dtype, placement)
+        kept_as = name, shape, self.ops, config.dtype, config.kv_cache_dtype, placement
+        found = self._measured(*kept_as) or stored_table(*kept_as)
         if found is None:
             self.notes.append(
                 f"there is no profile of {name} on this machine: what wide steps cost is assumed; "
@@ -198,6 +206,21 @@ class _Costs:
             )
         streamed = placement.share_streamed if placement else 0.0
         return found or prior_table(self.ops.name, expert_cost(shape), streamed)
+
+    def _measured(
+        self,
+        name: str,
+        shape: ModelConfig,
+        ops: Ops,
+        dtype: str,
+        kv_dtype: str,
+        placement: Placement | None = None,
+    ) -> CostTable | None:
+        if not self.measured:
+            return None
+        key = profile_key(name, shape, ops, dtype, kv_dtype, num_threads(), placement)
+        found = [profile.table for profile in self.measured if profile.key == key]
+        return found[-1] if found else None
 
     def of_drafts(
         self,
@@ -219,7 +242,8 @@ class _Costs:
             lambda: resolve_ops(dtype, target.device, draft.deterministic, target.backend)
         )
         kv_dtype, shape = ops.default_kv_dtype, checkpoint.config
-        found = stored_table(checkpoint.name, shape, ops, dtype, kv_dtype)
+        kept_as = checkpoint.name, shape, ops, dtype, kv_dtype
+        found = self._measured(*kept_as) or stored_table(*kept_as)
         if found and not self.is_elsewhere and found.is_relative == table.is_relative:
             return found
         own = Work.of(
