@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
 from paceline.errors import RequestError
 from paceline.models.checkpoint import load_checkpoint
@@ -50,6 +50,16 @@ def test_the_gap_comes_last(marks: tuple[str, ...], special: bool) -> None:
     ids = fim_prompt(tokenizer, Gap(f"a{middle}", f"{behind}c", "b"))
     assert tokenizer.fim is not None
     assert [each for each in ids if each in tokenizer.fim.all] == list(tokenizer.fim.all[:3])
+
+
+@pytest.mark.parametrize(("frame", "begin"), [("e $A", [0]), ("$A e", []), ("e $A e", [0])])
+def test_only_what_begins_a_text_begins_a_prompt(frame: str, begin: list[int]) -> None:
+    """Behind a text may stand the very token that begins one."""
+    backend = tokenizers.Tokenizer.from_str(byte_level_json())
+    backend.post_processor = processors.TemplateProcessing(single=frame, special_tokens=[("e", 0)])
+    tokenizer = vocabulary(*QWEN[:3], source=backend.to_str())
+    ids = fim_prompt(tokenizer, Gap("a", "b"))
+    assert ids[: -len(fim_prompt(vocabulary(*QWEN[:3]), Gap("a", "b")))] == begin
 
 
 def test_other_files_have_names_where_the_vocabulary_marks_files() -> None:

@@ -60,6 +60,23 @@ def test_trained_score_tokenizer(tmp_path: Path, shared_data: Path) -> None:
         assert ours.encode(text) == origin.encode(text)
 
 
+def test_a_token_behind_texts(tmp_path: Path) -> None:
+    """The ids are llama.cpp's (b11549). A token may both end texts and be called BOS."""
+    made = json.loads(byte_level_json())
+    flags = {"add_bos_token": False, "add_eos_token": True}
+    meta = tokenizer_metadata(made, "gpt2", pre="qwen2", bos_token_id=0, eos_token_id=0, **flags)
+    ours = loaded(tmp_path, meta)
+    assert ours.encode("dog") == [263, 73, 0]
+    assert ours.encode("dog", add_special_tokens=False) == [263, 73]
+    assert ours.begin_ids == ()
+    assert not ours.begins_with_bos
+    meta = tokenizer_metadata(json.loads(byte_fallback_json()), "llama", add_eos_token=True)
+    ours = loaded(tmp_path, meta)
+    assert ours.encode("dog") == [1, 259, 263, 274, 266, 2]
+    assert ours.begin_ids == (1,)
+    assert ours.begins_with_bos
+
+
 def test_no_space_prefix(tmp_path: Path) -> None:
     meta = tokenizer_metadata(
         json.loads(byte_fallback_json()), "llama", add_space_prefix=False, add_bos_token=False

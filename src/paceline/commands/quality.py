@@ -136,7 +136,7 @@ def _texts(options: VerifyOptions) -> Iterator[str]:
 
 def begins_with(tokenizer: Tokenizer) -> int | None:
     """The BOS token if texts of this model begin with it."""
-    return tokenizer.bos_token_id if tokenizer.encode("")[:1] == [tokenizer.bos_token_id] else None
+    return tokenizer.bos_token_id if tokenizer.begins_with_bos else None
 
 
 def encoded(tokenizer: Tokenizer, text: str, count: int) -> list[int]:

@@ -43,7 +43,7 @@ def fim_prompt(tokenizer: Tokenizer, gap: Gap) -> list[int]:
     """The token ids that ask to fill a gap, no text of which becomes a mark; ``RequestError``."""
     marks = fim_tokens_of(tokenizer)
     encode = tokenizer.encode_literal
-    ids = tokenizer.encode("")[:1]  # the BOS token, where texts begin with it
+    ids = [*tokenizer.begin_ids]
     if gap.others and marks.repository is not None:
         ids += [marks.repository, *encode(_REPOSITORY, begins=False)]
     for name, text in gap.others:

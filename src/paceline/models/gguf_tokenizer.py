@@ -89,7 +89,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | 
         )
     _add_special(backend, _special(metadata, tokens, types, splits=rule is not None))
     roles = _special_tokens(metadata, tokens)
-    _begin_texts(backend, roles.get("bos_token") if _adds_bos(metadata, rule) else None)
+    _frame_texts(
+        backend,
+        roles.get("bos_token") if _adds_bos(metadata, rule) else None,
+        roles.get("eos_token") if metadata.get(PREFIX + "add_eos_token") is True else None,
+    )
     return Tokenizer(
         backend,
         special_tokens=roles,
@@ -108,15 +112,18 @@ def _adds_bos(metadata: Mapping[str, Any], rule: SplitRule | None) -> bool:
     return flag if isinstance(flag, bool) else default
 
 
-def _begin_texts(backend: tokenizers.Tokenizer, bos: str | None) -> None:
-    """Let encoding a text begin with this token, or with none."""
-    pieces, special = "$A", []
-    if bos is not None:
-        # Under a name of its own: in a template some characters of a spelling mean something.
-        pieces, special = (
-            "bos $A",
-            [{"id": "bos", "ids": [backend.token_to_id(bos)], "tokens": [bos]}],
-        )
+def _frame_texts(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Let encoding a text put these tokens before and behind it.
+
+    In llama.cpp (b11549) ``add_sep_token`` concerns reranking and BERT's vocabularies alone.
+    """
+    # Under names of their own: in a template some characters of a spelling mean something.
+    special = [
+        {"id": name, "ids": [backend.token_to_id(token)], "tokens": [token]}
+        for name, token in (("bos", bos), ("eos", eos))
+        if token is not None
+    ]
+    pieces = f"{'' if bos is None else 'bos '}$A{'' if eos is None else ' eos'}"
     backend.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=special)
 
 

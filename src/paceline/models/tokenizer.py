@@ -250,8 +250,22 @@ class Tokenizer:
     @functools.cached_property
     def _text_begin(self) -> str:
         """The BOS token where encoding a text begins with it."""
-        begins = self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
-        return self._special_tokens["bos_token"] if begins else ""
+        return self._special_tokens["bos_token"] if self.begins_with_bos else ""
+
+    @functools.cached_property
+    def begin_ids(self) -> tuple[int, ...]:
+        """The tokens that encoding puts before a text."""
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        framed = self._backend.encode("a", add_special_tokens=True).ids
+        starts = range(len(framed) - len(plain) + 1)
+        # The token behind a text may be the one that would begin it.
+        count = next((i for i in starts if framed[i : i + len(plain)] == plain), 0)
+        return tuple(framed[:count])
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether encoding a text begins with its BOS token."""
+        return self.begin_ids[:1] == (self.bos_token_id,)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids without any added around them, and the characters that each stands for."""

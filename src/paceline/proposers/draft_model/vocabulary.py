@@ -46,7 +46,7 @@ class Vocabulary:
         """What encoding a text puts in front of it: a space, or nothing."""
         self.begin = [
             token
-            for token in tokenizer.encode("")
+            for token in tokenizer.begin_ids
             if token == tokenizer.bos_token_id and token < vocab_size
         ]
         """The token that a text begins with, if any."""
