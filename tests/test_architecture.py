@@ -16,7 +16,18 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 
 FLOORS = {
     **dict.fromkeys(
-        ("errors", "checks", "folders", "memory", "control_groups", "load", "reading", "writing"), 0
+        (
+            "errors",
+            "checks",
+            "folders",
+            "installation",
+            "memory",
+            "control_groups",
+            "load",
+            "reading",
+            "writing",
+        ),
+        0,
     ),
     **dict.fromkeys(("config", "speedup"), 0),
     **dict.fromkeys(("request", "sampling_params", "sampling_defaults", "span", "metrics"), 0),

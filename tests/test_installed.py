@@ -91,7 +91,8 @@ def test_an_installed_package_runs_natively(source: str, unpacked: Path, tmp_pat
 
 
 def test_a_package_without_kernels_runs_and_says_why(unpacked: Path, tmp_path: Path) -> None:
-    installed = Installed(build("wheel", unpacked, tmp_path, **NO_COMPILER), tmp_path / "other")
+    wheel = build("wheel", unpacked, tmp_path, **NO_COMPILER)
+    installed = Installed(wheel, tmp_path / "other")
     answered, err = installed.paceline(*PROMPT)
     assert answered["backend"].startswith("reference")
     assert len(answered["outputs"][0]["token_ids"]) == 8
@@ -100,3 +101,7 @@ def test_a_package_without_kernels_runs_and_says_why(unpacked: Path, tmp_path: P
     found, _ = installed.paceline("doctor", "--json")
     assert said in found["kernels"]["problem"]
     assert "install Paceline again where a C++17 compiler is" in found["advice"][0]
+    advised = installed.python(
+        "from paceline.installation import install_command; print(install_command('torch'))"
+    )
+    assert advised.strip().endswith(f"-m pip install '{wheel}[torch]'")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.installation import install_command
 from paceline.models.embedded import embedded_model
 from paceline.models.ops.native import why_not_native
 from tests.models.gguf_writing import convert
@@ -90,5 +91,5 @@ def test_models_and_drafts_of_every_kind_run(tmp_path: Path, kind: str) -> None:
 def test_what_needs_torch_says_so(arguments: tuple[str, ...]) -> None:
     done = run(COMMAND, *arguments)
     assert done.returncode == 2
-    assert "pip install 'paceline[torch]'" in done.stderr
+    assert install_command("torch") in done.stderr
     assert "Traceback" not in done.stderr

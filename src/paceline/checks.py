@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.installation import install_command
 
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"-?(?:{_PART.pattern})+")
@@ -73,5 +74,5 @@ def require_torch(purpose: str) -> None:
         importlib.import_module("torch")
     except ImportError as error:
         raise ConfigError(
-            f"{purpose}, which needs torch ({error}): pip install 'paceline[torch]'"
+            f"{purpose}, which needs torch ({error}): {install_command('torch')}"
         ) from error

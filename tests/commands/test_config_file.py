@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -20,6 +21,7 @@ from paceline.commands.options import RunOptions, takes
 from paceline.commands.profile import ProfileOptions
 from paceline.commands.trace import TraceOptions
 from paceline.errors import ConfigError
+from paceline.installation import pip_install
 
 Call = Callable[..., dict[str, Any]]
 
@@ -225,7 +227,7 @@ def test_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="is no YAML"):
             read_config_file(path)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ConfigError, match="pip install pyyaml"):
+    with pytest.raises(ConfigError, match=re.escape(pip_install("pyyaml"))):
         read_config_file(path)
 
 

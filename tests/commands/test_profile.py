@@ -12,6 +12,7 @@ import pytest
 
 from paceline.commands.profile import numbers
 from paceline.errors import ConfigError
+from paceline.installation import install_command
 from paceline.llm import embedded_model
 from paceline.workbench.profile_store import find_imported, find_profile, from_document
 from tests.commands.conftest import Result
@@ -247,7 +248,7 @@ def test_without_matplotlib(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = cli("profile", "--plot", "curve.png")
     assert result.code == 2
-    assert "pip install 'paceline[plot]'" in result.err
+    assert install_command("plot") in result.err
 
 
 def test_a_malformed_import_names_its_line(cli: Cli, tmp_path: Path) -> None:

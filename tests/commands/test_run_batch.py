@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paceline.installation import install_command
 from paceline.llm import LLM
 from paceline.sampling_params import SamplingParams
 from tests.adapters import adapter_folder, adapter_tensors
@@ -157,4 +158,4 @@ def test_without_ray_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "paceline.ray.batch", None)
     result = cli("run-batch", str(batch), *how)
     assert result.code == 2
-    assert "pip install 'paceline[ray]'" in result.err
+    assert install_command("ray") in result.err

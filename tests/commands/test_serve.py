@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.commands.serve import build_engine
+from paceline.installation import install_command
 
 pytest.importorskip("uvicorn")
 
@@ -80,7 +81,7 @@ def test_without_its_packages_the_command_says_what_to_install(
     monkeypatch.setitem(sys.modules, "paceline.server.run", None)
     result = cli("serve")
     assert result.code == 2
-    assert "pip install paceline" in result.err
+    assert install_command() in result.err
 
 
 def test_a_model_without_a_chat_template_gets_the_plain_one_and_says_so(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="replicas need Ray: pip install 'paceline[ray]'")
+pytest.importorskip("ray", reason="replicas need the extra ray")
 
 from paceline.ray.batch import LINES_PER_SHARD
 from tests.ray.servers import SMALL, descendants, environment, until

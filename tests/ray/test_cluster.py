@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
+pytest.importorskip("ray", reason="replicas need the extra ray")
 import yaml
 
 from tests.ray.servers import LONG, SMALL, environment, iter_until, serving, until

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
+pytest.importorskip("ray", reason="replicas need the extra ray")
 
 from tests.programs import module
 

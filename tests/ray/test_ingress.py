@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message
 
-pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
+pytest.importorskip("ray", reason="replicas need the extra ray")
 
 from paceline.ray import ingress
 from paceline.ray.calls import Call

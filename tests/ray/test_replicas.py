@@ -28,7 +28,7 @@ from tests.ray.servers import (
     until,
 )
 
-pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
+pytest.importorskip("ray", reason="replicas need the extra ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 _OF_THE_ANSWER = ("id", "created", "created_at", "completed_at", "prompt_tokens_details")

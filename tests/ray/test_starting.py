@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'paceline[ray]'")
+pytest.importorskip("ray", reason="replicas need the extra ray")
 
 import ray
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import BusyError, RequestError
+from paceline.installation import install_command
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.runtime import grammar
@@ -304,7 +305,7 @@ def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
         return honest(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", no_library)
-    with pytest.raises(RequestError, match="pip install paceline"):
+    with pytest.raises(RequestError, match=re.escape(install_command())):
         GrammarCompiler(tokenizer, 4096, [0]).constraints(StructuredOutputs(regex="a"), 1)
 
 

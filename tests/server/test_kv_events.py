@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.config.kv_events import KVEventsConfig, parse_kv_events
 from paceline.errors import ConfigError
+from paceline.installation import install_command
 from paceline.models.ops.base import BLOCK_SIZE
 from paceline.runtime.block_pool import BlockPool, chain_hash, salt_hash
 from paceline.server.engine.kv_events import END, KVEventPublisher, publish_kv_events
@@ -206,7 +208,7 @@ def test_a_place_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(ConfigError, match=r"pip install 'paceline\[events\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("events"))):
         KVEventPublisher(KVEventsConfig(True), BLOCK_SIZE)
 
 

@@ -15,6 +15,7 @@ from typing import Any, get_args
 import typer
 
 from paceline.errors import ConfigError
+from paceline.installation import pip_install
 from paceline.writing import write_text
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -59,7 +60,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except ImportError as error:
         raise ConfigError(
-            f"{path} needs PyYAML: pip install pyyaml, or write the options as JSON"
+            f"{path} needs PyYAML: {pip_install('pyyaml')}, or write the options as JSON"
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no {kind}: {' '.join(str(error).split())}") from error

@@ -12,6 +12,7 @@ from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.resolve import engine_options
 from paceline.config import EngineConfig
 from paceline.engine.default_drafts import is_embedded
+from paceline.installation import install_command
 from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "profile", "measured" if model.has_profile else "none"
     for part in found.parts:
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
-        missing = f'not installed: pip install "paceline[{part.extra}]"'
+        missing = f"not installed: {install_command(part.extra)}"
         yield part.extra, f"{versions or missing} ({part.gives})"
 
 

@@ -194,7 +194,7 @@ class ReplicaOptions(EngineOptions):
     """How many engines there are, and where."""
 
     replicas: int | None = option(
-        None, "Engines, each in a process of its own that Ray runs (needs paceline[ray])."
+        None, "Engines, each in a process of its own that Ray runs (needs the extra ray)."
     )
     ray_address: str | None = option(
         None, "With --replicas: the Ray cluster to join, e.g. auto (default: one is started here)."

@@ -27,6 +27,7 @@ from paceline.commands.serve import engine_factory
 from paceline.commands.serve_models import default_names
 from paceline.commands.serve_replicas import as_replica, num_replicas, threads_of
 from paceline.errors import ConfigError
+from paceline.installation import install_command
 
 if TYPE_CHECKING:
     from paceline.server.batch import BatchSummary
@@ -65,7 +66,7 @@ def run_batch_command(options: RunBatchOptions) -> int:
         from paceline.server.engine.client import EngineClient
     except ImportError as error:
         raise ConfigError(
-            f"run-batch lacks a package of Paceline's own: pip install paceline ({error})"
+            f"run-batch needs a package that is not installed ({error}): {install_command()}"
         ) from error
     source = input_path(options)
     target = output_path(options, source)
@@ -146,7 +147,7 @@ def answer_on_ray(
     try:
         from paceline.ray.batch import answer_batch
     except ImportError as error:
-        raise ConfigError(f"--ray needs Ray Data: pip install 'paceline[ray]' ({error})") from error
+        raise ConfigError(f"--ray needs Ray Data ({error}): {install_command('ray')}") from error
     return answer_batch(
         client,
         names,

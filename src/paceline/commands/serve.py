@@ -45,6 +45,7 @@ from paceline.config import SpeculativeConfig
 from paceline.config.kv_events import KVEventsConfig, parse_kv_events
 from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError
+from paceline.installation import install_command
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 from paceline.models.fetching import named_model
 
@@ -136,7 +137,7 @@ def serve_command(options: ServeOptions) -> int:
         from paceline.server.tracing import install_trace_logging
     except ImportError as error:
         raise ConfigError(
-            f"serving lacks a package of Paceline's own: pip install paceline ({error})"
+            f"serving needs a package that is not installed ({error}): {install_command()}"
         ) from error
     install_trace_logging()
     models = served_models(options)

@@ -17,6 +17,7 @@ from paceline.commands.serve import (
     server_config,
 )
 from paceline.errors import ConfigError
+from paceline.installation import install_command
 
 if TYPE_CHECKING:
     from paceline.ray.replica import Served
@@ -58,7 +59,7 @@ def replicated(options: ServeOptions, *, shares_machine: bool) -> Served:
         from paceline.ray.replica import Served
     except ImportError as error:
         raise ConfigError(
-            f"--replicas needs Ray Serve: pip install 'paceline[ray]' ({error})"
+            f"--replicas needs Ray Serve ({error}): {install_command('ray')}"
         ) from error
     models = served_models(options)
     config = server_config(options, models)

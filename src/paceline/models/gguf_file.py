@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.installation import install_command
 from paceline.models.arrays import STORED_FLOATS, Array, floats
 from paceline.models.blocks import FLOAT_BYTES, FORMATS
 from paceline.models.config import ModelConfig
@@ -94,7 +95,7 @@ class _Stored:
             import gguf.quants
         except ImportError as error:
             raise ConfigError(
-                "reading a GGUF file needs the package gguf: pip install paceline"
+                f"reading a GGUF file needs the package gguf: {install_command()}"
             ) from error
         try:
             self._type = gguf.GGMLQuantizationType(info.type_code)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import ConfigError, ModelLoadError
+from paceline.installation import install_command
 from paceline.models.gguf_choice import files_of
 
 _HUB_ID = re.compile(
@@ -45,7 +46,7 @@ def hub_place(name: str) -> Path:
     except ImportError as error:
         raise ConfigError(
             f"there is no folder {name}, and loading it from the hub needs the package "
-            "huggingface_hub: pip install paceline"
+            f"huggingface_hub: {install_command()}"
         ) from error
     repository, tag = parts
     if not tag:

@@ -1,4 +1,4 @@
-"""Replicas of a server on a Ray cluster; needs ``pip install paceline[ray]``.
+"""Replicas of a server on a Ray cluster; needs the extra ``ray``.
 
 Ray Serve starts, watches and replaces the processes. What is here forwards requests to them and
 says which replica answers which request. Importing this needs no Ray.

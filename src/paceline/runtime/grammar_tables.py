@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RequestError
+from paceline.installation import install_command
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.runtime.grammar_vocabulary import GrammarVocabulary
@@ -102,7 +103,7 @@ class TablesOnce:
             from llguidance import LLTokenizer
         except ImportError as error:
             raise RequestError(
-                "structured_outputs needs the package llguidance: pip install paceline"
+                f"structured_outputs needs the package llguidance: {install_command()}"
             ) from error
         if self._tokenizer is None or not self._eos:
             what = "tokenizer" if self._tokenizer is None else "token that ends a text"

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from paceline.errors import ConfigError
+from paceline.installation import pip_install
 from paceline.training.model_files import EMBEDDING, HYBRID, TrainableModel
 from paceline.training.ops import COMPUTE_DTYPES, PackedBatch
 from paceline.training.surgery import check_dense
@@ -165,6 +166,6 @@ def _layers(raw: str) -> torch.nn.Module:
         from transformers.models.qwen3_5 import Qwen3_5TextConfig, Qwen3_5TextModel
     except ImportError as error:
         raise ConfigError(
-            f"hybrids are trained with transformers 5 ({error}): pip install 'transformers>=5'"
+            f"hybrids are trained with transformers 5 ({error}): {pip_install('transformers>=5')}"
         ) from error
     return Qwen3_5TextModel(Qwen3_5TextConfig(**json.loads(raw)))

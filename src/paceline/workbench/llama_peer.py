@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.installation import install_command
 from paceline.models.arrays import Array, floats
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
@@ -49,7 +50,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         import gguf
     except ImportError as error:
         raise ConfigError(
-            "writing a GGUF file needs the package gguf: pip install paceline"
+            f"writing a GGUF file needs the package gguf: {install_command()}"
         ) from error
     config = checkpoint.config
     if config.architecture not in ARCHITECTURES or config.rope.scaling != "default":

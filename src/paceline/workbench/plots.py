@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.checks import check_output
 from paceline.errors import ConfigError, ProfileError
+from paceline.installation import install_command
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.explain_steps import StepRecord
 from paceline.workbench.tune import SpeedUp, Tuning
@@ -46,7 +47,7 @@ def _figure(path: str | Path, width: float = 4.0, height: float = 4.0) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            "a plot needs the extra that brings matplotlib: pip install 'paceline[plot]'"
+            f"a plot needs the extra that brings matplotlib: {install_command('plot')}"
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
 

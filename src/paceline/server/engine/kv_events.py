@@ -25,6 +25,7 @@ from typing import Any
 
 from paceline.config.kv_events import OPTION, KVEventsConfig
 from paceline.errors import ConfigError
+from paceline.installation import install_command
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class KVEventPublisher:
             encoder = importlib.import_module("msgspec.msgpack").Encoder()
         except ImportError as error:
             raise ConfigError(
-                f"{OPTION} needs pyzmq and msgspec ({error}): pip install 'paceline[events]'"
+                f"{OPTION} needs pyzmq and msgspec ({error}): {install_command('events')}"
             ) from error
         self._encode = encoder.encode
         self._config = config

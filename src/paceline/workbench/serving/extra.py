@@ -1,12 +1,13 @@
 """aiohttp, which benchmarks of servers need and a plain installation lacks. Says how to get it."""
 
 from paceline.errors import ConfigError
+from paceline.installation import install_command
 
 try:
     import aiohttp
 except ModuleNotFoundError as missing:
     raise ConfigError(
-        f'benchmarks of servers need the extra: pip install "paceline[bench]" ({missing})'
+        f"benchmarks of servers need the extra: {install_command('bench')} ({missing})"
     ) from missing
 
 __all__ = ["aiohttp"]
