@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.explain_view import GREEN, StepView, summary_lines
+from paceline.commands.explain_view import GREEN, StepView, summary_lines, verdict_lines
 from paceline.policy.cost_points import StepShape
 from paceline.workbench.chrome_trace import StepTimes
 from paceline.workbench.explain_run import Explanation, Run
@@ -30,9 +30,13 @@ def test_a_prompt_step_by_step(cli: Cli, tmp_path: Path) -> None:
     result = cli("explain", "-p", CODE, "--max-tokens", "24", "--seed", "7", "--json", *files)
     assert result.code == 0
     assert "step 1: " in result.err
-    assert "identical to" in result.err
-    assert "\x1b" not in result.out + result.err
     document = result.document
+    verdict, *_ = document["verdict"]
+    assert verdict.startswith("24 tokens took ")
+    assert verdict.endswith("; output identical to plain decoding's")
+    lines = result.err.splitlines()
+    assert lines.index(verdict) < next(i for i, x in enumerate(lines) if x.startswith("step 1: "))
+    assert "\x1b" not in result.out + result.err
     assert (document["seed"], document["identical"], len(document["token_ids"])) == (7, True, 24)
     steps = document["steps"]
     assert document["text"].endswith("".join(step["text"] for step in steps))
@@ -192,6 +196,31 @@ def test_steps_without_candidates_are_one_line() -> None:
     assert "steps 1-3: plain, asked in vain in 1; 3.00 ms each" in lines[1]
 
 
-def test_the_last_line_compares_with_plain_decoding() -> None:
-    *_, last = summary_lines(explanation([], list(range(32))))
-    assert last == "2.00 times as fast as plain decoding, output identical to its"
+def test_the_verdict_claims_no_more_than_the_saved_steps_allow() -> None:
+    nothing = explanation([], list(range(32)))
+    assert list(verdict_lines(nothing)) == [
+        "32 tokens took 31 steps instead of 31 after the prompt: no speed-up can be told: the "
+        "machine was busy, since a plain step took 2.0 times as long as a speculative one, "
+        "which does more; measure again; output identical to plain decoding's"
+    ]
+    # Half the steps, each as long as a plain one: twice as fast, and no more.
+    pair = StepTimes(0.0, {"forward": 0.004}, 2, 1, 1, 2)
+    drafted = replace(
+        nothing,
+        speculative=Run(list(range(33)), [nothing.plain.steps[0], *[pair] * 16]),
+        plain=Run(list(range(33)), [nothing.plain.steps[0]] * 33),
+        records=[record(0, 2, [1, 3], NODES)],
+    )
+    assert list(verdict_lines(drafted)) == [
+        "33 tokens took 16 steps instead of 32 after the prompt: 2.00x faster (1.82x to 2.00x); output identical to plain decoding's",
+        "2 drafted tokens were checked, 1 accepted (1 of a)",
+    ]
+    other = replace(drafted, plain=Run([7], [nothing.plain.steps[0]]))
+    assert list(verdict_lines(other)) == [
+        "33 tokens took 16 steps; output DIFFERENT from plain decoding's"
+    ]
+
+
+def test_the_last_line_says_how_well_costs_were_predicted() -> None:
+    *_, last = summary_lines(explanation([record(0, 2, [1, 3], NODES)], [1, 3]))
+    assert last == "forwards take what was predicted within 38% (median)"

@@ -146,10 +146,13 @@ def token_texts(tokenizer: Tokenizer, run: Explanation) -> list[str]:
 def _show(
     run: Explanation, llm: LLM, pieces: Sequence[str], wanted: Sequence[int], screen: Screen
 ) -> None:
-    from paceline.commands.explain_view import StepView, summary_lines
+    from paceline.commands.explain_view import StepView, summary_lines, verdict_lines
 
     prompt, text_of = llm.tokenizer.decode(run.prompt_token_ids), _readable(llm.tokenizer)
     view = StepView(run, prompt, pieces, text_of, wants_colour(screen.out), _expert_bytes(llm))
+    for line in verdict_lines(run):
+        screen.say(line)
+    screen.say("")
     for line in view.lines(wanted):
         screen.say(line)
     last = run.records[-1].index + 1
@@ -180,10 +183,13 @@ def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
 
 
 def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, Any]:
+    from paceline.commands.explain_view import verdict_lines
+
     speedups, summaries = run.speedups(), summarise(run.records)
     text_of = _readable(llm.tokenizer)
     return {
         **engine_facts(llm),
+        "verdict": list(verdict_lines(run)),
         "planner": llm.config.planner,
         "objective": asdict(llm.config.objective),
         "num_prompt_tokens": len(run.prompt_token_ids),

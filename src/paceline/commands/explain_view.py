@@ -2,7 +2,8 @@
 
 A step is a few lines: where the text stands, who was asked, the candidate tree with what became of
 each node, why it ends where it does, and what the step took. Steps without candidates that follow
-one another are one line. Below the steps stands what the run comes to.
+one another are one line. Above the steps stands what the run came to, below them what each proposer
+did.
 """
 
 from __future__ import annotations
@@ -211,22 +212,31 @@ def _depth_first(nodes: Sequence[Node]) -> list[int]:
     return order[1:]
 
 
+def verdict_lines(run: Explanation) -> Iterator[str]:
+    """What speculation did for the answer, in one sentence or two."""
+    steps, plain_steps = run.speculative.arm().steps, run.plain.arm().steps
+    took = f"{len(run.token_ids)} tokens took {steps} steps"
+    if not run.is_identical:
+        yield f"{took}; output DIFFERENT from plain decoding's"
+        return
+    took += f" instead of {plain_steps} after the prompt"
+    yield f"{took}: {run.claim().sentence()}; output identical to plain decoding's"
+    summaries = summarise(run.records)
+    if checked := sum(each.num_verified for each in summaries):
+        right = {each.origin: each.num_accepted for each in summaries if each.num_accepted}
+        said = ", ".join(f"{count} of {origin}" for origin, count in right.items())
+        total = sum(right.values())
+        yield f"{checked} drafted tokens were checked, {total} accepted{said and f' ({said})'}"
+
+
 def summary_lines(run: Explanation) -> Iterator[str]:
-    """The proposers as a table, and the run in a few sentences."""
+    """The proposers as a table, and how well the cost of steps was predicted."""
     summaries = summarise(run.records)
     if summaries:
         yield table([_cells(each) for each in summaries])
-    decoding = [record for record in run.records if record.num_decoding]
-    emitted = sum(record.num_emitted for record in decoding)
-    line = f"{emitted} tokens in {len(decoding)} steps"
-    error = cost_error(decoding)
+    error = cost_error([record for record in run.records if record.num_decoding])
     if error is not None:
-        line += f"; forwards take what was predicted within {error:.0%} (median)"
-    yield line
-    speedups = run.speedups()
-    if speedups:
-        same = "identical to" if run.is_identical else "DIFFERENT from"
-        yield f"{speedups[-1]:.2f} times as fast as plain decoding, output {same} its"
+        yield f"forwards take what was predicted within {error:.0%} (median)"
 
 
 def _cells(summary: ProposerSummary) -> dict[str, str]:

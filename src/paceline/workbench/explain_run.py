@@ -20,6 +20,7 @@ from paceline.policy.cost import CostModel
 from paceline.policy.planner import Planner
 from paceline.request import Constraint, Request
 from paceline.sampling_params import SamplingParams
+from paceline.speedup import Arm, Claim, Round, claim
 from paceline.workbench.chrome_trace import StepClock, StepTimes
 from paceline.workbench.explain import RecordingPlanner, recording
 from paceline.workbench.explain_steps import StepRecord
@@ -46,13 +47,25 @@ class Run:
         """Decode time when each token after the first was there; the first ends the prompt."""
         found: list[float] = []
         milliseconds = 0.0
-        is_decoding = False
-        for step in self.steps:
-            if is_decoding:
-                milliseconds += step.milliseconds
-                found += [milliseconds] * step.num_output_tokens
-            is_decoding = is_decoding or step.num_output_tokens > 0
+        for step in self._decoding():
+            milliseconds += step.milliseconds
+            found += [milliseconds] * step.num_output_tokens
         return found
+
+    def arm(self) -> Arm:
+        """The run as one arm of a comparison, from the end of the prompt on."""
+        decoding = self._decoding()
+        return Arm(
+            seconds=sum(step.milliseconds for step in decoding) / 1e3,
+            steps=len(decoding),
+            longest=len(decoding),
+            drafted=sum(step.num_draft_tokens for step in decoding),
+        )
+
+    def _decoding(self) -> list[StepTimes]:
+        """The steps after the one that ended the prompt."""
+        made = (i for i, step in enumerate(self.steps, start=1) if step.num_output_tokens > 0)
+        return self.steps[next(made, len(self.steps)) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,10 @@ class Explanation:
     @property
     def token_ids(self) -> list[int]:
         return self.speculative.token_ids
+
+    def claim(self) -> Claim:
+        """What one run of each tells about the speed of decoding, where outputs are identical."""
+        return claim([[Round(self.plain.arm(), self.speculative.arm())]])
 
     @property
     def is_identical(self) -> bool:
