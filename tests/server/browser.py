@@ -96,10 +96,11 @@ class Page:
         self.driver = driver
 
     def look(self, *, theme: str = "light", width: int = 1280, height: int = 820) -> None:
-        """Set the size of the window and the theme of the system."""
+        """Set the size of the window and the theme of the system; a narrow one is touched."""
         command = self.driver.execute_cdp_cmd
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         command("Emulation.setDeviceMetricsOverride", metrics)
+        command("Emulation.setTouchEmulationEnabled", {"enabled": width < 500})
         scheme = {"name": "prefers-color-scheme", "value": theme}
         command("Emulation.setEmulatedMedia", {"features": [scheme]})
 

@@ -38,9 +38,9 @@ def test_conversation_is_kept_and_opened_again(visit: OpenPage) -> None:
     page.ask("Another one")
     assert titles(page) == ["Another one", "What is a paceline?"]
     page.open(seen.url)
-    assert page.all(".turn") == []
+    assert page.one(".user").text == "Another one"
     page.all("#history-list .pick")[1].click()
-    page.until(lambda: page.all(".turn"))
+    assert page.one(".user").text == "What is a paceline?"
     assert page.answer_text() == STORY
     assert "68 tokens" in page.one(".figures").text
     assert page.all(".text .o1") != []
@@ -48,6 +48,39 @@ def test_conversation_is_kept_and_opened_again(visit: OpenPage) -> None:
     roles = [message["role"] for message in script.bodies[-1]["messages"]]
     assert roles == ["system", "user", "assistant", "user"]
     assert titles(page) == ["What is a paceline?", "Another one"]
+
+
+def test_a_page_that_is_loaded_again_goes_on_where_it_was(visit: OpenPage) -> None:
+    """A new chat stays a new one, another tab begins with one, and what had arrived is there."""
+    page = (seen := visit()).page
+    page.ask("What is a paceline?")
+    page.one("#new-chat").click()
+    page.open(seen.url)
+    assert page.all(".turn") == []
+    page.send("endless")
+    page.until(lambda: len(page.answer_text()) > 100)
+    page.open(seen.url)
+    assert page.one(".user").text == "endless"
+    assert page.answer_text().startswith(STORY[:100])
+    assert page.all(".end .resume") != []
+    page.script("sessionStorage.clear()")  # as a tab that is opened
+    page.open(seen.url)
+    assert page.all(".turn") == []
+    assert titles(page) == ["endless", "What is a paceline?"]
+
+
+def test_a_new_chat_is_begun_where_conversations_are(visit: OpenPage) -> None:
+    page = visit().page
+    assert page.one("#prompt").get_attribute("placeholder") == "Write a message…"
+    page.ask("What is a paceline?")
+    page.one("#history #new-chat").click()
+    assert page.all(".turn") == []
+    assert page.focus() == "prompt"
+    for width in (1000, 360):
+        page.look(width=width)
+        shown = [node for node in page.all(".new-chat") if node.is_displayed()]
+        assert len(shown) == 1
+        assert shown[0].rect["y"] == page.one("#history-toggle").rect["y"]
 
 
 def test_conversations_are_searched_renamed_and_deleted(visit: OpenPage) -> None:
@@ -94,8 +127,7 @@ def test_an_answer_that_ends_while_a_name_is_typed_is_kept(visit: OpenPage) -> N
     page.type("Wind")
     page.until(lambda: titles(page) == ["Wind"])
     page.open(seen.url)
-    page.one("#history-list .pick").click()
-    page.until(lambda: len(page.all(".turn")) == 2)
+    assert len(page.all(".turn")) == 2
 
 
 def test_nothing_is_kept_where_that_is_not_wanted(visit: OpenPage) -> None:

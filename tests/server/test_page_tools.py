@@ -115,8 +115,6 @@ def test_both_answers_of_a_comparison_are_kept(visit: OpenPage) -> None:
     verdict = page.verdict()
     assert verdict.startswith("Same text, ")
     page.open(seen.url)
-    page.one("#history-list .pick").click()
-    page.until(lambda: page.all(".turn"))
     heads = [head.text for head in page.all(".pair .answer strong")]
     assert heads == ["Speculation on", "Speculation off"]
     texts = [text.get_attribute("textContent") for text in page.all(".answer .text")]
@@ -214,7 +212,8 @@ def test_rows_of_buttons_fit_a_phone(visit: OpenPage) -> None:
     drop(page, ("long.txt", "x" * 256_001))
     page.until(lambda: problem(page))
     assert page.script("return document.documentElement.scrollWidth") <= 360
-    tops = {page.one(f"#{name}").rect["y"] for name in ("settings-toggle", "new-chat", "save")}
+    row = ("settings-toggle", "history-toggle", "new-chat-narrow", "save")
+    tops = {page.one(f"#{name}").rect["y"] for name in row}
     assert len(tops) == 1
     page.one("#history-toggle").click()
     assert page.one("#history").rect["width"] <= 0.86 * 360

@@ -136,7 +136,7 @@ def test_keyboard_is_enough(visit: OpenPage) -> None:
     page.until_idle()
     assert page.one(".user").text == "First\nsecond"
     page.script("document.getElementById('tab-chat').focus()")
-    order = ["theme", "search", "transcript", "prompt", "send", "new-chat", "temperature", "seed"]
+    order = ["theme", "new-chat", "search", "transcript", "prompt", "send", "temperature", "seed"]
     assert [name for name in page.tab_through(32) if name in order][:8] == order
     page.script("document.getElementById('tab-chat').focus()")
     page.type("{right}")
@@ -145,6 +145,24 @@ def test_keyboard_is_enough(visit: OpenPage) -> None:
     page.type("{left}{left}")
     assert page.focus() == "tab-schema"
     assert page.unlabelled() == []
+
+
+def test_no_keyboard_comes_up_on_a_phone_before_it_is_wanted(visit: OpenPage) -> None:
+    """A field that takes the focus by itself calls up the keyboard, over half of the screen."""
+    page = (seen := visit(width=360)).page
+    assert page.focus() == ""
+    page.one("#examples button").click()
+    assert page.value("prompt") != ""
+    page.one("#send").click()
+    page.until_idle()
+    page.one("#history-toggle").click()
+    assert page.focus() == "new-chat"
+    page.one("#new-chat").click()
+    assert page.all(".turn") == []
+    assert not page.one("#history").is_displayed()
+    page.open(seen.url)
+    page.one("#new-chat-narrow").click()
+    assert page.focus() not in ("prompt", "search")
 
 
 @pytest.mark.parametrize("view", ["chat", "live", "schema"])

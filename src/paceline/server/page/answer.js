@@ -8,13 +8,14 @@ import { RenderedText } from "./rendered.js";
 import { Tally } from "./tally.js";
 
 const FINISHED = {
+  "": "The answer broke off.",
   stop: "",
   length: "Cut at the limit of tokens.",
   abort: "Stopped.",
   tool_calls: "The model asks for a tool.",
   error: "The answer failed.",
 };
-const CAN_GO_ON = ["length", "abort"];
+const CAN_GO_ON = ["", "length", "abort"];
 
 export class Answer {
   tally = new Tally();
@@ -119,7 +120,7 @@ export class Answer {
     this.node.removeAttribute("aria-busy");
     if (this.tally.tokens) this.#showFigures();
     else this.#figures.textContent = "";
-    const remark = FINISHED[reason] ?? reason;
+    const remark = reason || this.text ? (FINISHED[reason] ?? reason) : "";
     this.#end.replaceChildren(
       costLine(this.tally, markOf) ?? "",
       remark ? el("span", { className: "remark" }, remark) : "",

@@ -2,10 +2,10 @@
 
 import { ApiFailure, getJson, watchServer } from "./api.js";
 import { armOf, compareOn } from "./compare.js";
-import { $, announce, download, el, sendOnEnter } from "./dom.js";
+import { $, announce, download, el, focusPrompt, recall, remember, sendOnEnter } from "./dom.js";
 import { setUpFiles } from "./files.js";
 import { generate, model } from "./generate.js";
-import { changed as noteChange, fresh, setUpHistory, titleOf } from "./history.js";
+import { changed as noteChange, fresh, keptOf, setUpHistory, showDrawer, titleOf } from "./history.js";
 import { fillLegend } from "./origins.js";
 import { fields, mode, sampling, setUpSettings } from "./settings.js";
 import { fileName, markdownOf } from "./share.js";
@@ -24,6 +24,7 @@ const NOTES = {
   completion: "The text is continued as it stands.",
   fallback: "This model has no chat template: the text is continued as it stands.",
 };
+const PLACEHOLDERS = { chat: "Write a message…", completion: "Write the beginning of a text…" };
 
 let turns = [];
 let conversation = fresh(); // as it is kept
@@ -39,18 +40,22 @@ export function setUpChat() {
   $("composer").addEventListener("submit", submitted);
   sendOnEnter($("prompt"));
   $("stop").addEventListener("click", stopAnswer);
-  $("new-chat").addEventListener("click", newChat);
+  for (const button of document.querySelectorAll(".new-chat")) button.addEventListener("click", newChat);
   $("save").addEventListener("click", saveFile);
   setUpFiles(() => mode() === "completion");
   for (const kind of ["wheel", "touchmove", "keydown"]) {
     $("transcript").addEventListener(kind, () => requestAnimationFrame(noteScroll));
   }
+  // A page that is left in the middle of an answer is opened again with what had arrived.
+  addEventListener("pagehide", () => running && keep());
   isDrawn = fields().rendered.checked;
   showMode();
+  focusPrompt();
 }
 
-/** What depends on the server: the legend, and the examples of its mode. */
+/** What depends on the server: the legend, the examples of its mode, and the colours of answers. */
 export function modelLoaded() {
+  if (!turns.length) openConversation(keptOf(recall("conversation", sessionStorage)) ?? conversation);
   fillLegend($("legend"));
   showMode();
 }
@@ -64,6 +69,7 @@ function showMode() {
   fields().mode[0].disabled = !model.hasTemplate;
   fields().speculation.disabled = fields().compare.checked;
   fields().system.disabled = mode() !== "chat";
+  $("prompt").placeholder = PLACEHOLDERS[mode()];
   $("mode-note").textContent = NOTES[model.hasTemplate ? mode() : "fallback"];
   document.body.classList.toggle("uncoloured", !fields().colours.checked);
   if (isDrawn !== fields().rendered.checked) {
@@ -72,7 +78,7 @@ function showMode() {
   }
   const pick = ({ target }) => {
     $("prompt").value = target.textContent;
-    $("prompt").focus();
+    focusPrompt();
   };
   const buttons = EXAMPLES[mode()].map((text) => el("button", { type: "button", onclick: pick }, text));
   $("examples").replaceChildren(...buttons);
@@ -93,7 +99,8 @@ function submitted(event) {
 
 export function newChat() {
   openConversation(fresh());
-  $("prompt").focus();
+  showDrawer(false);
+  focusPrompt();
 }
 
 function openConversation(opened) {
@@ -101,6 +108,7 @@ function openConversation(opened) {
   stopAnswer();
   dropFrom(0);
   conversation = opened;
+  remember("conversation", opened.id, sessionStorage); // for this tab, when it is loaded again
   if (opened.turns.length) fields().system.value = opened.system;
   $("transcript").replaceChildren($("welcome"), ...opened.turns.map(restoredTurn));
   $("welcome").hidden = turns.length > 0;

@@ -21,6 +21,11 @@ export function svg(tag, attributes = {}, text = "") {
   return node;
 }
 
+/** Put the caret into the prompt, except where that would call up a keyboard on the screen. */
+export function focusPrompt() {
+  if (!matchMedia("(pointer: coarse)").matches) $("prompt").focus();
+}
+
 /** Tell a screen reader, without moving the focus. */
 export function announce(text) {
   $("announce").textContent = text;

@@ -1,6 +1,6 @@
 // Text files that are put into a prompt: dropped, pasted or chosen. Knows no conversation.
 
-import { $, announce } from "./dom.js";
+import { $, announce, focusPrompt } from "./dom.js";
 
 const MAX_FILES = 10; // at once
 const MAX_KILOBYTES = 256; // of each; few contexts hold more
@@ -49,7 +49,7 @@ async function add(files, isVerbatim) {
     if (!(error instanceof Unusable)) throw error;
     show(error.message);
   }
-  $("prompt").focus();
+  focusPrompt();
 }
 
 /** @param isVerbatim tells whether texts are put in as they are, as for a completion */

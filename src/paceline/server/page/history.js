@@ -1,6 +1,6 @@
 // The list of conversations that this browser keeps: search, open, rename, delete, files.
 
-import { $, announce, download, el } from "./dom.js";
+import { $, announce, download, el, focusPrompt } from "./dom.js";
 import { fileOf, newId, parseFile, search, Store } from "./store.js";
 
 let store = null;
@@ -38,16 +38,19 @@ export function setUpHistory(openConversation, currentId) {
 
 const isOpen = () => $("history-toggle").getAttribute("aria-expanded") === "true";
 
+/** A conversation as it is kept; null where it is not. */
+export const keptOf = (id) => store.get(id);
+
 /** On narrow windows the list is a drawer. */
 export function showDrawer(isShown) {
   $("history-toggle").setAttribute("aria-expanded", isShown);
   $("history").classList.toggle("open", isShown);
-  if (isShown) $("search").focus();
+  if (isShown) $("new-chat").focus();
   else if ($("history").contains(document.activeElement)) $("history-toggle").focus();
 }
 
 export function searchConversations() {
-  if (!$("search").checkVisibility()) return showDrawer(true);
+  if (!$("search").checkVisibility()) showDrawer(true);
   $("search").select();
 }
 
@@ -81,7 +84,7 @@ function rowOf(conversation) {
   pick.onclick = () => {
     open(store.get(id));
     showDrawer(false);
-    $("prompt").focus();
+    focusPrompt();
   };
   const row = el("li", {}, pick);
   const rename = el("button", { type: "button", className: "action rename", "aria-label": `Rename: ${title}` }, "✎");

@@ -2,7 +2,7 @@
 // Knows no server; what is to be done is told to the conversation by calls.
 
 import { Answer } from "./answer.js";
-import { $, copyButton, el, sendOnEnter } from "./dom.js";
+import { copyButton, el, focusPrompt, sendOnEnter } from "./dom.js";
 
 export class Turn {
   views = [];
@@ -61,7 +61,8 @@ export class Turn {
   /** What a conversation keeps of it. */
   get data() {
     const [answer, other] = this.views.map(({ data }) => data);
-    return { user: this.user, answer, other: other ?? null, verdict: this.verdict.textContent };
+    const verdict = this.verdict.textContent.replace(/ ?Measuring again…$/, "");
+    return { user: this.user, answer, other: other ?? null, verdict };
   }
 
   /** Show answers that were kept. */
@@ -93,7 +94,7 @@ export class Turn {
     const form = el("form", { className: "editor" }, area, el("div", { className: "row" }, cancel, send));
     const close = () => {
       this.#showSaid();
-      $("prompt").focus();
+      focusPrompt();
     };
     cancel.onclick = close;
     form.onsubmit = (event) => {
