@@ -70,7 +70,7 @@ HOST_LEVELS = -DPACELINE_HOST_LEVELS=ON
 native: ## Build the native kernels into src/paceline (needs a C++17 compiler)
 	@$(PIP) cmake ninja nanobind
 	@$(CMAKE_BUILD) -B build/native $(HOST_LEVELS) > build-native.log 2>&1 \
-	  && $(BIN)/cmake --build build/native >> build-native.log 2>&1 \
+	  && $(BIN)/python csrc/progress.py build-native.log $(BIN)/cmake --build build/native \
 	  && rm -f build-native.log || (tail -20 build-native.log; exit 1)
 
 # Their kernels have no tests of their own; beside tests/native they load the module that it names.
