@@ -23,7 +23,6 @@ ADDED = {
     "benchmarks/README.md": "benchmarks.md",
 }
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-ROLE = re.compile(r":(?:class|meth|func|data|attr|mod|exc):<code>~?([\w.]+)</code>")
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
@@ -48,8 +47,3 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return match[1] + posixpath.relpath(found, posixpath.dirname(name) or ".") + match[3]
 
     return LINK.sub(turned, markdown)
-
-
-def on_page_content(html: str, **_: Any) -> str:
-    """Docstrings name other objects by roles, which Markdown does not know."""
-    return ROLE.sub(lambda match: f"<code>{match[1].rpartition('.')[2]}</code>", html)

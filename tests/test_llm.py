@@ -9,8 +9,8 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, get_overloads
 
 import pytest
 
@@ -427,6 +427,57 @@ def test_one_callers_mistake_does_not_end_the_engine(plain: LLM) -> None:
     with pytest.raises(RequestError, match="prompt_lookup, suffix"):
         SpeculativeParams(methods=["magic"])
     assert plain.generate("x", GREEDY).token_ids
+
+
+TEMPLATE = "{% if loud %}!{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+CHAT = [{"role": "user", "content": PROMPTS[1]}]
+
+
+@pytest.fixture(scope="module")
+def chatty() -> Iterator[LLM]:
+    """A model with a chat template, which mentions one option."""
+    with LLM(speculative_config=[]) as llm:
+        llm.tokenizer.set_chat_template(TEMPLATE)
+        yield llm
+
+
+def test_keywords_that_nothing_reads_are_type_errors(chatty: LLM) -> None:
+    with pytest.raises(TypeError, match="'max_tokens', 'typo'") as refused:
+        chatty.generate("x", max_tokens=3, typo=1)
+    for field in fields(SamplingParams):
+        assert field.name in str(refused.value)
+    with pytest.raises(TypeError, match=r"'temperature'.*which does not mention them"):
+        chatty.generate(CHAT, temperature=0.0)
+    with pytest.raises(TypeError, match="this prompt is none"):
+        chatty.generate("x", GREEDY, loud=True)
+    with pytest.raises(TypeError, match="sampling_params is params here"):
+        chatty.generate(CHAT, sampling_params=GREEDY)
+    with pytest.raises(TypeError, match="'typo'"):
+        next(chatty.stream(CHAT, GREEDY, typo=1))
+    with pytest.raises(TypeError, match="'typo'"):
+        chatty.encode(CHAT, typo=1)
+
+
+def test_a_template_takes_what_it_mentions(chatty: LLM) -> None:
+    for options in ({"loud": True}, {"loud": False, "tools": []}, {"add_generation_prompt": False}):
+        text = ("!" if options.get("loud") else "") + PROMPTS[1]
+        assert chatty.encode(CHAT, **options) == chatty.encode(text)
+
+
+def test_chats(chatty: LLM) -> None:
+    one = chatty.chat(CHAT, GREEDY)
+    assert one.text == chatty.generate(CHAT, GREEDY).text == one.outputs[0].text
+    assert [o.text for o in chatty.chat([CHAT, CHAT], GREEDY)] == [one.text] * 2
+    assert chatty.chat(CHAT, GREEDY, loud=True).prompt_token_ids == chatty.encode("!" + PROMPTS[1])
+    for nothing in ("hello", [1, 2], ["hello"], [CHAT, "hello"], [[]], 1):
+        with pytest.raises(RequestError, match=r"allowed are"):
+            chatty.chat(nothing)  # type: ignore[call-overload]
+
+
+def test_types_tell_one_prompt_from_several() -> None:
+    for method in (LLM.generate, LLM.chat, AsyncLLM.agenerate, AsyncLLM.achat):
+        results = [each.__annotations__["return"] for each in get_overloads(method)]
+        assert results == ["GenerationOutput", "list[GenerationOutput]"]
 
 
 def test_refusals(plain: LLM) -> None:

@@ -6,11 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
-from paceline.batches import Lora, Prompt, adapters_for, for_stream, is_single, params_for, unpacked
+from paceline.batches import (
+    Lora,
+    Message,
+    Prompt,
+    adapters_for,
+    check_chats,
+    for_stream,
+    is_single,
+    params_for,
+    unpacked,
+)
 from paceline.llm import LLM
-from paceline.outputs import Collector, Job
+from paceline.outputs import Collector, GenerationOutput, Job
 from paceline.request import StepOutput
 from paceline.sampling_params import SamplingParams
 
@@ -27,6 +37,26 @@ class AsyncLLM(LLM):
     2
     """
 
+    @overload
+    async def agenerate(
+        self,
+        prompts: Prompt,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> GenerationOutput: ...
+    @overload
+    async def agenerate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> list[GenerationOutput]: ...
     async def agenerate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -50,6 +80,45 @@ class AsyncLLM(LLM):
                 for output in await inbox.get():
                     collector.take(output)
         return unpacked(collector.outputs(), single)
+
+    @overload
+    async def achat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> GenerationOutput: ...
+    @overload
+    async def achat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> list[GenerationOutput]: ...
+    async def achat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> Any:
+        """:meth:`LLM.chat` without blocking the event loop; cancelling it ends its requests."""
+        check_chats(messages)
+        return await self.agenerate(
+            messages,
+            params,
+            cache_salt=cache_salt,
+            lora=lora,
+            **template_options,
+        )
 
     async def astream(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from paceline.errors import RequestError
@@ -17,6 +18,14 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 Lora = str | Sequence[str | None] | None
 """Name of an adapter for all prompts, or one or None for each."""
+RENAMED = {
+    "sampling_params": "params",
+    "use_tqdm": "progress",
+    "lora_request": "lora",
+    "chat_template_kwargs": "keywords of their own",
+}
+"""vLLM's keywords, and what says the same here."""
+OF_EVERY_TEMPLATE = ("tools", "add_generation_prompt")
 
 
 def is_single(prompts: Any) -> bool:
@@ -29,6 +38,49 @@ def is_single(prompts: Any) -> bool:
             "list of messages, or a list of these"
         )
     return bool(prompts) and isinstance(prompts[0], int | Mapping)
+
+
+def check_chats(messages: Any) -> None:
+    """Raises RequestError: this is neither a chat nor a list of chats."""
+    chats = [messages] if is_single(messages) else messages
+    for chat in chats:
+        if isinstance(chat, str) or not chat or not all(isinstance(m, Mapping) for m in chat):
+            raise RequestError(
+                f"{chat!r:.60} is no chat; allowed are lists of messages, such as "
+                '{"role": "user", "content": "Hello"}; generate() takes texts and token ids'
+            )
+
+
+def check_keywords(options: Mapping[str, Any], mentions: Callable[[str], bool] | None) -> None:
+    """Refuse keywords that nothing would read: they are mistakes.
+
+    Args:
+        mentions: whether the model's chat template has a name; None for a prompt that is no chat,
+            so that no template is used.
+
+    Raises:
+        TypeError: as for any keyword that a function does not have.
+    """
+    unread = [
+        name
+        for name in options
+        if mentions is None or not (name in OF_EVERY_TEMPLATE or mentions(name))
+    ]
+    if not unread:
+        return
+    hints = "".join(f"; {name} is {RENAMED[name]} here" for name in unread if name in RENAMED)
+    allowed = ", ".join(each.name for each in fields(SamplingParams))
+    template = (
+        "the chat template of a chat, and this prompt is none"
+        if mentions is None
+        else "the model's chat template, which does not mention them"
+    )
+    raise TypeError(
+        f"unexpected keyword argument {', '.join(map(repr, unread))}{hints}. How an answer is "
+        "sampled is said by SamplingParams, as the second argument: generate(prompts, "
+        f"SamplingParams(max_tokens=32)); its fields are {allowed}. Other keywords are for "
+        f"{template}"
+    )
 
 
 def unpacked(outputs: list[GenerationOutput], single: bool) -> Any:

@@ -12,12 +12,15 @@ from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from paceline.batches import (
     Lora,
+    Message,
     Prompt,
     adapters_for,
+    check_chats,
+    check_keywords,
     for_stream,
     is_single,
     params_for,
@@ -38,7 +41,7 @@ from paceline.models.detokenizer import TextStream
 from paceline.models.embedded import embedded_model as embedded_model
 from paceline.models.fetching import named_model
 from paceline.models.tokenizer import Tokenizer
-from paceline.outputs import Collector, Job
+from paceline.outputs import Collector, GenerationOutput, Job
 from paceline.request import Constraint, StepOutput, StopChecker
 from paceline.runtime.bad_words import in_token_ids
 from paceline.runtime.grammar import GrammarCompiler
@@ -64,6 +67,13 @@ class LLM:
             lies: for it ``suffix`` alone.
         lora: adapters that requests can ask for: by their names, the folders that PEFT wrote.
         options: fields of :class:`~paceline.config.EngineConfig`.
+
+    Attributes:
+        config: the engine's configuration, with what was found out where it said ``auto``.
+        model: the model's name, for people.
+        backend: what computes, for people.
+        promises_identity: whether speculation changes no bit of the output.
+        sampling_defaults: how answers are sampled where a request says nothing.
 
     Raises:
         ConfigError: an unknown option (the allowed ones are listed) or a value out of range.
@@ -141,13 +151,27 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; ``ConfigError`` where it has none."""
         tokenizer = self._built.checkpoint.tokenizer
         if tokenizer is None:
             raise ConfigError(f"{self.model} has no tokenizer; pass token ids instead of text")
         return tokenizer
 
     def encode(self, prompt: Prompt, **template_options: Any) -> list[int]:
-        """Token ids of a string, of token ids (as they are), or of a chat (a list of messages)."""
+        """Token ids of a string, of token ids (as they are), or of a chat (a list of messages).
+
+        Args:
+            template_options: for the chat template of a chat: ``tools``, and names that the
+                template mentions, such as ``enable_thinking``.
+
+        Raises:
+            RequestError: it is no prompt, or cannot be encoded.
+            TypeError: nothing would read one of the options.
+        """
+        if template_options:
+            is_chat = isinstance(prompt, Sequence) and isinstance(next(iter(prompt), None), Mapping)
+            known = self.tokenizer.template_knows if is_chat else None
+            check_keywords(template_options, known)
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         items: list[Any] = list(prompt) if isinstance(prompt, Sequence) else [prompt]
@@ -160,6 +184,30 @@ class LLM:
 
     # --- generating ----------------------------------------------------------------------------
 
+    @overload
+    def generate(
+        self,
+        prompts: Prompt,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        on_finished: Callable[[int], None] | None = None,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> GenerationOutput: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        on_finished: Callable[[int], None] | None = None,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> list[GenerationOutput]: ...
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -183,9 +231,11 @@ class LLM:
             on_finished: called with the number of finished prompts whenever one finishes.
             cache_salt: prompts share cached prefixes only with those of the same salt.
             lora: the name of an adapter for all prompts, or one or None per prompt.
-            template_options: for the chat template of a chat, such as ``enable_thinking=False``.
+            template_options: for the chat template of a chat, as :meth:`encode` takes them.
 
         Raises:
+            TypeError: nothing would read one of the keywords; the message lists those of
+                :class:`~paceline.sampling_params.SamplingParams`.
             RequestError: a prompt or its parameters cannot be served; nothing was started then.
             RequestFailedError: a single prompt failed while it ran. In a batch the failed ones
                 carry their ``error`` and their neighbours are complete.
@@ -208,6 +258,61 @@ class LLM:
             self.abort(collector.unfinished_ids)
             raise
         return unpacked(collector.outputs(), single)
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        on_finished: Callable[[int], None] | None = None,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> GenerationOutput: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        on_finished: Callable[[int], None] | None = None,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> list[GenerationOutput]: ...
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        on_finished: Callable[[int], None] | None = None,
+        cache_salt: str = "",
+        lora: Lora = None,
+        **template_options: Any,
+    ) -> Any:
+        """The assistant's next message in one chat, or in each of a batch of them.
+
+        Args:
+            messages: of one chat, each with a ``role`` and a ``content``, or a list of chats.
+            params: and all others as in :meth:`generate`.
+
+        Raises:
+            RequestError: something is no chat; otherwise as in :meth:`generate`.
+        """
+        check_chats(messages)
+        return self.generate(
+            messages,
+            params,
+            progress=progress,
+            on_finished=on_finished,
+            cache_salt=cache_salt,
+            lora=lora,
+            **template_options,
+        )
 
     def submit(
         self,
@@ -412,6 +517,7 @@ class LLM:
         return self._thread.call(lambda engine: engine.stats())
 
     def reset_stats(self) -> None:
+        """Count from zero on."""
         self._thread.call(lambda engine: engine.reset_stats())
 
     def prepare_grammars(self) -> None:

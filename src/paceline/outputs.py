@@ -48,13 +48,24 @@ class Completion:
 
 @dataclass(slots=True)
 class GenerationOutput:
-    """Everything generated for one prompt. ``text``, ``token_ids`` and ``logprobs`` are those of
-    sample 0.
+    """Everything generated for one prompt.
+
+    ``text``, ``token_ids``, ``logprobs`` and ``finish_reason`` are those of sample 0.
+
+    Attributes:
+        prompt_token_ids: what the prompt was encoded to.
+        completions: one per sample.
+        prompt_logprobs: one per token of the prompt, where they were asked for.
     """
 
     prompt_token_ids: list[int]
     completions: list[Completion]
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """The completions, by vLLM's name for them."""
+        return self.completions
 
     @property
     def text(self) -> str:
@@ -74,6 +85,7 @@ class GenerationOutput:
 
     @property
     def error(self) -> Exception | None:
+        """Of the first sample that failed; None where none did."""
         return next((c.error for c in self.completions if c.error is not None), None)
 
 
