@@ -32,11 +32,12 @@ from harness import (
 from kv_dtypes import HALF_BILLION, RandomTensors
 from report import Report, Row, Target, grid, table
 
-from paceline.models.adapter import AdaptedLayers, LowRank, places
+from paceline.models.adapter import places
 from paceline.models.arrays import BFLOAT16
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.low_rank import AdaptedLayers, LowRank
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.ops.threads import set_num_threads
 from paceline.runtime.kv_cache import KVCache

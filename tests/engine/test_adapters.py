@@ -9,7 +9,8 @@ import pytest
 
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError, UnknownAdapterError
-from paceline.models.adapter import AdaptedLayers, load_adapter
+from paceline.models.adapter import load_adapter
+from paceline.models.low_rank import AdaptedLayers
 from paceline.models.ops.native import why_not_native
 from paceline.proposers.suffix import SuffixProposer
 from paceline.sampling_params import SamplingParams

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from paceline.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
-from paceline.models.adapter import AdaptedLayers, load_adapter
+from paceline.models.adapter import load_adapter
 from paceline.models.config import Experts
+from paceline.models.low_rank import AdaptedLayers
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.toy import HYBRIDS, TOY, toy_tensors
 

@@ -24,7 +24,7 @@ from paceline.engine.step import Step
 from paceline.engine.verifier import Verdict, verify
 from paceline.errors import ConfigError, RequestFailedError, UnknownAdapterError
 from paceline.metrics import EngineStats
-from paceline.models.adapter import AdaptedLayers
+from paceline.models.low_rank import AdaptedLayers
 from paceline.models.ops.base import PackedBatch
 from paceline.policy.cost import CostModel
 from paceline.policy.planner import FixedPlanner, Planner

@@ -1,4 +1,4 @@
-"""Low-rank additions to a model's linears, out of the folder that PEFT writes. Knows no arithmetic.
+"""Adapters out of the folders that PEFT writes, as low-rank additions. Knows no arithmetic.
 
 An adapter (LoRA: Hu et al., 2021) adds ``scale * up @ down`` to some weights. It is never merged
 into them: each row of a batch has its own or none.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.hf_config import layout_from_hf
 from paceline.models.hf_layout import PLAIN, Layout, row_order
 from paceline.models.json_file import read_json
+from paceline.models.low_rank import AdaptedLayers, LowRank
 from paceline.models.safetensors_files import MappedFile
 from paceline.models.stored_names import plain_name
 from paceline.reading import checked_path, read_as
@@ -46,26 +47,6 @@ _LEFT_OUT = {
 
 _STARTS = ("gaussian", "eva", "orthogonal")
 """Ways to begin training that leave the model's own weights alone."""
-
-
-class LowRank(NamedTuple):
-    """An addition to some outputs of a linear: ``scale * up @ (down @ x)``.
-
-    Attributes:
-        first: of these outputs.
-        down: ``[rank, inputs]``.
-        up: ``[outputs, rank]``.
-    """
-
-    first: int
-    down: Array
-    up: Array
-    scale: float
-
-
-AdaptedLayers = Sequence[Mapping[str, Sequence[LowRank]]]
-"""Of each layer: what is added to ``qkv``, ``o``, ``gate_up`` and ``down`` of
-:class:`~paceline.models.weights.Layer`."""
 
 
 class _Place(NamedTuple):

@@ -17,7 +17,6 @@ from paceline.models.pages import give_back_freed
 from paceline.models.placement import Placement
 from paceline.models.rope import RotaryTable
 from paceline.models.stored import StoredTensors
-from paceline.models.streaming import StreamedTensors
 from paceline.models.weights import Ends, Layer, WeightReader
 
 
@@ -59,10 +58,10 @@ class Decoder:
     ) -> None:
         self.config = config
         self.ops = ops
-        streamed = tensors if isinstance(tensors, StreamedTensors) else None
-        self.stream: Any = streamed.stream if streamed else None
-        self.placement: Placement | None = streamed.placement if streamed else None
-        self.in_use: object = tensors.in_use if isinstance(tensors, StoredTensors) else None
+        stored = tensors if isinstance(tensors, StoredTensors) else None
+        self.stream: Any = stored.stream if stored else None
+        self.placement: Placement | None = stored.placement if stored else None
+        self.in_use: object = stored.in_use if stored else None
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.errors import ModelLoadError
 from paceline.models.arrays import Array
+from paceline.models.placement import Placement
 
 PAGE = mmap.PAGESIZE
 
@@ -46,10 +47,15 @@ class StoredTensors(Mapping[str, Array]):
 
     Attributes:
         in_use: while this lives, what is stored is not removed; None where nothing says so.
+        stream: brings what does not stay in memory (:mod:`paceline.models.streaming`); None where
+            everything stays.
+        placement: which tensors these are; None where everything stays.
     """
 
     _where: dict[str, Any]
     in_use: object = None
+    stream: Any = None
+    placement: Placement | None = None
 
     def only(self, names: Iterable[str]) -> Self:
         """The same without the other tensors."""

@@ -58,7 +58,6 @@ class StreamedTensors(StoredTensors):
         self.in_use = tensors.in_use
         self._arrays: dict[str, Array] = {}
         self._arena = Arena()
-        self.stream: Any = None
         experts, layers = _parts_of(tensors, num_layers)
         self.placement = placement = _placed(tensors, experts, layers, limit)
         if placement.experts:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.adapter import AdaptedLayers
 from paceline.models.arrays import Array, Floats
 from paceline.models.decoder import Decoder
+from paceline.models.low_rank import AdaptedLayers
 from paceline.models.ops.base import PackedBatch
 from paceline.models.taps import NO_TAPS, Taps
 from paceline.runtime.kv_cache import KVCache

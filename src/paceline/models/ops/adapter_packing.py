@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.adapter import AdaptedLayers, LowRank
 from paceline.models.arrays import Array
+from paceline.models.low_rank import AdaptedLayers, LowRank
 from paceline.models.ops.base import PackedOps, WeightPart
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import TILE

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from paceline.models.adapter import AdaptedLayers
 from paceline.models.arrays import STORED_FLOATS, Array, Floats, as_bytes
 from paceline.models.config import ModelConfig
+from paceline.models.low_rank import AdaptedLayers
 from paceline.models.taps import Taps
 from paceline.span import Span
 

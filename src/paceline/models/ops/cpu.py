@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.adapter import AdaptedLayers
 from paceline.models.altup import AltUpEnds
 from paceline.models.arrays import Array, Floats
 from paceline.models.config import RESIDUAL, Experts, Latent, ModelConfig
@@ -21,6 +20,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
 from paceline.models.latent import LatentWeights
 from paceline.models.layer_inputs import LayerInputWeights
+from paceline.models.low_rank import AdaptedLayers
 from paceline.models.mixture import Mixture
 from paceline.models.ops.adapter_packing import AdapterPacker
 from paceline.models.ops.base import (

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from paceline.models.adapter import AdaptedLayers, LowRank
 from paceline.models.arrays import Array, Floats, floats
 from paceline.models.decoder import Decoder
+from paceline.models.low_rank import AdaptedLayers, LowRank
 from paceline.models.ops.base import StateSpan, WeightPart
 from paceline.models.ops.recurrent_batch import recurrent_batch
 from paceline.models.ops.row_batch import Batch, adapted_rows, build_batch

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from paceline.errors import ConfigError, StageError
-from paceline.models.adapter import AdaptedLayers
 from paceline.models.arrays import Array, Floats
 from paceline.models.config import ModelConfig
+from paceline.models.low_rank import AdaptedLayers
 from paceline.models.ops.base import Forward, StateSpan
 from paceline.models.taps import Taps
 from paceline.policy.micro_batches import MicroBatch, MicroBatching
