@@ -77,6 +77,8 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
         missing = f"not installed: {install_command(part.extra)}"
         yield part.extra, f"{versions or missing} ({part.gives})"
+    for place in found.places:
+        yield "on disk", f"{place.num_bytes / 1e6:.1f} MB in {place.folder}: {place.holds}"
 
 
 def _model(model: ModelFacts) -> str:

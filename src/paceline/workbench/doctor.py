@@ -22,6 +22,7 @@ from paceline.config import EngineConfig
 from paceline.engine.build import expert_cost, resolve_config
 from paceline.engine.compute_thread import COMPUTE
 from paceline.engine.weight_memory import placement_for
+from paceline.folders import Place, places
 from paceline.load import Load
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
@@ -110,6 +111,7 @@ class Diagnosis:
     parts: tuple[Part, ...]
     versions: dict[str, str]
     advice: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
 
 
 def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
@@ -123,7 +125,8 @@ def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
         roofs = measure_roofs(resolve_ops(dtype, config.device, None, config.backend))
         machine, facts = describe_machine(), model_facts(path, name, config, roofs)
         advice = tuple(advise(machine, kernels, facts, config.num_threads))
-        return Diagnosis(machine, kernels, roofs, facts, installed_parts(), versions, advice)
+        parts = installed_parts()
+        return Diagnosis(machine, kernels, roofs, facts, parts, versions, advice, places())
 
     versions = {
         "paceline": __version__,
