@@ -212,7 +212,8 @@ def test_the_verdict_claims_no_more_than_the_saved_steps_allow() -> None:
         records=[record(0, 2, [1, 3], NODES)],
     )
     assert list(verdict_lines(drafted)) == [
-        "33 tokens took 16 steps instead of 32 after the prompt: 2.00x faster (1.82x to 2.00x); output identical to plain decoding's",
+        "33 tokens took 16 steps instead of 32 after the prompt: 2.00x faster (1.82x to 2.00x); "
+        "output identical to plain decoding's",
         "2 drafted tokens were checked, 1 accepted (1 of a)",
     ]
     other = replace(drafted, plain=Run([7], [nothing.plain.steps[0]]))

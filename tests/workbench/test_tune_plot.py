@@ -60,15 +60,26 @@ def test_lines_differ_and_the_legend_covers_nothing(
 
     monkeypatch.setattr(Figure, "savefig", keep)
     found = tuning()
+    found = replace(found, default=replace(found.rows[1], name="default: " + found.rows[1].name))
     if not has_intervals:
         rows = [replace(r, speedup=SpeedUp(r.speedup.value, None, None)) for r in found.rows]
         found = replace(found, rows=rows)
-    plot_tuning(found, tmp_path / "tuning.png")
+    plot_tuning(found, tmp_path / "tuning.png", "A $title", "best: what is recommended. " * 4)
     (figure,) = seen
     figure.draw_without_rendering()
     (panel,), (legend,) = figure.axes, figure.legends
     assert not panel.get_tightbbox().overlaps(legend.get_window_extent())
     assert panel.get_window_extent().height > 0.5 * figure.bbox.height
+    assert figure.get_suptitle() == "A $title"
+    assert "(draft tokens that a step may check)\n\nbest: what is" in panel.get_xlabel()
+    assert panel.get_ylabel().endswith("(times)")
+    labels = [each.get_label() for each in legend.legend_handles]
+    assert labels[:3] == ["plain", "default", "recommended"]
+    best = found.best
+    assert best is not None
+    assert best.candidate is not None
+    place = next(each for each in panel.collections if each.get_label() == "recommended")
+    assert place.get_offsets().tolist() == [[best.candidate.nodes, best.speedup.value]]
     names = {row.name for row in found.oracles}
     handles = [each for each in legend.legend_handles if each.get_label() in names]
     styles = {(str(each.get_color()), str(each._dash_pattern)) for each in handles}

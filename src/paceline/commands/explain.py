@@ -88,6 +88,7 @@ def explain_prompt(
     Raises:
         PacelineError: the options, the prompt or the model cannot be used.
     """
+    from paceline.commands.explain_view import verdict_lines
     from paceline.llm import LLM
     from paceline.workbench.chrome_trace import write_trace
     from paceline.workbench.explain_run import explain
@@ -108,7 +109,8 @@ def explain_prompt(
         _show(run, llm, pieces, wanted, screen)
         if plot is not None:
             texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
-            plot_steps(run.records, texts, plot)
+            title = f"How {llm.model} answered, step by step"
+            plot_steps(run.records, texts, plot, title, next(verdict_lines(run)))
         if options.trace is not None:
             runs = {"speculative": run.speculative.steps, "plain": run.plain.steps}
             write_trace(options.trace, runs)

@@ -73,7 +73,8 @@ def tune_command(options: TuneOptions) -> int:
         if few is not None and tuning.best is not None:
             screen.note("note: what was written may not pay: " + few)
     if options.plot is not None:
-        plot_tuning(tuning, options.plot)
+        title = f"Ways to speculate with {facts(simulator)['model']}"
+        plot_tuning(tuning, options.plot, title, next(iter(verdict(tuning, drafts))))
     use = how_to_use(found, options.output)
     screen.say(f"to use it: {printable(use)}")
     if options.json:

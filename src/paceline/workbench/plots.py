@@ -1,4 +1,5 @@
-"""Pictures of cost tables, explained runs and tunings.
+"""Pictures of cost tables, explained runs and tunings: with a title, units, what is recommended or
+was chosen, and a sentence below that says what to see.
 
 The only place that needs matplotlib; nothing here touches a screen. What draws raises
 :class:`ConfigError` where matplotlib is not installed or the kind of the file is unknown, and
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from paceline.checks import check_output
@@ -19,7 +21,8 @@ from paceline.errors import ConfigError, ProfileError
 from paceline.installation import install_command
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.explain_steps import StepRecord
-from paceline.workbench.tune import SpeedUp, Tuning
+from paceline.workbench.paying_drafts import draft_sentences, paying_drafts
+from paceline.workbench.tune import DEFAULT, SpeedUp, Tuning
 from paceline.writing import whole_file
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -31,6 +34,10 @@ STYLES = {"auto": "-", "fixed": "--"}
 HINDSIGHT = (("0.35", ":"), ("0.6", "-."), ("0.35", (0, (6, 3))), ("0.6", (0, (1, 4))))
 """Grey and dashes of each line of hindsight, in turn."""
 LEGEND_COLUMNS = 2
+CHARACTERS_PER_INCH = 12
+"""Of the sentence below a picture."""
+MARKED = {"marker": "*", "s": 250, "color": "gold", "edgecolor": "black", "zorder": 5}
+"""How a recommended point looks."""
 
 
 def check_plot(path: str | Path) -> None:
@@ -52,10 +59,17 @@ def _figure(path: str | Path, width: float = 4.0, height: float = 4.0) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: str | Path) -> None:
-    """Write it in the format of the file's suffix."""
+def _save(figure: Any, title: str, sentence: str, path: str | Path) -> None:
+    """Write it with a title above and a sentence below, in the format of the file's suffix."""
+    figure.suptitle(title, parse_math=False)
+    figure.supxlabel(_filled(sentence, figure), fontsize="medium", parse_math=False)
     with whole_file(path, ProfileError) as partial:
         figure.savefig(partial, format=Path(path).suffix[1:] or "png")
+
+
+def _filled(sentence: str, figure: Any) -> str:
+    """A sentence in lines that fit below a picture."""
+    return fill(sentence, int(CHARACTERS_PER_INCH * figure.get_figwidth()))
 
 
 def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
@@ -64,13 +78,25 @@ def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
     ratios, times = figure.subplots(1, 2)
     for table in tables:
         _draw(table, ratios, times)
-    ratios.set(xlabel="width (rows)", ylabel="cost ratio to width 1", ylim=(0, None))
+    _mark_longest_draft(ratios, tables[0])
+    width = "width of the step (rows)"
+    ratios.set(xlabel=width, ylabel="time of a step (plain steps)", ylim=(0, None))
     unit = "plain steps" if all(table.is_relative for table in tables) else "ms"
-    times.set(xlabel="width (rows)", ylabel=f"time of a step ({unit})", xscale="log", yscale="log")
+    times.set(xlabel=width, ylabel=f"time of a step ({unit})", xscale="log", yscale="log")
     for panel in (ratios, times):
         panel.grid(alpha=0.3)
     ratios.legend(fontsize="small")
-    _save(figure, path)
+    names = " and ".join(dict.fromkeys(table.name for table in tables))
+    sentence = " ".join(draft_sentences(tables[0])) or "Only plain steps are known."
+    _save(figure, f"What a step costs by its width: {names}", sentence, path)
+
+
+def _mark_longest_draft(ratios: Any, table: CostTable) -> None:
+    """The widest step whose draft pays with as few right tokens as possible."""
+    found, context = paying_drafts(table), table.contexts[0]
+    if found is not None:
+        width, label = 1 + found.longest, f"longest draft that pays: {found.longest}"
+        ratios.scatter([width], [table.cost_ratio(width, context)], label=label, **MARKED)
 
 
 def _draw(table: CostTable, ratios: Any, times: Any) -> None:
@@ -85,7 +111,13 @@ def _draw(table: CostTable, ratios: Any, times: Any) -> None:
         times.errorbar(widths, ms, spreads, marker=".", label=label)
 
 
-def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | Path) -> None:
+def plot_steps(
+    records: Sequence[StepRecord],
+    texts: Sequence[str],
+    path: str | Path,
+    title: str = "",
+    sentence: str = "",
+) -> None:
     """Draw the steps in which somebody decoded; ``texts`` are what each of them added."""
     pairs = [each for each in zip(records, texts, strict=True) if each[0].num_decoding]
     decoding = [record for record, _ in pairs]
@@ -95,7 +127,7 @@ def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | 
     _draw_timeline(timeline, decoding, [text for _, text in pairs])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # text may have characters that the font lacks
-        _save(figure, path)
+        _save(figure, title, sentence, path)
 
 
 def _draw_costs(panel: Any, records: Sequence[StepRecord]) -> None:
@@ -111,14 +143,18 @@ def _draw_costs(panel: Any, records: Sequence[StepRecord]) -> None:
         color="tab:orange",
         label="measured",
     )
-    for rows, count in sorted(Counter(record.shape.rows for record in records).items()):
+    chosen = Counter(record.shape.rows for record in records)
+    for rows, count in sorted(chosen.items()):
         panel.axvline(rows, color="grey", alpha=0.2)
         panel.annotate(
             f"{count}x", (rows, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top"
         )
+    if chosen:
+        (rows, _), *_ = chosen.most_common(1)
+        panel.axvline(rows, color="tab:green", alpha=0.5, label=f"most often chosen: {rows} rows")
     panel.margins(y=0.15)
     panel.plot([], [], color="tab:blue", label="predicted")
-    panel.set(xlabel="width (rows)", ylabel="forward (ms)", ylim=(0, None))
+    panel.set(xlabel="width of the step (rows)", ylabel="forward (ms)", ylim=(0, None))
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_title("cost curve and chosen widths")
     panel.legend(fontsize="small")
@@ -146,26 +182,42 @@ def _draw_timeline(panel: Any, records: Sequence[StepRecord], texts: Sequence[st
     )
     for label in panel.get_xticklabels():
         label.set(parse_math=False, fontsize="x-small", ha="left")
-    panel.set(ylabel="nodes", ylim=(0, None))
+    panel.set(xlabel="text", ylabel="draft tokens (nodes)", ylim=(0, None))
     panel.set_title("nodes along the text: each step begins at what it added")
     panel.legend(fontsize="small")
 
 
-def plot_tuning(tuning: Tuning, path: str | Path) -> None:
-    """Draw the best candidate of every node budget with its interval, a line per family."""
+def plot_tuning(tuning: Tuning, path: str | Path, title: str = "", sentence: str = "") -> None:
+    """Draw the best candidate of every node budget with its interval, a line per family.
+
+    A star marks the recommendation.
+    """
     figure = _figure(path, 9, 7)
     panel = figure.subplots()
     _draw_families(panel, tuning)
     panel.axhline(1.0, color="black", linewidth=1, label=tuning.plain.name)
+    if tuning.default is not None:
+        value = tuning.default.speedup.value
+        panel.axhline(value, color="tab:green", linewidth=1, label=DEFAULT)
+    if (best := tuning.best) is not None and best.candidate is not None:
+        place = [best.candidate.nodes], [best.speedup.value]
+        panel.scatter(*place, label="recommended", **MARKED)
     for row, (grey, dashes) in zip(tuning.oracles, cycle(HINDSIGHT), strict=False):
         panel.axhline(row.speedup.value, color=grey, linestyle=dashes, label=row.name)
-    panel.set(xlabel="node budget", ylabel="predicted speed-up over plain decoding", xscale="log")
-    budgets = sorted({row.candidate.nodes for row in tuning.rows if row.candidate})
+    # The legend is at the edge of the picture, where the sentence would be otherwise.
+    below = "node budget (draft tokens that a step may check)", _filled(sentence, figure)
+    panel.set_xlabel("\n\n".join(below), parse_math=False)
+    panel.set(
+        ylabel="predicted speed-up over plain decoding (times)",
+        xscale="log",
+    )
+    shown = [*tuning.rows, *([best] if best else [])]
+    budgets = sorted({row.candidate.nodes for row in shown if row.candidate})
     panel.set_xticks(budgets, map(str, budgets))
     panel.minorticks_off()
     panel.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small")
-    _save(figure, path)
+    _save(figure, title, "", path)
 
 
 def _bars(found: list[SpeedUp]) -> list[list[float]] | None:
