@@ -81,6 +81,10 @@ class SlowReaderError(PacelineError):
     """The client of a stream left too much of it unread; the request was ended."""
 
 
+class AnswerTooLargeError(PacelineError):
+    """An answer in one body took too much memory before it was complete; the request was ended."""
+
+
 class EngineClosedError(PacelineError):
     """The engine was closed, or died, before or while the request was served."""
 

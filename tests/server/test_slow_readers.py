@@ -1,4 +1,5 @@
-"""Streams that their clients do not read: what waits is bounded, for each of them and in all."""
+"""Answers that wait in memory, since their clients do not read or get them in one body: what waits
+is bounded, for each request and in all."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import SlowReaderError
+from paceline.errors import BusyError, SlowReaderError
 from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.server.engine.backlog import Backlog, Share, waiting_bytes
 from paceline.server.engine.generation import EngineGeneration
 from paceline.server.messages import Piece
+from paceline.server.whole_answer import PART, WholeAnswer
 from tests.server.asgi import RawCall, application, call
 from tests.server.chats import USER, chat_tokenizer
 from tests.server.fakes import Call, FakeEngine
@@ -40,7 +42,7 @@ def piece(sample: int = 0, top: int = 0, **end: Any) -> Piece:
 class Pushing(FakeEngine):
     """Tells all that it has at once, as an engine does that is faster than any client."""
 
-    dropped: list[SlowReaderError]
+    generations: list[EngineGeneration]
 
     @asynccontextmanager
     async def generate(
@@ -50,20 +52,24 @@ class Pushing(FakeEngine):
         share: Share | None = None,
         **rest: Any,
     ) -> AsyncIterator[Any]:
-        self.shares = [*getattr(self, "shares", ()), share]
         generation = EngineGeneration(params, share)
+        self.generations = [*getattr(self, "generations", ()), generation]
         calls = [Call(ids, wish, "", "") for ids, wish in zip(prompts, params, strict=True)]
         for number, given in enumerate(calls):
             for told in self.pieces(given, self.answer_ids(given.token_ids), number):
                 generation.take(told)
-        yield generation
+        try:
+            yield generation
+        finally:
+            if share is not None:
+                share.close()
 
 
 @pytest.mark.parametrize("top", [0, 20])
 def test_what_waits_is_bounded_by_its_bytes_whatever_the_number_of_samples(top: int) -> None:
     async def story() -> None:
         backlog, errors = Backlog(most_bytes_of_request=100_000), list[Exception]()
-        generation = EngineGeneration([SamplingParams(n=128)], backlog.share(errors.append))
+        generation = EngineGeneration([SamplingParams(n=128)], backlog.of_stream(errors.append))
         most = 100_000 // waiting_bytes(piece(top=top))
         for number in range(most):
             generation.take(piece(number % 128, top))
@@ -81,7 +87,7 @@ def test_what_waits_is_bounded_by_its_bytes_whatever_the_number_of_samples(top: 
 def test_a_reader_that_keeps_up_may_read_any_number_of_pieces() -> None:
     async def story() -> None:
         backlog, errors = Backlog(10_000, 10_000), list[Exception]()
-        generation = EngineGeneration([SamplingParams()], backlog.share(errors.append))
+        generation = EngineGeneration([SamplingParams()], backlog.of_stream(errors.append))
         for _ in range(1000):
             generation.take(piece())
             generation.take(piece())
@@ -95,7 +101,7 @@ def test_beyond_the_bound_of_all_the_slowest_is_dropped_and_its_neighbours_keep_
     async def story() -> None:
         backlog, dropped = Backlog(most_bytes=20 * waiting_bytes(piece())), list[int]()
         shares = [
-            backlog.share(lambda _, number=number: dropped.append(number)) for number in (0, 1)
+            backlog.of_stream(lambda _, number=number: dropped.append(number)) for number in (0, 1)
         ]
         first, second = (EngineGeneration([SamplingParams(n=9)], share) for share in shares)
         for _ in range(15):
@@ -140,19 +146,99 @@ def test_a_stream_that_is_not_read_ends_by_an_error_in_the_form_of_its_protocol(
     assert 'finished_reason="error",model_name="fake"} 1.0' in text
 
 
-def test_an_answer_in_one_body_has_no_such_bound() -> None:
-    engine = Pushing("word " * 200)
+WHOLE_DOORS = {name: DOORS[name] for name in ("completions", "chat", "responses", "anthropic")}
+
+
+@pytest.mark.parametrize("door", WHOLE_DOORS)
+def test_an_answer_in_one_body_ends_by_an_error_where_it_takes_too_much(door: str) -> None:
+    path, body, _ = WHOLE_DOORS[door]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    engine = Pushing("word " * 200, chat_tokenizer(template), max_model_len=4096)
     app = application(engine)
-    app.state.models.backlog.most_bytes_of_request = 1000
-    response = call(app, "POST", "/v1/completions", json={"prompt": "a", "max_tokens": 300})
+    backlog = app.state.models.backlog
+    backlog.most_bytes_of_answer = 10 * waiting_bytes(piece())
+    response = call(app, "POST", path, json=body)
+    assert response.status_code == 400, response.text
+    assert "answer in one body takes" in response.text
+    assert "or stream it" in response.text
+    assert backlog.num_bytes == 0
+    assert app.state.models.first.admission.num_unfinished == 0
+    backlog.most_bytes_of_answer = 1 << 20
+    response = call(app, "POST", path, json=body)
     assert response.status_code == 200, response.text
-    assert engine.shares == [None]
+    assert backlog.num_bytes == 0
+
+
+def test_what_an_answer_in_one_body_tells_of_its_prompts_counts() -> None:
+    async def story() -> None:
+        backlog, errors = Backlog(), list[Exception]()
+        told = [None, *(piece(top=20).logprobs * 1000)]
+        for made in (backlog.of_answer, backlog.of_prompt_and_stream):
+            share = made(errors.append)
+            share.put(piece(prompt_logprobs=told))
+            assert share.num_bytes > 1000 * 20 * 100
+            share.take(piece(prompt_logprobs=told))
+            assert share.num_bytes > 1000 * 20 * 100, "it is kept until the request ends"
+            share.close()
+        assert (errors, backlog.num_bytes) == ([], 0)
+
+    asyncio.run(story())
+
+
+def test_the_largest_answer_in_one_body_goes_where_all_together_take_too_much() -> None:
+    async def story() -> None:
+        backlog, errors = Backlog(most_bytes=40 * waiting_bytes(piece())), list[Exception]()
+        large, small = backlog.of_answer(errors.append), backlog.of_answer(errors.append)
+        for _ in range(15):
+            large.put(piece())
+        for _ in range(6):
+            small.put(piece())
+        assert [type(error) for error in errors] == [BusyError]
+        assert backlog.num_bytes == small.num_bytes > 0
+
+    asyncio.run(story())
+
+
+BODY = b"[" + b"1," * (1 << 19) + b"1]"
+
+
+def test_a_body_goes_out_as_its_client_takes_it_and_counts_until_then() -> None:
+    async def story() -> None:
+        backlog = Backlog()
+        stuck = RawCall(WholeAnswer(BODY, backlog), "/", b"")
+        stuck.reads.clear()
+        await stuck.until(lambda: stuck.num_offered)
+        assert backlog.num_bytes == len(BODY)
+        stuck.reads.set()
+        await stuck.task
+        assert stuck.text.encode() == BODY
+        assert max(len(each.get("body", b"")) for each in stuck.sent) <= PART
+        assert (b"content-length", str(len(BODY)).encode()) in stuck.sent[0]["headers"]
+        assert not stuck.sent[-1]["more_body"]
+        assert backlog.num_bytes == 0
+
+    asyncio.run(story())
+
+
+def test_a_body_that_is_not_read_is_cut_off_where_too_much_waits() -> None:
+    async def story() -> None:
+        backlog = Backlog(most_bytes=len(BODY) + 100)
+        stuck = RawCall(WholeAnswer(BODY, backlog), "/", b"")
+        stuck.reads.clear()
+        await stuck.until(lambda: stuck.num_offered)
+        share = backlog.of_answer()
+        share.put(piece())
+        await stuck.task
+        assert backlog.num_bytes == share.num_bytes
+
+    asyncio.run(story())
 
 
 async def _num_running(server: Server) -> int:
     return (await server.client.stats()).num_running
 
 
+@pytest.mark.slow
 def test_the_engine_forgets_whoever_does_not_read_while_others_are_served() -> None:
     async def story() -> None:
         async with opened() as server:

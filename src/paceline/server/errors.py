@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from paceline.errors import (
+    AnswerTooLargeError,
     BusyError,
     ConfigError,
     ContextLengthError,
@@ -129,6 +130,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(500, str(error), SERVER, code="request_failed")
         case SlowReaderError():
             return ApiError(408, str(error), code="slow_reader")
+        case AnswerTooLargeError():
+            return ApiError(400, str(error), code="answer_too_large")
         case HTTPException():
             return _http_error(error)
         case TimeoutError():
@@ -213,6 +216,7 @@ def install_error_handlers(app: Starlette, routes: Sequence[Route]) -> None:
         ModelUnavailableError,
         RequestFailedError,
         SlowReaderError,
+        AnswerTooLargeError,
         HTTPException,
         TimeoutError,
         ClientGoneError,

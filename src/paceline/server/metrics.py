@@ -74,7 +74,9 @@ class ServerMetrics:
             Counter, "requests_rejected", "Requests refused because the queue was full."
         )
         self.dropped = self._made(
-            Counter, "requests_dropped", "Streams that ended because their clients did not read."
+            Counter,
+            "requests_dropped",
+            "Requests that ended because too much of them waited.",
         )
         self.up = self._made(Gauge, "engine_up", "1 while the engine serves.")
         self.gen_ai = GenAiMetrics(self._registry)
@@ -124,7 +126,7 @@ class ModelMetrics:
             gets as one event.
         rejected: counter of requests that were refused because the queue was full.
         gen_ai: the times under OpenTelemetry's names.
-        dropped: counter of streams that ended because too much of them was left unread.
+        dropped: counter of requests that ended because too much of their answers waited.
     """
 
     def __init__(self, server: ServerMetrics, model_name: str = "") -> None:

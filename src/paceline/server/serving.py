@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from paceline import __version__
-from paceline.errors import ConfigError, RequestError, SlowReaderError
+from paceline.errors import ConfigError, PacelineError, RequestError
 from paceline.metrics import EngineStats
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
@@ -238,8 +238,8 @@ class Serving:
         """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
 
         Args:
-            is_stream: the client decides how fast its pieces are taken, so that too many may wait.
-                The request ends then, by its deadline too.
+            is_stream: its pieces wait until the client takes them, and otherwise until the answer
+                is complete. Where too many wait the request ends, by its deadline too.
 
         Raises (when the block is entered):
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
@@ -252,29 +252,34 @@ class Serving:
             cache_salt=partition(request.scope, cache_salt),
             trace_id=current_trace_id(),
             adapter=adapter,
-            share=self._share(deadline) if is_stream else None,
+            share=self._share(deadline, is_stream, params[0]),
         )
-        has_failed = was_refused = False
+        has_failed = was_refused = is_taken_on = False
         try:
             async with generating as generation:
+                is_taken_on = True
                 yield Answers(generation, clock)
         except Exception as error:
-            has_failed, was_refused = True, isinstance(error, RequestError)
+            has_failed = True
+            was_refused = not is_taken_on and isinstance(error, RequestError)
             raise
         finally:
             if not was_refused:  # that took no time
                 clock.close(has_failed)
 
-    def _share(self, deadline: Deadline) -> Share:
-        """Of what may wait for the client of a stream."""
-        extra = {"trace_id": current_trace_id()}
+    def _share(self, deadline: Deadline, is_stream: bool, params: SamplingParams) -> Share:
+        """Of what may wait for the client of a request."""
+        extra, backlog = {"trace_id": current_trace_id()}, self._backlog
 
-        def dropped(error: SlowReaderError) -> None:
+        def dropped(error: PacelineError) -> None:
             log.warning("a request is ended: %s", error, extra=extra)
             self.metrics.dropped.inc()
             deadline.end(error)
 
-        return self._backlog.share(dropped)
+        if not is_stream:
+            return backlog.of_answer(dropped)
+        tells_prompt = params.prompt_logprobs is not None
+        return (backlog.of_prompt_and_stream if tells_prompt else backlog.of_stream)(dropped)
 
 
 class Answers:

@@ -38,9 +38,9 @@ from paceline.server.sse import (
     ErrorEvent,
     EventStream,
     StreamForm,
-    encode_json,
     while_connected,
 )
+from paceline.server.whole_answer import WholeAnswer
 
 log = logging.getLogger(__name__)
 
@@ -265,4 +265,4 @@ async def respond(
         return stream
     work = asked.document(request)
     document = await while_connected(request.receive, work, asked.deadline)
-    return Response(encode_json(document), headers=asked.headers, media_type="application/json")
+    return WholeAnswer.of(request, document, asked.headers)

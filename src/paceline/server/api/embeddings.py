@@ -24,7 +24,8 @@ from paceline.server.openapi import GENERATION_ERRORS, errors, takes
 from paceline.server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from paceline.server.sampling import answer_limit, truncated
 from paceline.server.serving import Prompt, Serving
-from paceline.server.sse import Deadline, encode_json, while_connected
+from paceline.server.sse import Deadline, while_connected
+from paceline.server.whole_answer import WholeAnswer
 
 router = APIRouter(route_class=PlainRoute)
 _PLAIN = SpeculativeParams(enabled=False)
@@ -42,7 +43,7 @@ async def embeddings(request: Request) -> Response:
     work = _document(request, serving, body, deadline)
     document = await while_connected(request.receive, work, deadline)
     document["model"] = body.model or serving.name
-    return Response(encode_json(document), media_type="application/json")
+    return WholeAnswer.of(request, document)
 
 
 async def _document(

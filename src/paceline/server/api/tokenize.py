@@ -24,8 +24,8 @@ from paceline.server.protocol.tokenize import (
     TokenizeResponse,
 )
 from paceline.server.serving import Serving
-from paceline.server.sse import encode_json
 from paceline.server.tokens import TokenTexts
+from paceline.server.whole_answer import WholeAnswer
 
 router = APIRouter(route_class=PlainRoute)
 
@@ -41,7 +41,7 @@ async def tokenize(request: Request) -> Response:
     async with serving.using():
         asked = _tokens if body.content is None else _content_tokens
         document = await asked(serving, body)
-    return Response(encode_json(document), media_type="application/json")
+    return WholeAnswer.of(request, document)
 
 
 async def _tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
@@ -115,7 +115,7 @@ async def detokenize(request: Request) -> Response:
     async with serving.using():
         _check_ids(serving, body.tokens)
         document = await asyncio.to_thread(_texts, serving, body.tokens)
-    return Response(encode_json(document), media_type="application/json")
+    return WholeAnswer.of(request, document)
 
 
 def _check_ids(serving: Serving, token_ids: Sequence[int], param: str = "tokens") -> None:

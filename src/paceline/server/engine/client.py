@@ -145,8 +145,8 @@ class EngineClient:
         """The answers to the prompts of a request; leaving the block aborts what still runs.
 
         Args:
-            share: of what may wait for a client that reads slowly; when it is dropped, what runs is
-                aborted. None: whoever reads waits for nobody.
+            share: of what may wait for clients; when it is dropped, what runs is aborted. None:
+                nothing is counted.
 
         Raises (when the block is entered):
             RequestError: the engine refuses a prompt, and so the request.

@@ -6,10 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
-from paceline.errors import SlowReaderError
+from paceline.errors import PacelineError
 from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
-from paceline.server.engine.backlog import Share, waiting_bytes
+from paceline.server.engine.backlog import Share
 from paceline.server.messages import Piece
 
 
@@ -20,7 +20,7 @@ class EngineGeneration:
     backlog may have. Then they go, and the error is all that it meets.
 
     Args:
-        share: counts what waits; None where the reader takes pieces as they come.
+        share: counts what waits; None where nothing is counted.
 
     Attributes:
         prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
@@ -28,7 +28,7 @@ class EngineGeneration:
 
     Raises:
         RequestFailedError: from the iteration: the forward or the sampler failed for a prompt.
-        SlowReaderError: from the iteration: too much waited for the reader.
+        SlowReaderError, AnswerTooLargeError, BusyError: from the iteration: too much waited.
         EngineDeadError: from the iteration: the engine died.
         EngineClosedError: from the iteration: the engine was closed.
     """
@@ -57,7 +57,7 @@ class EngineGeneration:
             await self._change()
         piece = self._pieces.popleft()
         if self._share is not None:
-            self._share.add(-waiting_bytes(piece))
+            self._share.take(piece)
         return piece
 
     async def accepted(self) -> None:
@@ -91,11 +91,11 @@ class EngineGeneration:
         if self._error is None:
             self._pieces.append(piece)
             if self._share is not None:
-                self._share.add(waiting_bytes(piece))
+                self._share.put(piece)
         self.accept()
         return not self._num_open
 
-    def _drop(self, error: SlowReaderError) -> None:
+    def _drop(self, error: PacelineError) -> None:
         self._pieces.clear()
         self._error = None  # that of a sample has nobody who would hear of it
         self.fail(error)

@@ -17,7 +17,8 @@ from paceline.server.ollama.fields import (
 )
 from paceline.server.openapi import GENERATION_ERRORS, errors, takes
 from paceline.server.serving import Serving
-from paceline.server.sse import encode_json, while_connected
+from paceline.server.sse import while_connected
+from paceline.server.whole_answer import WholeAnswer
 
 router = APIRouter(route_class=PlainRoute)
 
@@ -51,7 +52,7 @@ async def embed(request: Request) -> Response:
         "embeddings": [floats(vector) for vector in vectors],
         **{name: totals[name] for name in told},
     }
-    return Response(encode_json(document), media_type="application/json")
+    return WholeAnswer.of(request, document)
 
 
 @router.post(
@@ -72,7 +73,7 @@ async def embedding(request: Request) -> Response:
 
     vectors, _ = await while_connected(request.receive, embedded(), deadline)
     found = floats(vectors[0]) if vectors else ()
-    return Response(encode_json({"embedding": found}), media_type="application/json")
+    return WholeAnswer.of(request, {"embedding": found})
 
 
 async def _vectors(

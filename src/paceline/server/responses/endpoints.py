@@ -29,6 +29,7 @@ from paceline.server.responses.fields import (
 from paceline.server.responses.store import Kept
 from paceline.server.serving import Serving
 from paceline.server.sse import encode_json
+from paceline.server.whole_answer import WholeAnswer
 
 MAX_LISTED = 100
 router = APIRouter(route_class=PlainRoute)
@@ -101,7 +102,7 @@ async def response(request: Request, response_id: str, stream: str = "false") ->
     if stream.lower() != "false":
         message = f"stream is {stream[:40]!r}; a response that is kept is told whole: send false"
         raise ApiError(400, message, param="stream")
-    return Response(_find(request, response_id).document, media_type="application/json")
+    return WholeAnswer.of_json(request, _find(request, response_id).document)
 
 
 @kept.delete("/responses/{response_id}", include_in_schema=False)
