@@ -19,8 +19,9 @@ GREEDY_TEMPERATURE = 1e-5
 DRAWN_SEED = -1
 """A seed that is drawn for each request, as in vLLM, llama.cpp and Ollama; None is the same."""
 
-POOLINGS = ("mean", "last")
-"""Ways in which hidden states become one vector: all tokens' mean, or the last token's."""
+POOLINGS = ("mean", "last", "cls", "max", "weightedmean")
+"""Ways in which hidden states become one vector: the mean of all tokens, the last token's, the
+first token's, the highest of each number, and a mean that weights tokens by their positions."""
 MAX_N = 128
 MAX_LOGPROBS = 128
 MAX_STOP_STRINGS = 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from paceline.llm import LLM
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.sampling_params import POOLINGS, SamplingParams
 from tests.engine.test_faults import break_forward
+from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.reference import VOCAB, save_model
+from tests.models.vocabularies import byte_level_json
 from tests.toy import USUAL, Job, assert_no_leak, lookup_config, run_jobs, toy_engine
 from tests.toy import VOCAB as TOY_VOCAB
 
@@ -39,6 +42,18 @@ def alone(prompt: list[int], kind: str = "mean", dtype: str = USUAL) -> bytes:
     return result.request.embedding
 
 
+def pooled(states: torch.Tensor, kind: str) -> torch.Tensor:
+    """As sentence-transformers 6.2.0 has it for one text."""
+    weights = torch.arange(1.0, len(states) + 1)[:, None]
+    return {
+        "mean": states.mean(0),
+        "last": states[-1],
+        "cls": states[0],
+        "max": states.max(0).values,
+        "weightedmean": (states * weights).sum(0) / weights.sum(),
+    }[kind]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("kind", POOLINGS)
 def test_a_vector_is_that_of_transformers(tmp_path: Path, family: str, kind: str) -> None:
@@ -48,19 +63,43 @@ def test_a_vector_is_that_of_transformers(tmp_path: Path, family: str, kind: str
     ]
     options: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 16, "max_num_seqs": 4}
     with LLM(str(tmp_path), speculative_config=[], num_threads=1, **options) as llm:
-        inbox = list[Any]()
-        jobs = llm.submit([p.tolist() for p in prompts], [pooling(kind)] * 2, inbox.extend)
-        while len(inbox) < len(jobs):
-            llm.stats()  # which is between two steps
-        found = [job.requests[0].embedding for job in jobs]
+        found = embedded(llm, [p.tolist() for p in prompts], kind)
     for prompt, data in zip(prompts, found, strict=True):
-        with torch.no_grad():
-            states = model.model(prompt[None]).last_hidden_state[0]
-        wanted = states.mean(0) if kind == "mean" else states[-1]
-        wanted = wanted / wanted.norm()
-        ours = torch.tensor(struct.unpack(f"<{len(data) // 4}f", data))
-        assert torch.allclose(ours, wanted, atol=2e-5)
-        assert abs(float(ours.norm()) - 1) < 1e-6
+        assert_is_transformers(data, model, prompt, kind)
+
+
+def test_a_file_says_its_pooling_and_the_token_behind_texts(tmp_path: Path) -> None:
+    """As files of Qwen3-Embedding do. llama.cpp (b11549) gives the same vectors, up to the
+    rounding of its keys and values to 16 bits."""
+    vocabulary = json.loads(byte_level_json())
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "add_eos_token": True}
+    meta = tokenizer_metadata(vocabulary, "gpt2", pre="qwen2", **ids)
+    size = {"vocab_size": len(meta["tokenizer.ggml.tokens"])}
+    path = tmp_path / "m.gguf"
+    model = convert("qwen3", path, metadata={**meta, "ARCH.pooling_type": 3}, changes=size)
+    with LLM(str(path), speculative_config=[], num_threads=1, dtype="float32") as llm:
+        kind, prompt = llm.checkpoint.pooling, llm.encode("dog")
+        (data,) = embedded(llm, [prompt], kind)
+    assert (kind, prompt) == ("last", [263, 73, 0])
+    assert_is_transformers(data, model, torch.tensor(prompt), "last")
+
+
+def embedded(llm: LLM, prompts: list[list[int]], kind: str) -> list[bytes]:
+    inbox = list[Any]()
+    jobs = llm.submit(prompts, [pooling(kind)] * len(prompts), inbox.extend)
+    while len(inbox) < len(jobs):
+        llm.stats()  # which is between two steps
+    return [job.requests[0].embedding for job in jobs]
+
+
+def assert_is_transformers(data: bytes, model: Any, prompt: torch.Tensor, kind: str) -> None:
+    with torch.no_grad():
+        states = model.model(prompt[None]).last_hidden_state[0]
+    wanted = pooled(states, kind)
+    wanted = wanted / wanted.norm()
+    ours = torch.tensor(struct.unpack(f"<{len(data) // 4}f", data))
+    assert torch.allclose(ours, wanted, atol=2e-5)
+    assert abs(float(ours.norm()) - 1) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,7 +155,7 @@ def test_a_step_that_fails_and_is_run_again_counts_once() -> None:
 
 
 def test_other_ways_of_pooling_are_refused() -> None:
-    with pytest.raises(RequestError, match="pooling is 'max'; allowed are mean, last"):
-        SamplingParams(pooling="max")
+    with pytest.raises(RequestError, match="pooling is 'rank'; allowed are mean, last, cls, max"):
+        SamplingParams(pooling="rank")
     with pytest.raises(RequestError, match="n is 2; with pooling it must be 1"):
         SamplingParams(pooling="mean", n=2)

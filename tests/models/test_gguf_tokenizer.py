@@ -68,12 +68,12 @@ def test_a_token_behind_texts(tmp_path: Path) -> None:
     ours = loaded(tmp_path, meta)
     assert ours.encode("dog") == [263, 73, 0]
     assert ours.encode("dog", add_special_tokens=False) == [263, 73]
-    assert ours.begin_ids == ()
+    assert (ours.begin_ids, ours.end_ids) == ((), (0,))
     assert not ours.begins_with_bos
     meta = tokenizer_metadata(json.loads(byte_fallback_json()), "llama", add_eos_token=True)
     ours = loaded(tmp_path, meta)
     assert ours.encode("dog") == [1, 259, 263, 274, 266, 2]
-    assert ours.begin_ids == (1,)
+    assert (ours.begin_ids, ours.end_ids) == ((1,), (2,))
     assert ours.begins_with_bos
 
 

@@ -22,6 +22,7 @@ from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.packed_folder import write_packed
+from paceline.models.pooling import write_pooling
 from tests.arrays import same
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.reference import Driver, edit, save_folder, save_model
@@ -76,10 +77,12 @@ def test_the_logits_are_those_of_the_source(tmp_path: Path, family: str, dtype: 
 @pytest.mark.parametrize("load_format", ["mmap", "memory"])
 def test_what_is_found_again(folder: Path, load_format: str) -> None:
     edit(folder / "generation_config.json", eos_token_id=[5], temperature=0.7)
+    write_pooling(folder, "last")
     source = load_checkpoint(folder)
     found = load_checkpoint(pack(folder, "int4"), load_format=load_format)
     assert found.config == source.config
     assert found.generation == source.generation
+    assert found.pooling == source.pooling == "last"
     assert found.packed == packed_folder.PackedFormat("int4")
     assert source.packed is None
     assert found.tokenizer is not None

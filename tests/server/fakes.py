@@ -239,7 +239,7 @@ class FakeEngine:
 
     def embedding_of(self, token_ids: Sequence[int], pooling: str) -> bytes:
         """A vector of length 1 that depends on nothing else."""
-        counted = token_ids if pooling == "mean" else token_ids[-1:]
+        counted = token_ids[-1:] if pooling == "last" else token_ids
         values = [1.0 + sum(counted) % (7 + i) for i in range(self.info.hidden_size)]
         return struct.pack(f"<{len(values)}f", *(each / math.hypot(*values) for each in values))
 

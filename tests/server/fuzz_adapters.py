@@ -192,7 +192,7 @@ OTHER_FIELDS: dict[str, dict[str, Maker]] = {
     "/v1/embeddings": {
         "model": MODEL,
         "input": PROMPT,
-        "pooling": one_of("mean", "last", "max", 3),
+        "pooling": one_of("mean", "last", "max", "rank", 3),
         "encoding_format": one_of("float", "base64", "x"),
         "dimensions": COUNT,
         "truncate_prompt_tokens": COUNT,

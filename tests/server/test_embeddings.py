@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from paceline.errors import ConfigError
+from paceline.models.tokenizer import Tokenizer
 from paceline.server.config import ServerConfig
-from tests.server.chats import ChatServer
+from tests.server.chats import ChatServer, chat_tokenizer
 from tests.server.served import KEY, NAME
 
 PATH = "/v1/embeddings"
@@ -83,8 +87,31 @@ def test_pooling_is_the_requests_or_the_servers() -> None:
     ):
         found = post(asked, input=TEXTS[0], **fields)["data"][0]["embedding"]
         assert found == wanted(server, ids, kind)
-    with pytest.raises(ConfigError, match="pooling is 'max'; allowed are mean, last"):
-        ServerConfig(pooling="max")
+    with pytest.raises(ConfigError, match="pooling is 'rank'; allowed are mean, last"):
+        ServerConfig(pooling="rank")
+
+
+def test_pooling_is_otherwise_the_models() -> None:
+    server, other = ChatServer(), ChatServer(pooling="mean")
+    for each, kind in ((server, "last"), (other, "mean")):
+        each.engine.info = replace(each.engine.info, pooling="last")
+        ids = encoded(each, TEXTS[0])
+        found = post(each, input=TEXTS[0])["data"][0]["embedding"]
+        assert found == wanted(each, ids, kind)
+        found = post(each, "/api/embed", model="fake", input=TEXTS[0])["embeddings"][0]
+        assert found == wanted(each, ids, kind)
+        assert each.http.get("/v1/models").json()["data"][0]["pooling"] == kind
+        shown = each.http.post("/api/show", json={"model": "fake"}).json()
+        assert shown["capabilities"][:2] == ["completion", "embedding"]
+
+
+def test_a_models_pooling_that_is_not_offered_is_named() -> None:
+    server = ChatServer()
+    server.engine.info = replace(server.engine.info, pooling="mean, then Dense")
+    error = post(server, status=400, input="a")["error"]
+    assert "pooling by 'mean, then Dense', which is not offered" in error["message"]
+    assert "allowed are mean, last" in error["message"]
+    assert post(server, input="a", pooling="mean")["data"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +124,7 @@ def test_pooling_is_the_requests_or_the_servers() -> None:
         ({"input": {"text": "a"}}, "input", "input must be a string"),
         ({}, "input", "input is missing"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
-        ({"input": "a", "pooling": "max"}, "pooling", "'mean' or 'last'"),
+        ({"input": "a", "pooling": "rank"}, "pooling", "'mean', 'last', 'cls', 'max' or 'weighted"),
         ({"input": "a", "stream": True}, "stream", "unknown field"),
         ({"input": [5] * 2048}, None, "maximum context length is 2048 tokens"),
         ({"input": "", "add_special_tokens": False}, None, "the prompt is empty"),
@@ -145,6 +172,19 @@ def test_ollama_cuts_what_is_too_long_unless_told_not_to() -> None:
     error = post(server, "/api/embed", 400, model="fake", input=text, truncate=False)["error"]
     assert "maximum context length" in error
     assert "is not served here" in post(server, "/api/embed", 404, model="x", input="a")["error"]
+
+
+def test_what_ollama_cuts_ends_as_the_model_wants() -> None:
+    server, text = ChatServer(), "rain and " * 3000
+    plain = encoded(server, text)
+    end = chat_tokenizer().eos_token_ids[0]
+    backend = tokenizers.Tokenizer.from_str(chat_tokenizer().to_json())
+    backend.post_processor = TemplateProcessing(single="$A e", special_tokens=[("e", end)])
+    server.engine.tokenizer = Tokenizer(backend)
+    post(server, "/api/embed", model="fake", input=text)
+    assert server.engine.calls[-1].token_ids == [*plain[:2046], end]
+    post(server, "/api/embed", model="fake", input="rain and ")
+    assert server.engine.calls[-1].token_ids == encoded(server, "rain and ")
 
 
 def test_openais_client_and_a_real_engine(served_url: str) -> None:

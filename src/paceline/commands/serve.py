@@ -48,6 +48,7 @@ from paceline.errors import ConfigError
 from paceline.installation import install_command
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 from paceline.models.fetching import named_model
+from paceline.sampling_params import POOLINGS
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -127,7 +128,11 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     allow_runtime_lora_updating: bool = option(
         False, "Let requests load and unload adapters, from folders of this machine."
     )
-    pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
+    pooling: str | None = option(
+        None,
+        f"Of a text's hidden states as its embedding: {', '.join(POOLINGS)} (default: what the "
+        "model's files say, otherwise mean).",
+    )
 
 
 def serve_command(options: ServeOptions) -> int:

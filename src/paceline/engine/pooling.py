@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.engine.scheduler import Scheduled
 from paceline.request import Request
+
+_Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -23,11 +24,12 @@ class Pooled:
 
     Attributes:
         num_tokens: leading tokens of the prompt that are in it.
-        vector: ``[hidden_size]`` float64: their sum, or the last one's state.
+        vector: ``[hidden_size]`` float64: the sum of their states, perhaps weighted by position,
+            the highest of each number, or the state of the first or last one.
     """
 
     num_tokens: int
-    vector: Any
+    vector: _Doubles
 
 
 def with_pooling(items: Sequence[Scheduled], taps: tuple[int, ...], last: int) -> tuple[int, ...]:
@@ -59,18 +61,32 @@ def _take_chunk(request: Request, rows: npt.NDArray[np.float32]) -> None:
         return
     assert start <= known, "rows before this chunk are missing"
     added = rows[known - start : end - start].astype(np.float64)
-    if request.params.pooling == "last":
-        vector = added[-1]
-    else:
-        vector = np.zeros(rows.shape[1]) if before is None else before.vector.copy()
-        for row in added:  # a sum over an axis may add in another order
-            vector += row
+    assert request.params.pooling is not None
+    vector = _with_rows(request.params.pooling, before, added)
     request.pooled = Pooled(end, vector)
     if end == request.prompt_len:
         request.embedding = _normalised(vector)
 
 
-def _normalised(vector: npt.NDArray[np.float64]) -> bytes:
+def _with_rows(pooling: str, before: Pooled | None, rows: _Doubles) -> _Doubles:
+    """What a prompt's tokens come to with the rows that follow those pooled before."""
+    if pooling == "last":
+        last: _Doubles = rows[-1].copy()
+        return last
+    if pooling == "cls":
+        first: _Doubles = rows[0].copy()
+        return first if before is None else before.vector
+    if pooling == "max":
+        highest: _Doubles = rows.max(axis=0)
+        return highest if before is None else np.maximum(before.vector, highest)
+    vector = np.zeros(rows.shape[1]) if before is None else before.vector.copy()
+    start = 1 if before is None else before.num_tokens + 1
+    for position, row in enumerate(rows, start):  # a sum over an axis may add in another order
+        vector += position * row if pooling == "weightedmean" else row
+    return vector
+
+
+def _normalised(vector: _Doubles) -> bytes:
     """The vector of length 1, as float32 values, the lowest byte first. Zeros stay zeros.
 
     A sum has the direction of a mean.

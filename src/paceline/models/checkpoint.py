@@ -29,6 +29,7 @@ from paceline.models.hub import hub_place, is_hub_id
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.latent import LatentTensors
 from paceline.models.packed_format import PackedFormat, folder_format
+from paceline.models.pooling import folder_pooling
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
@@ -57,6 +58,7 @@ class Checkpoint:
             raises :class:`ModelLoadError`.
         tokenizer: None where there is none, or it was not asked for.
         name: for banners and listings: the folder's, the file's, the catalogue's, or the hub id.
+        pooling: how it was trained to make one vector of a text; empty where no file says it.
         generation: the model's own generation defaults, by their Hugging Face names.
         card: sampling that its makers' card recommends, where the model has a name.
         hf_config: the configuration as a ``config.json`` would say it of unquantised weights, dtype
@@ -78,6 +80,7 @@ class Checkpoint:
     is_quantised: bool = False
     main_format: str = ""
     packed: PackedFormat | None = None
+    pooling: str = ""
     files: tuple[Path, ...] = ()
     decoders: WeakValueDictionary[object, Decoder] = field(
         default_factory=WeakValueDictionary, init=False, repr=False, compare=False
@@ -209,6 +212,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         hf_config=raw,
         is_quantised=quantisation is not None,
         packed=packed,
+        pooling=folder_pooling(folder),
         files=(*files.paths, folder / "config.json"),
     )
 
@@ -252,10 +256,9 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
             f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
             "config.json"
         )
-    config, found, tokenizer, told, sampling = load_gguf(
-        path, in_memory=in_memory, with_tokenizer=with_tokenizer
-    )
-    tensors: StoredTensors = found
+    found = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
+    config = found.config
+    tensors: StoredTensors = found.tensors
     if config.experts:
         tensors = ExpertTensors(tensors, config.experts.number)
     if config.altup:
@@ -268,11 +271,12 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
     return Checkpoint(
         config,
         tensors,
-        tokenizer,
+        found.tokenizer,
         name,
-        sampling,
-        hf_config=told,
-        is_quantised=found.is_quantised,
-        main_format=found.main_format,
-        files=found.paths,
+        found.sampling,
+        hf_config=found.told,
+        is_quantised=found.tensors.is_quantised,
+        main_format=found.tensors.main_format,
+        pooling=found.pooling,
+        files=found.tensors.paths,
     )

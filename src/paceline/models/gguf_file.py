@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from paceline.models.gguf_names import Place, place_of
 from paceline.models.gguf_shards import read_shards
 from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 from paceline.models.hf_layout import fused_halves, halves
+from paceline.models.pooling import gguf_pooling
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_defaults import LLAMA_CPP
@@ -45,14 +46,25 @@ _SAMPLING = {
 _PLAIN = {**STORED_FLOATS, "I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
 
 
-def load_gguf(
-    path: Path, *, in_memory: bool = False, with_tokenizer: bool = True
-) -> tuple[ModelConfig, GgufTensors, Tokenizer | None, Mapping[str, Any], Mapping[str, float]]:
-    """Open a GGUF file, or all shards of the model of which it is one.
+class GgufModel(NamedTuple):
+    """What a GGUF file holds.
 
-    Returns:
-        Its configuration, tensors and tokenizer, its metadata told as a ``config.json``, and the
-        sampling that its makers wrote into it, told as a ``generation_config.json``.
+    Attributes:
+        told: its metadata as a ``config.json`` would tell them.
+        sampling: what its makers wrote into it, told as a ``generation_config.json``.
+        pooling: how it was trained to make one vector of a text; empty where it does not say.
+    """
+
+    config: ModelConfig
+    tensors: GgufTensors
+    tokenizer: Tokenizer | None
+    told: Mapping[str, Any]
+    sampling: Mapping[str, float]
+    pooling: str
+
+
+def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = True) -> GgufModel:
+    """Open a GGUF file, or all shards of the model of which it is one.
 
     Raises:
         ConfigError: the ``gguf`` package is not installed.
@@ -64,14 +76,21 @@ def load_gguf(
     told = hf_config_from_gguf(container, lambda name: stored[name].read())
     config = config_from_gguf(container, told)
     tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
+    architecture = architecture_of(container)
     places = {
-        name: place_of(architecture_of(container), name)
+        name: place_of(architecture, name)
         for name in stored
         if name not in ROPE_TENSORS  # told as a part of the configuration
     }
     where = {place.name: (stored[name], place) for name, place in places.items()}
-    sampling = _sampling(container.metadata)
-    return config, GgufTensors(path, config, where), tokenizer, told, sampling
+    return GgufModel(
+        config,
+        GgufTensors(path, config, where),
+        tokenizer,
+        told,
+        _sampling(container.metadata),
+        gguf_pooling(container.metadata, architecture),
+    )
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, float]:

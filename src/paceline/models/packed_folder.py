@@ -38,6 +38,7 @@ from paceline.models.ops.base import PackedLinear
 from paceline.models.ops.resolve import backend_of
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
+from paceline.models.pooling import write_pooling
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored_names import INDEX_FILE
 from paceline.models.weights import EMBEDDING, HEAD, Ends, WeightReader
@@ -94,6 +95,8 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     reader.log_rounding()
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save(folder)
+    if checkpoint.pooling:
+        write_pooling(folder, checkpoint.pooling)
     generation = {**checkpoint.card, **checkpoint.generation}
     if generation:
         _write_json(folder / "generation_config.json", generation)

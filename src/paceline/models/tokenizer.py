@@ -252,15 +252,24 @@ class Tokenizer:
         """The BOS token where encoding a text begins with it."""
         return self._special_tokens["bos_token"] if self.begins_with_bos else ""
 
-    @functools.cached_property
+    @property
     def begin_ids(self) -> tuple[int, ...]:
         """The tokens that encoding puts before a text."""
+        return self._frame[0]
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that encoding puts behind a text."""
+        return self._frame[1]
+
+    @functools.cached_property
+    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        # Not of an empty text: the token behind a text may be the one that would begin it.
         plain = self._backend.encode("a", add_special_tokens=False).ids
         framed = self._backend.encode("a", add_special_tokens=True).ids
         starts = range(len(framed) - len(plain) + 1)
-        # The token behind a text may be the one that would begin it.
         count = next((i for i in starts if framed[i : i + len(plain)] == plain), 0)
-        return tuple(framed[:count])
+        return tuple(framed[:count]), tuple(framed[count + len(plain) :])
 
     @property
     def begins_with_bos(self) -> bool:

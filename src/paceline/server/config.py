@@ -68,7 +68,7 @@ class ServerConfig:
         default_chat_template_kwargs: options of chat templates that hold where a request says
             nothing else.
         pooling: of embeddings whose requests do not say; one of
-            :data:`~paceline.sampling_params.POOLINGS`.
+            :data:`~paceline.sampling_params.POOLINGS`. None is the model's own.
         memory_budget: bytes that all loaded models together may take.
         max_loaded_models: how many may be loaded at once.
         keep_alive: seconds after which an idle model is unloaded, where its last request did not
@@ -97,7 +97,7 @@ class ServerConfig:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    pooling: str = "mean"
+    pooling: str | None = None
     memory_budget: float = math.inf
     max_loaded_models: float = math.inf
     keep_alive: float = math.inf
@@ -136,7 +136,8 @@ class ServerConfig:
             )
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
-        check_choice("pooling", self.pooling, POOLINGS)
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)
         check_template_options(self.default_chat_template_kwargs)
 
     @property

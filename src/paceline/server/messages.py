@@ -36,6 +36,7 @@ class EngineInfo:
         num_bytes: of its weights as they are stored.
         kv_bytes: of the whole KV cache.
         num_weights: of its embeddings, head and layers.
+        pooling: how it was trained to make one vector of a text; empty where no file says it.
     """
 
     model: str
@@ -57,6 +58,7 @@ class EngineInfo:
     num_bytes: int = 0
     kv_bytes: int = 0
     num_weights: int = 0
+    pooling: str = ""
 
 
 class Piece(NamedTuple):

@@ -121,6 +121,11 @@ class Serving:
         return self._num_loads > 0
 
     @property
+    def pooling(self) -> str:
+        """Of embeddings whose requests do not say; of a loaded model."""
+        return self.config.pooling or self.client.info.pooling or "mean"
+
+    @property
     def has_failed(self) -> bool:
         return self.client.state == "failed"
 

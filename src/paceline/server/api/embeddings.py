@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import EngineClosedError
-from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.sampling_params import POOLINGS, SamplingParams, SpeculativeParams
 from paceline.server.api.common import PlainRoute, encode_all, received
 from paceline.server.errors import ApiError
 from paceline.server.openapi import GENERATION_ERRORS, errors, takes
@@ -81,10 +81,10 @@ class Pooling:
     """What one HTTP request wants of its inputs, and how they are sent to the engine.
 
     Args:
-        kind: one of :data:`paceline.sampling_params.POOLINGS`; None is the server's.
+        kind: one of :data:`paceline.sampling_params.POOLINGS`; None is the server's or the model's.
 
     Raises:
-        ApiError: the model has not so many dimensions.
+        ApiError: the model has not so many dimensions, or its own pooling is not offered.
     """
 
     def __init__(
@@ -104,11 +104,19 @@ class Pooling:
         if dimensions is not None and dimensions > most:
             message = f"dimensions is {dimensions}; the model has {most}: ask for at most so many"
             raise ApiError(400, message, param="dimensions")
+        kind = kind or serving.pooling
+        if kind not in POOLINGS:
+            raise ApiError(
+                400,
+                f"the model was made for pooling by {kind!r}, which is not offered; to have other "
+                f"vectors of it, say pooling: allowed are {', '.join(POOLINGS)}",
+                param="pooling",
+            )
         self._params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
             ignore_eos=True,
-            pooling=kind or serving.config.pooling,
+            pooling=kind,
             speculative=_PLAIN,
         )
 

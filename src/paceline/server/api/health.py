@@ -117,6 +117,7 @@ def _card(serving: Serving, name: str) -> ModelCard:
         "dtype": info.dtype,
         "backend": info.backend,
         "architecture": info.architecture,
+        "pooling": serving.pooling,
         "sampling": Sampling.model_validate(
             {**NEUTRAL, **info.sampling.values, "source": info.sampling.source}
         ),

@@ -302,4 +302,5 @@ def _shape(checkpoint: Any) -> dict[str, Any]:
         "num_layers": config.num_layers,
         "num_bytes": checkpoint.num_bytes,
         "num_weights": config.num_weights,
+        "pooling": checkpoint.pooling,
     }

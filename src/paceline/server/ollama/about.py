@@ -154,7 +154,7 @@ def _rounded(count: int) -> str:
 
 def _capabilities(serving: Serving) -> list[str]:
     config, tokenizer = serving.config, serving.client.tokenizer
-    found = ["completion"]
+    found = ["completion", *(["embedding"] if serving.client.info.pooling else [])]
     if tokenizer is not None and speaks_harmony(config, tokenizer):
         return [*found, "tools", "thinking"]
     if tokenizer is not None and tool_format(config.tool_call_parser, tokenizer) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,7 +84,8 @@ async def _vectors(
     """The vectors of texts, and how many tokens these are.
 
     Args:
-        is_cut: the ends of texts that do not fit into the context are left out.
+        is_cut: the ends of texts that do not fit into the context are left out; what encoding puts
+            behind a text stays.
     """
     if not texts:
         return [], 0
@@ -93,5 +96,10 @@ async def _vectors(
         texts = [text[:most] for text in texts]
     inputs = await encode_all(serving, texts)
     if is_cut:
-        inputs = [token_ids[: context - 1] for token_ids in inputs]
+        end = serving.tokenizer.end_ids
+        inputs = [_cut(token_ids, context - 1, end) for token_ids in inputs]
     return await pooling.vectors(inputs), sum(map(len, inputs))
+
+
+def _cut(token_ids: list[int], most: int, end: Sequence[int]) -> list[int]:
+    return token_ids if len(token_ids) <= most else [*token_ids[: most - len(end)], *end]

@@ -68,7 +68,8 @@ class ModelCard(BaseModel):
     it was loaded for the first time.
 
     ``state`` is ``unloaded``, ``loading`` or ``leaving``, and of a loaded model its engine's:
-    ``ready``, ``starting``, ``hung``, ``draining`` or ``failed``.
+    ``ready``, ``starting``, ``hung``, ``draining`` or ``failed``. ``pooling`` is that of embeddings
+    whose requests do not say.
     """
 
     id: str
@@ -84,6 +85,7 @@ class ModelCard(BaseModel):
     dtype: str | None = None
     backend: str | None = None
     architecture: str | None = None
+    pooling: str | None = None
     meta: ModelMeta | None = None
     sampling: Sampling | None = None
 

@@ -11,7 +11,7 @@ from paceline.server.protocol.completions import PromptField, batch_of
 
 _LARGEST = (1 << 31) - 1
 Dimensions = Annotated[int, Field(ge=1, le=_LARGEST), TAKES_FLOATS]
-Pooling = Literal["mean", "last"]
+Pooling = Literal["mean", "last", "cls", "max", "weightedmean"]
 
 
 class EmbeddingRequest(ApiModel):
