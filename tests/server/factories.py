@@ -140,6 +140,7 @@ class Paper:
         config=shape,
         hf_config={},
         num_bytes=64,
+        pooling="",
         arithmetic=str,
     )
 

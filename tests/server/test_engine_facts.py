@@ -22,6 +22,7 @@ class Small(Paper):
             config=shape,
             hf_config={"model_type": "llama"},
             num_bytes=64,
+            pooling="last",
             arithmetic=lambda dtype: f"{dtype} by its file's name",
         )
 
@@ -39,7 +40,7 @@ def test_answers_are_as_long_as_the_kv_cache_and_the_context_allow() -> None:
 def test_what_the_model_is() -> None:
     told = engine_info(Small())
     assert (told.architecture, told.hidden_size, told.num_layers) == ("llama", 8, 2)
-    assert told.num_bytes == 64
+    assert (told.num_bytes, told.pooling) == (64, "last")
     assert engine_info(Paper(0.01)).architecture == "paper"
 
 
