@@ -25,6 +25,7 @@ from paceline.request import TokenLogprobs
 from paceline.sampling_defaults import FROM_FILES, NEUTRAL, SamplingDefaults
 from paceline.sampling_params import SamplingParams
 from paceline.server.engine.backlog import Share
+from paceline.server.engine.output_history import OutputHistory
 from paceline.server.engine.wire import joined
 from paceline.server.messages import EngineInfo, EngineState, Piece
 
@@ -110,6 +111,7 @@ class FakeEngine:
     num_restarts: int = 0
     pid: int | None = None
     last_stats: EngineStats | None = None
+    output_history: OutputHistory = field(default_factory=OutputHistory)
     calls: list[Call] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
     num_flushes: int = 0

@@ -172,10 +172,15 @@ class Answer(StreamingResponse):
             self._script.ended += 1
 
 
+def load_until(seconds: float) -> float:
+    """How much has been done by then, under a wavy load."""
+    return seconds + 3 * math.sin(seconds / 4)
+
+
 def stats(script: Script) -> dict[str, Any]:
-    """Counters that grow with the time, as if the server were under a wavy load."""
+    """Counters that grow with the time."""
     now = 400 + time.monotonic() - script.began
-    load = now + 3 * math.sin(now / 4)
+    load = load_until(now)
     drafts = [int(12 * load * 0.8**depth) for depth in range(6)]
     accepted = [int(12 * load * 0.8**depth * 0.74 ** (depth + 1)) for depth in range(6)]
     shares = zip(PROPOSERS, (0.31, 0.22, 0.47), (0.81, 0.55, 0.62), strict=True)
@@ -238,8 +243,12 @@ def make_app(script: Script) -> FastAPI:
         return {"object": "list", "data": [CARD]}
 
     @app.get("/stats")
-    async def counters() -> Any:
-        return stats(script) if script.ready else error(503, "the engine is restarting")
+    async def counters(history: bool = False) -> Any:
+        if not script.ready:
+            return error(503, "the engine is restarting")
+        now = 400 + time.monotonic() - script.began
+        told = [(ago, int(41 * load_until(now - ago))) for ago in range(200, 0, -1)]
+        return stats(script) | ({"output_history": told} if history else {})
 
     @app.get("/health")
     async def health() -> Any:

@@ -303,6 +303,17 @@ def test_refusals(path: str, body: Any, message: str) -> None:
     assert message in refused(application(), path, body)["message"]
 
 
+def test_stats_tell_the_output_of_the_last_minutes_to_those_who_ask() -> None:
+    app = application()
+    history = engine_of(app).output_history
+    for tokens in (3, 8):
+        history.note(EngineStats(num_output_tokens=tokens))
+    told = get(app, "/stats?history=true")["output_history"]
+    assert [tokens for _, tokens in told] == [3, 8]
+    assert all(seconds >= 0 for seconds, _ in told)
+    assert call(app, "GET", "/stats?history=maybe").status_code == 400
+
+
 @pytest.mark.parametrize("path", ["/flush_prefix_cache", "/reset_prefix_cache"])
 def test_the_prefix_cache_is_emptied(path: str) -> None:
     app = application()
@@ -319,6 +330,7 @@ def test_metrics_and_stats_outlive_the_engine() -> None:
     engine_of(app).dies_at = 0
     assert 'paceline:engine_up{model_name="fake"} 0.0' in call(app, "GET", "/metrics").text
     assert get(app, "/stats")["state"] == "failed"
+    assert "output_history" not in get(app, "/stats")
     prefixed = application(metrics_prefix="vllm")
     assert "vllm:num_requests_running" in call(prefixed, "GET", "/metrics").text
 

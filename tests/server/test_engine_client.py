@@ -129,6 +129,7 @@ def test_a_model_that_is_back_is_started_again(tmp_path: Path) -> None:
         async with opened(partial(factories.once, str(built)), budget=10**6) as client:
             await kill(client)
             await until(lambda: client.num_restarts > 1)
+            assert client.output_history.told() == []
             built.unlink()
             await until(lambda: client.state == "ready")
             assert await tokens(client) == [7, 7, 7]
@@ -150,6 +151,7 @@ def test_a_stopped_engine_is_not_ready_and_goes_on_later(monkeypatch: pytest.Mon
             await until(lambda: client.state == "ready")
             watch.is_on = False
             assert await tokens(client) == [7, 7, 7]
+            assert client.output_history.told() != []
             assert client.num_restarts == 0
             os.kill(pid_of(client), signal.SIGSTOP)
             watch.is_on = True

@@ -25,6 +25,19 @@ def test_live_view_shows_the_counters(visit: OpenPage) -> None:
     assert page.complaints() == []
 
 
+def test_live_view_begins_with_the_last_minutes(visit: OpenPage) -> None:
+    page = visit().page
+    page.one("#tab-live").click()
+    page.until(lambda: page.all("#live .tile"))
+    points = "return document.querySelector('#rate-chart polyline').points.numberOfItems"
+    assert page.script(points) >= 200
+    assert "tok/s" in page.one("#rate-chart").get_attribute("aria-label")
+    assert page.one("#rate-chart").text.split("\n")[-6:] == [
+        *("-5 min", "-4 min", "-3 min", "-2 min", "-1 min", "now"),
+    ]
+    assert float(page.all(".tile")[2].text.split("\n")[1]) > 0
+
+
 def test_figures_of_a_span(visit: OpenPage) -> None:
     """Counters that grow by known amounts, a restart, and a span without a step."""
     page = visit().page
@@ -38,14 +51,17 @@ def test_figures_of_a_span(visit: OpenPage) -> None:
         history.push(0, stats(100, 10));
         history.push(2, stats(180, 50));
         const busy = [history.rate, history.span.counts.speculation.steps, history.rates];
-        history.push(3, stats(0, 0, 1));
+        history.push(9, { ...stats(240, 50), output_history: [[20, 0], [9, 100], [1, 200]] });
+        const late = [history.rate, history.rates];
+        history.push(10, stats(0, 0, 1));
         const span = history.span;
-        return { busy, restarted: [history.samples.length, history.rate, span.name],
+        return { busy, late, restarted: [history.samples.length, history.rate, span.name],
                  widths: module.widthShares({ widths: { 4: 1, 2: 3, 8: 0 } }),
                  phases: module.phaseShares(stats(0, 50)) };
         """,
     )
     assert found["busy"] == [40, 40, [[0, 40]]]
+    assert found["late"] == [40, [[-9, 100 / 11], [-1, 12.5], [0, 40]]]
     assert found["restarted"] == [1, None, "since the start"]
     assert found["widths"] == [[2, 0.75], [4, 0.25]]
     assert found["phases"] == [["forward", 10, 1]]

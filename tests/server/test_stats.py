@@ -6,7 +6,9 @@ import asyncio
 import json
 
 from paceline.errors import EngineDeadError
+from paceline.metrics import EngineStats
 from paceline.models.chat_templates import BUILT_IN
+from paceline.server.engine.output_history import MAX_BEATS, OutputHistory
 from paceline.server.stats import snapshot
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine
@@ -34,6 +36,20 @@ def test_a_snapshot_has_what_the_page_draws() -> None:
         "accepted": 1,
         "accepted_per_pos": [0, 1],
     }
+
+
+def test_the_output_of_the_last_minutes_is_kept_and_no_more() -> None:
+    """A beat a second, each after seven tokens, for longer than is kept."""
+    seconds = iter(range(1000))
+    history = OutputHistory(lambda: next(seconds))
+    for beat in range(400):
+        history.note(EngineStats(num_output_tokens=7 * beat))
+    told = history.told()
+    assert len(told) == MAX_BEATS
+    assert told[0] == (300, 7 * 100)
+    assert told[-1] == (1, 7 * 399)
+    history.clear()
+    assert history.told() == []
 
 
 def test_a_dead_engine_is_a_state_and_no_error() -> None:

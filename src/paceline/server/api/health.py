@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
+from paceline.errors import RequestError
 from paceline.sampling_defaults import NEUTRAL
 from paceline.server.errors import SERVER, ApiError
 from paceline.server.metrics import CONTENT_TYPE
@@ -67,12 +68,16 @@ async def metrics(request: Request) -> Response:
     return Response(models.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
-@router.get("/stats", responses=errors(404), response_model=dict[str, Any])
-async def stats(request: Request, model: str | None = None) -> Response:
+@router.get("/stats", responses=errors(400, 404), response_model=dict[str, Any])
+async def stats(request: Request, model: str | None = None, history: str = "false") -> Response:
+    if history not in ("true", "false"):
+        raise RequestError(f"history is {history[:40]!r}; allowed are 'true' and 'false'")
     serving = Models.of(request).find(model)
-    document = {"model": serving.name}
+    document: dict[str, Any] = {"model": serving.name}
     if serving.is_known:
         document = await snapshot(serving.client)
+        if history == "true":
+            document["output_history"] = serving.client.output_history.told()
     document["state"] = serving.state
     return Response(encode_json(document), media_type="application/json")
 

@@ -22,6 +22,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.server.engine.backlog import Share
 from paceline.server.engine.generation import EngineGeneration
 from paceline.server.engine.life import EngineLife
+from paceline.server.engine.output_history import OutputHistory
 from paceline.server.engine.restarts import Restarts
 from paceline.server.engine.wire import EngineFactory, Pulse, received
 from paceline.server.messages import EngineInfo, EngineState, Piece
@@ -52,6 +53,7 @@ class EngineClient:
         num_restarts: engines that were started, or tried to, after the first.
         last_stats: the newest counters that the living engine told, for when it does not answer;
             None before the first.
+        output_history: the output tokens that its beats told.
     """
 
     info: EngineInfo
@@ -71,6 +73,7 @@ class EngineClient:
         self.failure = ""
         self.num_restarts = 0
         self.last_stats: EngineStats | None = None
+        self.output_history = OutputHistory()
         self._restarts = restarts or Restarts()
         self._pulse = pulse or Pulse()
         self.adapters = dict(adapters or {})
@@ -127,7 +130,7 @@ class EngineClient:
             lives.cancel()
             with suppress(asyncio.CancelledError):
                 await lives
-        self._life = self.last_stats = None
+        self._forget_life()
 
     # --- prompts -------------------------------------------------------------------------------
 
@@ -249,7 +252,9 @@ class EngineClient:
             reply.set_exception(error)
 
     def _on_beat(self, stats: EngineStats | None) -> None:
-        self.last_stats = stats or self.last_stats
+        if stats is not None:
+            self.last_stats = stats
+            self.output_history.note(stats)
         self._pulse.beat(stats is not None)
         self._judge()
 
@@ -338,9 +343,13 @@ class EngineClient:
     def _lose(self, reason: str) -> float | None:
         """Let whoever waits for an engine hear that it is dead; returns as :meth:`_pause_after`."""
         self._reason = ""
-        self._life = self.last_stats = None
+        self._forget_life()
         self._fail_all(EngineDeadError, reason)
         return self._pause_after(reason)
+
+    def _forget_life(self) -> None:
+        self._life = self.last_stats = None
+        self.output_history.clear()
 
     def _pause_after(self, reason: str) -> float | None:
         """How long to wait before the next start; None when there is to be none."""

@@ -36,21 +36,21 @@ function grid(node, scale, top, unit) {
   node.append(svg("text", { x: 0, y: 10 }, unit));
 }
 
-/** A line over the last minute, from [seconds ago, value] pairs. */
-export function minuteChart(node, points, unit) {
+/** A line over the last `seconds`, from [seconds ago, value] pairs. */
+export function rateChart(node, points, seconds, unit) {
   const peak = Math.max(0, ...points.map(([, value]) => value));
   const top = roundUp(Math.max(peak, 10));
   const scale = frame(node, 180, `Now ${figure(points.at(-1)?.[1] ?? 0)} ${unit}, at most ${figure(peak)}`);
   grid(node, scale, top, unit);
-  for (const ago of [-60, -40, -20, 0]) {
+  const x = (ago) => scale.x(1 + ago / seconds);
+  for (let ago = -seconds; ago <= 0; ago += 60) {
     const anchor = ago ? "middle" : "end";
-    const text = ago ? `${ago} s` : "now";
-    node.append(svg("text", { x: scale.x(1 + ago / 60), y: scale.bottom + 18, "text-anchor": anchor }, text));
+    const text = ago ? `${ago / 60} min` : "now";
+    node.append(svg("text", { x: x(ago), y: scale.bottom + 18, "text-anchor": anchor }, text));
   }
-  const shown = points.filter(([ago]) => ago >= -60);
-  if (shown.length < 2) return;
-  const line = shown.map(([ago, value]) => `${scale.x(1 + ago / 60)},${scale.y(value / top)}`);
-  const [first, last] = [scale.x(1 + shown[0][0] / 60), scale.x(1 + shown.at(-1)[0] / 60)];
+  if (points.length < 2) return;
+  const line = points.map(([ago, value]) => `${x(ago)},${scale.y(value / top)}`);
+  const [first, last] = [x(points[0][0]), x(points.at(-1)[0])];
   node.append(svg("polygon", { class: "area", points: `${first},${scale.bottom} ${line.join(" ")} ${last},${scale.bottom}` }));
   node.append(svg("polyline", { class: "line", points: line.join(" ") }));
 }

@@ -12,52 +12,49 @@ export function minus(later, earlier) {
 
 export const ratio = (part, whole) => (whole > 0 ? part / whole : null);
 
-/** Snapshots of the last minute; starts afresh when the server did. */
+export const CHART_SECONDS = 300;
+const SPAN_SECONDS = 10.5;
+
+/** What the server counted, over the last minutes; starts afresh when its engine did. */
 export class History {
-  samples = []; // of { at: seconds, stats }
+  samples = []; // of { at: seconds, stats }, as far as spans reach back
+  outputs = []; // of [seconds, output tokens until then], as far as the chart does
 
   push(at, stats) {
     const last = this.samples.at(-1)?.stats;
     const restarted =
       last && (stats.restarts !== last.restarts || stats.tokens.output < last.tokens.output);
-    if (restarted) this.samples = [];
-    this.samples.push({ at, stats });
-    this.samples = this.samples.filter((sample) => at - sample.at <= 61);
+    if (restarted) this.samples = this.outputs = [];
+    // The server's own knows of the time before the page asked.
+    if (stats.output_history) this.outputs = stats.output_history.map(([ago, output]) => [at - ago, output]);
+    this.samples = [...this.samples, { at, stats }].filter((sample) => at - sample.at <= SPAN_SECONDS);
+    this.outputs = [...this.outputs, [at, stats.tokens.output]].filter(([then]) => at - then <= CHART_SECONDS);
   }
 
   get latest() {
     return this.samples.at(-1).stats;
   }
 
-  /** Counts over the last `seconds`, or null where there are none to compare. */
-  #recent(seconds) {
-    const last = this.samples.at(-1);
-    const first = this.samples.find(({ at }) => last.at - at <= seconds);
-    if (first === last) return null;
-    return { seconds: last.at - first.at, counts: minus(last.stats, first.stats) };
-  }
-
-  /** Output tokens per second, over about three seconds. */
+  /** Output tokens per second, over about three seconds; null where nothing can be compared. */
   get rate() {
-    const recent = this.#recent(3.5);
-    return recent ? recent.counts.tokens.output / recent.seconds : null;
+    const [end, output] = this.outputs.at(-1);
+    const [begin, before] = this.outputs.find(([at]) => end - at <= 3.5);
+    return begin < end ? (output - before) / (end - begin) : null;
   }
 
   /** [seconds ago, output tokens per second] for each pair of neighbours. */
   get rates() {
-    const end = this.samples.at(-1).at;
-    return this.samples.slice(1).map(({ at, stats }, place) => {
-      const before = this.samples[place];
-      return [at - end, (stats.tokens.output - before.stats.tokens.output) / (at - before.at)];
+    const end = this.outputs.at(-1)[0];
+    return this.outputs.slice(1).map(([at, output], place) => {
+      const [began, before] = this.outputs[place];
+      return [at - end, at > began ? (output - before) / (at - began) : 0];
     });
   }
 
   /** The counts of the last ten seconds; of all time when nothing ran in them. */
   get span() {
-    const recent = this.#recent(10.5);
-    if (recent?.counts.speculation.steps > 0) {
-      return { name: "the last 10 s", counts: recent.counts };
-    }
+    const counts = minus(this.latest, this.samples[0].stats);
+    if (counts.speculation.steps > 0) return { name: "the last 10 s", counts };
     return { name: "since the start", counts: this.latest };
   }
 }

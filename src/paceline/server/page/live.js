@@ -1,9 +1,9 @@
 // The live view: asks for the counters every second while it can be seen, and shows them.
 
 import { getJson, watchServer } from "./api.js";
-import { bars, costChart, minuteChart, stack } from "./charts.js";
+import { bars, costChart, rateChart, stack } from "./charts.js";
 import { $, el, figure, pause, percent } from "./dom.js";
-import { byPosition, byProposer, History, phaseShares, PHASES, ratio, widthShares } from "./figures.js";
+import { byPosition, byProposer, CHART_SECONDS, History, phaseShares, PHASES, ratio, widthShares } from "./figures.js";
 import { originClass } from "./origins.js";
 
 const EVERY_MS = 1000;
@@ -12,14 +12,16 @@ let polling = false;
 
 const isSeen = () => !$("live").hidden && !document.hidden;
 
-/** Start to poll; stops by itself when the view is hidden. */
+/** Start to poll, with what went on while the view was hidden; stops by itself when it is again. */
 export async function showLive() {
   if (polling) return;
   polling = true;
+  let path = "stats?history=true";
   while (isSeen()) {
     const began = performance.now();
     try {
-      history.push(began / 1000, await getJson("stats"));
+      history.push(began / 1000, await getJson(path));
+      path = "stats";
       draw();
       if (history.latest.state !== "ready") watchServer();
     } catch (failure) {
@@ -36,7 +38,7 @@ function draw() {
   const { name, counts } = history.span;
   for (const node of document.querySelectorAll("#live .span")) node.textContent = name;
   drawTiles(stats, counts, name);
-  minuteChart($("rate-chart"), history.rates, "tok/s");
+  rateChart($("rate-chart"), history.rates, CHART_SECONDS, "tok/s");
   bars($("by-proposer"), byProposer(counts).map(([proposer, share, accepted, drafted]) => [
     proposer,
     share,
