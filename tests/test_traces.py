@@ -77,6 +77,12 @@ def test_a_writer_continues_after_what_is_whole(folder: Path) -> None:
     assert [trace.prompt_index for trace in read_traces(folder)] == [0, 1, 2]
 
 
+def test_a_model_may_be_moved_while_traces_are_added(tmp_path: Path) -> None:
+    for source in ("/somewhere", "/elsewhere"):
+        TraceWriter(tmp_path / "new", {**META, "model_source": source})
+    assert read_meta(tmp_path / "new")["model_source"] == "/somewhere"
+
+
 def test_another_model_is_refused(folder: Path) -> None:
     with pytest.raises(TraceError, match="params is"):
         TraceWriter(folder, {**META, "params": {"temperature": 1.0}})

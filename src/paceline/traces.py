@@ -39,6 +39,8 @@ FORMAT_VERSION = 1
 META = "meta.json"
 ADDED_KEYS = frozenset({"model_fingerprint"})
 """Which older traces do not have; those are continued without them."""
+MODEL_SOURCE = "model_source"
+"""Key of where the model lay, or by which name it was loaded; None is the embedded one."""
 UNION_ROWS = (2, 4, 8, 16, 32)
 """Tokens that each column of ``experts_read`` is of; a single one reads the same everywhere."""
 _ARRAYS = {
@@ -147,7 +149,8 @@ def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pat
     # As JSON would have it: a tuple that was written is a list when it is read.
     said = json.loads(json.dumps(wanted))
     wanted = {key: said[key] for key in said if key in found or key not in ADDED_KEYS}
-    differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    compared = {**found, **wanted}.keys() - {MODEL_SOURCE}  # a model may have been moved
+    differing = [key for key in sorted(compared) if found.get(key) != wanted.get(key)]
     if differing:
         key = differing[0]
         raise TraceError(

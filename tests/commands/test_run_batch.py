@@ -106,7 +106,7 @@ def test_rows_choose_an_adapter_by_their_model(cli: Cli, tmp_path: Path) -> None
             row = {"custom_id": name, "method": "POST", "url": "/v1/completions"}
             file.write(json.dumps({**row, "body": {"model": name, **body}}) + "\n")
     how = [each for name, folder in lora.items() for each in ("--lora", f"{name}={folder}")]
-    call = ("run-batch", str(source), "--model", model, "--served-model-name", "base")
+    call = ("run-batch", model, str(source), "--served-model-name", "base")
     result = cli(*call, *how, "--max-num-seqs", "4", "--json")
     assert (result.code, result.document["answered"]) == (1, 3), result.err
     answers = read(source.with_name("in.out.jsonl"))

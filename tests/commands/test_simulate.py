@@ -89,6 +89,40 @@ def test_the_rows(cli: Cli, folder: Path) -> None:
     assert [*folder.rglob("*.safetensors")]
 
 
+@pytest.mark.usefixtures("curves")
+def test_the_model_is_that_of_the_traces(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, model = tmp_path / "prompts.jsonl", tmp_path / "models" / "small"
+    prompts.write_text(json.dumps({"prompt": TEXTS[1]}))
+    shutil.copytree(embedded_model("draft"), model)
+    monkeypatch.chdir(model.parent)
+    made = ("trace", "small", "--prompts", str(prompts), "-o", str(tmp_path / "traces"))
+    assert cli(*made, "--max-tokens", "8").code == 0
+    monkeypatch.chdir(tmp_path)
+    plain = ("--no-speculation", "--cost", "machine", "--json")
+    for command in (("simulate", "traces"), ("simulate", "models/small", "traces")):
+        found = cli(*command, *plain)
+        assert found.code == 0, found.err
+        assert found.document["model"] == "small"
+    tuned = cli("tune", "--traces", "traces", "--cost", "machine", "--budget", "0.01", "--json")
+    assert tuned.code == 0, tuned.err
+    assert "paceline run models/small" in tuned.document["use"]
+    model.rename(model.parent / "moved")
+    found = cli("simulate", "traces", *plain)
+    assert found.code == 2
+    assert f"the traces are answers of {model}, and there is no such file or folder" in found.err
+    moved = (*made[:1], "models/moved", *made[2:])
+    assert cli(*moved, "--max-tokens", "8").code == 2  # traces of a model of another name
+    assert cli("simulate", "models/moved", "traces", *plain).code == 0
+    assert cli("simulate", "traces", "--model", "models/moved", *plain).code == 0
+
+
+def test_a_folder_of_traces_is_needed(cli: Cli, tmp_path: Path) -> None:
+    assert "simulate needs a folder of traces" in cli("simulate").err
+    assert "there is no folder of traces nowhere" in cli("simulate", "nowhere").err
+
+
 def test_a_target_that_drafts_for_itself(cli: Cli, folder: Path) -> None:
     config = json.dumps({"method": "self", "draft_layers": 4, "num_speculative_tokens": 2})
     arguments = ("--speculative-config", config, "--planner", "fixed", "--json")

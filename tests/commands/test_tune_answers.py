@@ -90,6 +90,7 @@ def test_answers_of_another_model_are_refused(
         assert "the traces are answers of target" in found.err
         assert "draft, is another" in found.err
     assert cli("simulate", str(folder), "--no-speculation", *cost).code == 0
+    assert cli("simulate", DRAFT, str(folder), *cost).code == 2  # MODEL first, as everywhere
     # Older traces do not say, and have a name at most.
     meta.write_text(json.dumps({k: v for k, v in said.items() if k != "model_fingerprint"}))
     found = cli("simulate", str(folder), "--model", DRAFT, "--no-speculation", *cost)

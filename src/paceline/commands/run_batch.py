@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
+from paceline.commands.model_first import model_and_file
 from paceline.commands.options import (
     JSON_HELP,
     ReplicaOptions,
@@ -42,14 +43,15 @@ SUFFIX = ".out.jsonl"
 class RunBatchOptions(ReplicaOptions, SpeculationOptions):
     """Options of ``paceline run-batch``."""
 
+    model: str | None = argument(
+        None, "Folder, GGUF file, name or hub id (default: the embedded model)."
+    )
     file: str | None = argument(None, "Requests, one JSON object a line, in OpenAI's batch format.")
     input_file: str | None = option(None, "The same as FILE.", "-i")
     output_file: str | None = option(
         None, "Answers (default: FILE with .out.jsonl); those that are there are kept.", "-o"
     )
-    model: str | None = option(
-        None, "Folder, GGUF file, name or hub id (default: the embedded model)."
-    )
+    model_option: str | None = option(None, "The same as MODEL.", "--model")
     served_model_name: list[str] | None = option(
         None, "What requests call the model (default: its own name)."
     )
@@ -68,7 +70,8 @@ def run_batch_command(options: RunBatchOptions) -> int:
         raise ConfigError(
             f"run-batch needs a package that is not installed ({error}): {install_command()}"
         ) from error
-    source = input_path(options)
+    model, source = inputs(options)
+    options = replace(options, model=model)
     target = output_path(options, source)
     if uses_ray(options):
         options = as_replica(options, shares_machine=options.ray_address is None)
@@ -96,12 +99,21 @@ def uses_ray(options: RunBatchOptions) -> bool:
     return options.ray or options.replicas is not None or options.ray_address is not None
 
 
-def input_path(options: RunBatchOptions) -> Path:
-    """Raises ConfigError: no file was named, or two were."""
-    named = [name for name in (options.file, options.input_file) if name is not None]
-    if len(named) != 1:
+def inputs(options: RunBatchOptions) -> tuple[str | None, Path]:
+    """The model, and the file of requests, which ``--input-file`` names in place of FILE.
+
+    Raises:
+        ConfigError: no file was named, or two were, or two models.
+    """
+    first, second = options.model, options.file
+    if options.input_file is not None:
+        if second is not None or first == options.input_file:
+            raise ConfigError("name the file of requests once: as FILE, or with --input-file")
+        second = options.input_file
+    model, file = model_and_file(first, second, options.model_option)
+    if file is None:
         raise ConfigError("name the file of requests once: as FILE, or with --input-file")
-    return Path(named[0])
+    return model, Path(file)
 
 
 def output_path(options: RunBatchOptions, source: Path) -> Path:

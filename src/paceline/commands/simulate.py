@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.checks import check_number
 from paceline.commands.display import Screen, printable, table
+from paceline.commands.model_first import model_and_file
 from paceline.commands.options import JSON_HELP, EngineOptions, SpeculationOptions, argument, option
 from paceline.commands.report import COUNTERS, Figures
 from paceline.commands.resolve import engine_options, replayed_config
 from paceline.config import EngineConfig
+from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
@@ -33,12 +35,13 @@ Rows = dict[str, "ReplayResult"]
 class SimulateOptions(EngineOptions, SpeculationOptions):
     """Options of ``paceline simulate``."""
 
-    traces: str = argument(..., "Folder that paceline trace has written.")
-    model: str | None = option(
+    model: str | None = argument(
         None,
-        "The model that was traced: folder, GGUF file, name or hub id (default: the embedded "
-        "model).",
+        "The model that was traced: folder, GGUF file, name or hub id (default: where the traces "
+        "say that it lies).",
     )
+    traces: str | None = argument(None, "Folder that paceline trace wrote.")
+    model_option: str | None = option(None, "The same as MODEL.", "--model")
     cost: str | None = option(
         None,
         "What its steps cost: the file of a profile, or the name of an imported curve (default: "
@@ -59,10 +62,11 @@ def simulate_command(options: SimulateOptions) -> int:
     from paceline.workbench.simulate_setup import num_learnt
 
     screen = Screen(json=options.json)
-    configs = replayed_config(options, options.model)
+    model, folder = _inputs(options)
+    configs = replayed_config(options, model)
     check_concurrency(options)
     fixed = fixed_configs(configs)
-    simulator, notes = _opened(options, fixed, screen)
+    simulator, notes = _opened(options, model, folder, fixed, screen)
     began = time.perf_counter()
     with screen.progress("replaying", len(fixed) + 2) as advance:
         rows = _rows(simulator, configs, fixed, options.planner, advance)
@@ -74,8 +78,27 @@ def simulate_command(options: SimulateOptions) -> int:
     return 0
 
 
+def _inputs(options: SimulateOptions) -> tuple[str | None, str]:
+    """The model that answered, and the folder of its traces."""
+    from paceline.workbench.simulate_setup import meta_in
+    from paceline.workbench.trace_requests import traced_model
+
+    model, folder = model_and_file(options.model, options.traces, options.model_option)
+    if folder is None:
+        raise ConfigError(
+            "simulate needs a folder of traces: paceline trace MODEL --prompts FILE -o TRACES "
+            "makes one, paceline simulate TRACES reads it"
+        )
+    meta = meta_in(folder)
+    return model or traced_model(meta), folder
+
+
 def _opened(
-    options: SimulateOptions, fixed: Mapping[str, Configs], screen: Screen
+    options: SimulateOptions,
+    model: str | None,
+    folder: str,
+    fixed: Mapping[str, Configs],
+    screen: Screen,
 ) -> tuple[Simulator, list[str]]:
     """The simulator, and remarks on what it rests on, which are shown."""
     from paceline.commands.simulate_costs import cost_notes, costs_of
@@ -84,8 +107,8 @@ def _opened(
     costs, draft_costs = costs_of(options.cost, options.draft_cost)
     with screen.progress("drafting", 100) as advance:
         opened = open_simulator(
-            options.traces,
-            options.model or embedded_model("target"),
+            folder,
+            model or embedded_model("target"),
             EngineConfig(**engine_options(options)),
             [config for each in fixed.values() for config in each],
             table=costs,

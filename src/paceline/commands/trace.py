@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.display import Screen, banner
+from paceline.commands.model_first import lasting_name
 from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.prompts import Encoder, read_prompts
 from paceline.commands.resolve import engine_options
@@ -95,12 +96,14 @@ def _meta(
     import xxhash
 
     from paceline.models.fingerprint import model_fingerprint
+    from paceline.traces import MODEL_SOURCE
 
     digest = xxhash.xxh3_128()
     for prompt in prompts:
         digest.update(np.array([len(prompt), *prompt], "<i4").tobytes())
     return {
         "model": llm.model,
+        MODEL_SOURCE: lasting_name(options.model),
         "model_fingerprint": model_fingerprint(llm.checkpoint),
         "dtype": llm.config.dtype,
         "vocab_fingerprint": llm.tokenizer.fingerprint,

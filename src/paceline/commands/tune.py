@@ -25,6 +25,7 @@ from paceline.commands.tune_setup import (
     simulator_for,
     traced,
     usual_proposers,
+    with_traced_model,
 )
 from paceline.commands.tune_view import (
     doubt,
@@ -48,6 +49,7 @@ QUALITY_TOKENS = 2048
 def tune_command(options: TuneOptions) -> int:
     """The work of ``paceline tune``."""
     check_files(options)
+    options = with_traced_model(options)
     screen, seconds = Screen(json=options.json), dict[str, float]()
     drafts = drafts_to_try(options)
     with TemporaryDirectory(prefix="paceline-") as spare:

@@ -6,7 +6,7 @@ Answers and profiles are made by what makes them for the commands of these names
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,16 @@ class TuneOptions(EngineOptions, ModelOptions):
 
 ASKED = ("max_tokens", "temperature", "chat", "no_thinking")
 """Options of ``paceline trace`` with the same meaning."""
+
+
+def with_traced_model(options: TuneOptions) -> TuneOptions:
+    """With the model of the traces where only traces are named."""
+    from paceline.workbench.simulate_setup import meta_in
+    from paceline.workbench.trace_requests import traced_model
+
+    if options.model is not None or options.prompts is not None or options.traces is None:
+        return options
+    return replace(options, model=traced_model(meta_in(options.traces)))
 
 
 def check_files(options: TuneOptions) -> None:

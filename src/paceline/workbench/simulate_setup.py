@@ -52,6 +52,7 @@ from paceline.workbench.trace_requests import answer_notes, check_model
 Advance = Callable[[float], None]
 MARK = " *"
 """Stands after the name of a row whose drafts come from such a model."""
+HINT = "paceline trace MODEL --prompts FILE -o FOLDER makes one"
 FOOTNOTE = "* with n-grams learnt from answers to these very prompts: other prompts will gain less"
 
 
@@ -158,16 +159,24 @@ def _priced(
     return table, [f"{each}: steps read what those of the costs read" for each in lacks]
 
 
+def meta_in(folder: str | Path) -> dict[str, Any]:
+    """What is said of the traces in a folder.
+
+    Raises:
+        TraceError: it is no folder of traces.
+    """
+    if not Path(folder).is_dir():
+        raise TraceError(f"there is no folder of traces {folder}; {HINT}")
+    if not (Path(folder) / META).exists():
+        raise TraceError(f"{folder} is no folder of traces: it has no {META}; {HINT}")
+    return read_meta(folder)
+
+
 def _answers_in(folder: Path) -> tuple[dict[str, Any], list[Trace]]:
     """What is said of the traces in a folder, and one or more traces."""
-    hint = "paceline trace MODEL --prompts FILE -o FOLDER makes one"
-    if not folder.is_dir():
-        raise TraceError(f"there is no folder of traces {folder}; {hint}")
-    if not (folder / META).exists():
-        raise TraceError(f"{folder} is no folder of traces: it has no {META}; {hint}")
-    meta, traces = read_meta(folder), list(read_traces(folder))
+    meta, traces = meta_in(folder), list(read_traces(folder))
     if not traces:
-        raise TraceError(f"{folder} holds no traces; {hint}")
+        raise TraceError(f"{folder} holds no traces; {HINT}")
     return meta, traces
 
 

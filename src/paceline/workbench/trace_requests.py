@@ -5,6 +5,7 @@ Knows no engine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.fingerprint import model_fingerprint
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
-from paceline.traces import Trace
+from paceline.traces import MODEL_SOURCE, Trace
 
 SEEDS = 1 << 64
 
@@ -62,6 +63,25 @@ def trace_request(request_id: int, trace: Trace, meta: Mapping[str, Any]) -> Req
 
 
 # --- the model -----------------------------------------------------------------------------------
+
+
+def traced_model(meta: Mapping[str, Any]) -> str | None:
+    """Where the model lay that gave the answers, or by which name it was loaded.
+
+    None is the embedded one, or one that older traces do not name.
+
+    Raises:
+        TraceError: it is not there any more.
+    """
+    source = meta.get(MODEL_SOURCE)
+    if not isinstance(source, str):
+        return None
+    if os.path.isabs(source) and not os.path.exists(source):
+        raise TraceError(
+            f"the traces are answers of {source}, and there is no such file or folder: name the "
+            "model as the argument MODEL"
+        )
+    return source
 
 
 def check_model(meta: Mapping[str, Any], checkpoint: Checkpoint) -> None:
