@@ -182,7 +182,7 @@ def test_exported_conversations_are_imported(visit: OpenPage, tmp_path: Path) ->
     [
         (lambda file: "oops", "the file is not JSON"),
         (lambda file: file | {"format": "other"}, "the file.format is not one of"),
-        (lambda file: file | {"version": 3}, "the file.version is not one of"),
+        (lambda file: file | {"version": 4}, "the file.version is not one of"),
         (lambda file: file | {"extra": 1}, "the file.extra is not a field"),
         (
             lambda file: file | {"conversations": [{"id": "../x"}]},

@@ -46,6 +46,62 @@ def test_answer_is_regenerated(visit: OpenPage) -> None:
     assert page.answer_text() == STORY
 
 
+def test_speed_of_a_repetition_is_labelled(visit: OpenPage) -> None:
+    """An answer that the server has given before is drafted from that: no speed for new text."""
+    page = (seen := visit()).page
+    page.ask("One")
+    assert "repeating" not in page.one(".figures").text
+    assert page.all(".remark") == []
+    page.one(".end .again").click()
+    page.until_idle()
+    assert "tok/s, repeating" in page.one(".figures").text
+    assert page.one(".remark").text.startswith("It was drafted from an earlier answer")
+    page.open(seen.url)
+    assert "tok/s, repeating" in page.one(".figures").text
+    assert page.one(".remark").text.startswith("It was drafted from an earlier answer")
+    page.one("[name=speculation]").click()
+    page.one(".end .again").click()
+    page.until_idle()
+    assert "repeating" not in page.one(".figures").text
+    assert page.all(".remark") == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("temperature", "0", "without randomness, the same prompt always gets the same answer."),
+        ("seed", "5", "with a fixed seed, the same prompt always gets the same answer."),
+    ],
+)
+def test_an_answer_that_cannot_differ_says_so(
+    visit: OpenPage, field: str, value: str, words: str
+) -> None:
+    page = visit().page
+    page.fill(field, value)
+    page.one("[name=speculation]").click()
+    page.ask("One")
+    assert page.all(".remark") == []
+    page.one(".end .again").click()
+    page.until_idle()
+    assert words in page.one(".remark").text
+    assert "speed" not in page.one(".remark").text
+
+
+def test_how_much_of_an_answer_is_a_repetition(visit: OpenPage) -> None:
+    found = visit().page.module(
+        "repeats.js",
+        """
+        const { repetition, whySame } = module;
+        return [repetition("abcd", ["xy", "abcd"]), repetition("abcd", ["abxy"]),
+                repetition("abcd", ["axyz", ""]), repetition("abcd", ["abcdef"]),
+                repetition("", [""]), whySame({}, { temperature: 0.2 }, null),
+                whySame({}, { temperature: 0 }, null) !== "",
+                whySame({ temperature: 1 }, { temperature: 0 }, null)];
+        """,
+    )
+    assert found == ["whole", "part", "", "whole", "", "", True, ""]
+
+
 def test_message_is_edited_and_sent_again(visit: OpenPage) -> None:
     page, script = (seen := visit()).page, seen.script
     page.ask("One")

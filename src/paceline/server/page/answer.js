@@ -1,10 +1,11 @@
 // The view of one answer as it streams: coloured tokens or Markdown, its figures, how it ended, and
 // what can be done with it.
 
-import { costLine } from "./cost.js";
+import { costLine, guesses } from "./cost.js";
 import { copyButton, el, figure } from "./dom.js";
 import { markOf, originClass } from "./origins.js";
 import { RenderedText } from "./rendered.js";
+import { SPEED } from "./repeats.js";
 import { Tally } from "./tally.js";
 
 const FINISHED = {
@@ -23,6 +24,8 @@ export class Answer {
   reasoning = "";
   reason = null;
   failure = null;
+  repeats = ""; // an earlier answer, its drafts' source: "whole" or "part"
+  #remark = "";
   #pieces = []; // of [origin, length], of neighbours with one origin together
   #channels = {};
   #figures = el("span", { className: "figures" }, "waiting");
@@ -105,7 +108,7 @@ export class Answer {
     const { rate, acceptanceLength, tokens, firstAfter } = this.tally;
     const unknown = this.reason === null ? "…" : "–";
     const parts = [
-      [rate === null ? unknown : figure(rate), "tok/s"],
+      [rate === null ? unknown : figure(rate), this.repeats ? "tok/s, repeating" : "tok/s"],
       [acceptanceLength === null ? unknown : acceptanceLength.toFixed(2), "per step"],
       [figure(tokens), tokens === 1 ? "token" : "tokens"],
     ];
@@ -118,15 +121,28 @@ export class Answer {
   finish(reason) {
     this.reason = reason;
     this.node.removeAttribute("aria-busy");
+    this.#showEnd();
+    if (!this.#rendered.node.hidden) this.#rendered.draw();
+  }
+
+  #showEnd() {
     if (this.tally.tokens) this.#showFigures();
     else this.#figures.textContent = "";
-    const remark = reason || this.text ? (FINISHED[reason] ?? reason) : "";
+    const { reason, text, repeats } = this;
+    const ended = reason || text ? (FINISHED[reason] ?? reason) : "";
+    const remarks = [ended, this.#remark, repeats && SPEED[repeats]].filter(Boolean).join(" ");
     this.#end.replaceChildren(
       costLine(this.tally, markOf) ?? "",
-      remark ? el("span", { className: "remark" }, remark) : "",
+      remarks ? el("span", { className: "remark" }, remarks) : "",
       this.#buttons(),
     );
-    if (!this.#rendered.node.hidden) this.#rendered.draw();
+  }
+
+  /** It repeats an earlier answer, "whole" or in "part"; @param why it does, or "". */
+  noteRepetition(repeats, why) {
+    this.repeats = guesses(this.tally).length ? repeats : "";
+    this.#remark = why;
+    this.#showEnd();
   }
 
   #buttons() {
@@ -163,17 +179,18 @@ export class Answer {
 
   /** What a conversation keeps of it. */
   get data() {
-    const { name, text, reasoning, tally } = this;
+    const { name, text, reasoning, tally, repeats } = this;
     const reason = this.reason ?? "abort";
     return {
-      name, text, reasoning, reason, isMarkdown: this.#isMarkdown,
+      name, text, reasoning, reason, repeats, isMarkdown: this.#isMarkdown,
       pieces: this.#pieces.map((piece) => [...piece]), tally: tally.data,
     };
   }
 
   /** Show an answer that was kept. */
-  restore({ text, reasoning, reason, isMarkdown, pieces, tally }) {
+  restore({ text, reasoning, reason, repeats, isMarkdown, pieces, tally }) {
     this.tally = Tally.from(tally);
+    this.repeats = repeats;
     if (reasoning) this.add("reasoning", [{ id: null, text: reasoning, origin: "" }]);
     let place = 0;
     this.add("content", pieces.map(([origin, length]) => {

@@ -5,8 +5,9 @@ import { armOf, compareOn } from "./compare.js";
 import { $, announce, download, el, focusPrompt, recall, remember, sendOnEnter } from "./dom.js";
 import { setUpFiles } from "./files.js";
 import { generate, model } from "./generate.js";
-import { changed as noteChange, fresh, keptOf, setUpHistory, showDrawer, titleOf } from "./history.js";
+import { changed as noteChange, fresh, keptAnswers, keptOf, setUpHistory, showDrawer, titleOf } from "./history.js";
 import { fillLegend } from "./origins.js";
+import { repetition, whySame } from "./repeats.js";
 import { fields, mode, sampling, setUpSettings } from "./settings.js";
 import { fileName, markdownOf } from "./share.js";
 import { Tally } from "./tally.js";
@@ -162,8 +163,9 @@ const DOES = {
 /** Ask in place of a turn; those after it are gone then. */
 function askAgain(turn, text) {
   if (running || !turns.includes(turn)) return;
+  const former = text === turn.user ? turn.answer.text : null;
   dropFrom(turns.indexOf(turn));
-  ask(text);
+  ask(text, former);
 }
 
 /** What is asked of the server for one answer. */
@@ -180,7 +182,8 @@ function jobFor(turn, view, speculation, seed, salt) {
   return { mode: mode(), messages, sampling: sampling(), seed, speculation, salt };
 }
 
-function ask(text) {
+/** @param former the answer that the new one replaces, or null */
+function ask(text, former = null) {
   const on = fields().speculation.checked;
   const names = fields().compare.checked
     ? ["Speculation on", "Speculation off"]
@@ -191,11 +194,11 @@ function ask(text) {
   $("welcome").hidden = true;
   $("transcript").append(turn.node);
   followEnd(true);
-  return stream(turn, views);
+  return stream(turn, views, former);
 }
 
 /** Fill views one after the other: new ones, or one that is continued. */
-async function stream(turn, views) {
+async function stream(turn, views, former = null) {
   const { signal } = (running = new AbortController());
   setBusy(true);
   const isPair = views.length > 1;
@@ -206,14 +209,25 @@ async function stream(turn, views) {
   const load = isPair ? await loadNow() : null;
   for (const view of plainFirst ? [...views].reverse() : views) {
     const on = isPair ? view === views[0] : fields().speculation.checked;
-    if (view.reason !== null) view.resume();
-    await answer(jobFor(turn, view, on, seed, isPair ? newSalt() : ""), view, signal);
+    const isNew = view.reason === null;
+    if (!isNew) view.resume();
+    const job = jobFor(turn, view, on, seed, isPair ? newSalt() : "");
+    await answer(job, view, signal);
+    if (isNew && !isPair) noteRepetition(job, turn, former);
   }
   if (isPair && !turn.isIncomparable) await compare(turn, { seed, load, plainFirst, signal });
   running = null;
   setBusy(false);
   if (turns.includes(turn)) keep();
   followEnd();
+}
+
+/** Say so where an answer repeats one that the server has seen, and why it may have to. */
+function noteRepetition({ sampling: given, seed }, turn, former) {
+  const { answer: view } = turn;
+  const shown = turns.filter((other) => other !== turn).map(({ answer: { text } }) => text);
+  const why = view.text && view.text === former ? whySame(given, model.card?.sampling, seed) : "";
+  view.noteRepetition(repetition(view.text, [former ?? "", ...shown, ...keptAnswers()]), why);
 }
 
 const newSalt = () => crypto.getRandomValues(new Uint32Array(4)).join("-");

@@ -38,6 +38,9 @@ export function setUpHistory(openConversation, currentId) {
 
 const isOpen = () => $("history-toggle").getAttribute("aria-expanded") === "true";
 
+/** The texts of all answers that are kept. */
+export const keptAnswers = () => store.all.flatMap(({ turns }) => turns.map(({ answer }) => answer.text));
+
 /** A conversation as it is kept; null where it is not. */
 export const keptOf = (id) => store.get(id);
 

@@ -3,7 +3,7 @@
 
 const PREFIX = "paceline-conversation-";
 export const FORMAT = "paceline-conversations";
-const VERSIONS = [1, 2]; // since 2 with both answers of a comparison
+const VERSIONS = [1, 2, 3]; // since 2 with both answers of a comparison, since 3 with repetitions
 const MAX_CONVERSATIONS = 200;
 const MAX_CHARACTERS = 4_000_000; // browsers allow about 5 million
 const MAX_FILE_BYTES = 20_000_000;
@@ -23,7 +23,7 @@ const text = (max) => (value, where) =>
   typeof value === "string" && value.length <= max ? value : fail(where, `a text of at most ${max} characters`);
 const count = (value, where) => (Number.isFinite(value) && value >= 0 ? value : fail(where, "a number from 0 on"));
 const orNull = (check) => (value, where) => (value === null ? null : check(value, where));
-const since2 = (check, before) => (value, where) => (value === undefined ? before : check(value, where));
+const added = (check, before) => (value, where) => (value === undefined ? before : check(value, where));
 const oneOf = (allowed) => (value, where) =>
   allowed.includes(value) ? value : fail(where, `one of ${JSON.stringify(allowed)}`);
 const list = (check) => (value, where) =>
@@ -49,10 +49,10 @@ const tally = object({
 });
 const answer = object({
   name: text(100), text: text(MAX_TEXT), reasoning: text(MAX_TEXT), reason: oneOf(REASONS),
-  isMarkdown: oneOf([true, false]), pieces: list(named), tally,
+  repeats: added(oneOf(["", "part", "whole"]), ""), isMarkdown: oneOf([true, false]), pieces: list(named), tally,
 });
 const turn = object({
-  user: text(MAX_TEXT), answer, other: since2(orNull(answer), null), verdict: since2(text(500), ""),
+  user: text(MAX_TEXT), answer, other: added(orNull(answer), null), verdict: added(text(500), ""),
 });
 const conversation = object({
   id: (value, where) => (/^[\w-]{1,64}$/.test(value) ? value : fail(where, "an id")),
