@@ -24,6 +24,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from tests.models.gguf_cases import BYTE_LEVEL, FILE, PIECES, metadata_of
+from tests.runtime.llama_grammars import ModelParams
 
 NUM_TEXTS = 400
 WORDS = (
@@ -151,20 +152,6 @@ def write_vocabulary(path: Path, metadata: dict[str, Any]) -> None:
     writer.close()
 
 
-class _Params(ctypes.Structure):
-    """llama_model_params of b11549."""
-
-    _fields_ = (
-        *(("devices", ctypes.c_void_p), ("overrides", ctypes.c_void_p)),
-        *((name, ctypes.c_int) for name in ("layers", "split", "load", "lazy", "main")),
-        *((name, ctypes.c_void_p) for name in ("tensor_split", "callback", "data", "kv")),
-        *(
-            (name, ctypes.c_bool)
-            for name in ("vocab_only", "check", "extra", "host", "alloc", "mtp")
-        ),
-    )
-
-
 class LlamaCpp:
     """The functions of llama.cpp that read a vocabulary."""
 
@@ -174,9 +161,9 @@ class LlamaCpp:
         assert spec.origin is not None
         library = next(Path(spec.origin).parent.glob("xllamacpp*.so"))
         self._llama = llama = ctypes.CDLL(str(library))
-        llama.llama_model_default_params.restype = _Params
+        llama.llama_model_default_params.restype = ModelParams
         llama.llama_model_load_from_file.restype = ctypes.c_void_p
-        llama.llama_model_load_from_file.argtypes = [ctypes.c_char_p, _Params]
+        llama.llama_model_load_from_file.argtypes = [ctypes.c_char_p, ModelParams]
         llama.llama_model_get_vocab.restype = ctypes.c_void_p
         llama.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
         llama.llama_model_free.argtypes = [ctypes.c_void_p]

@@ -174,7 +174,8 @@ def recorded() -> dict[str, Any]:
     ``version``; ``taken``, for each of ``REFUSED`` and ``TAKEN``; ``texts``, of each grammar, with
     how many characters of each it took, negative where the text is whole but not complete;
     ``masks``, of each grammar, beginnings of texts with the tokens of the embedded model's
-    vocabulary that may follow, as bits of a hexadecimal number.
+    vocabulary that may follow, as bits of a hexadecimal number; ``drawn``, grammars of
+    :mod:`tests.runtime.gbnf_drawing`, with texts and verdicts, None where they are refused.
     """
     found: dict[str, Any] = json.loads(lzma.decompress(FILE.read_bytes()))
     return found

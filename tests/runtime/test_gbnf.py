@@ -20,11 +20,11 @@ from paceline.structured_outputs import StructuredOutputs
 from tests.conftest import REPOSITORY
 from tests.quick import only
 from tests.runtime.gbnf_cases import OWN, REFUSED, RESTATED, TAKEN, recorded, token_texts
+from tests.runtime.gbnf_walk import Walk
 
 pytest.importorskip("llguidance")
 FOLDER = REPOSITORY / ".peers/src/llama-cpp-python/vendor/llama.cpp/grammars"
 SOURCES = RESTATED | OWN
-END = 0
 NO_TOKENS = TokenNames(size=10)
 
 
@@ -33,25 +33,6 @@ def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     made = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
     yield made
     made.close()
-
-
-class Walk:
-    """Texts through one grammar, character by character."""
-
-    def __init__(self, compiler: GrammarCompiler, tokenizer: Tokenizer, source: str) -> None:
-        self._compiler, self._tokenizer = compiler, tokenizer
-        self._spec = StructuredOutputs(grammar=source)
-
-    def verdict(self, text: str) -> int:
-        """As :mod:`tests.runtime.record_gbnf` writes it."""
-        (constraint,) = self._compiler.constraints(self._spec, 1)
-        for place, character in enumerate(text):
-            tokens = self._tokenizer.encode(character, add_special_tokens=False)
-            if not constraint.takes(tokens):
-                return place
-            for token in tokens:
-                constraint.advance(token)
-        return len(text) if constraint.mask(())[0] & 1 << END else -len(text) - 1
 
 
 def check_texts(walk: Walk, name: str) -> None:
