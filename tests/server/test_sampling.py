@@ -57,6 +57,9 @@ def test_nothing_said_is_the_engines_default() -> None:
         ({"logit_bias": {"hello": False}}, {"banned_token_ids": tuple(HELLO)}),
         ({"top_p": 0, "top_k": 9}, {"top_p": 1.0, "top_k": 1}),
         ({"seed": -1}, {"seed": None}),
+        # As llama.cpp b11549 draws it; its /props names this one (LLAMA_DEFAULT_SEED).
+        ({"seed": 2**32 - 1}, {"seed": None}),
+        ({"seed": 2**32 - 2}, None),
         ({"top_k": 4.0, "min_tokens": 2.0, "seed": 3.0}, {"top_k": 4, "min_tokens": 2, "seed": 3}),
         ({"repeat_penalty": 1.2, "repeat_last_n": -1}, {"repetition_penalty": 1.2}),
         ({"repeat_penalty": 1.0, "repeat_last_n": 64}, {"repetition_penalty": 1.0}),

@@ -16,6 +16,9 @@ from paceline.server.messages import EngineInfo
 from paceline.server.protocol.common import MAX_LOGIT_BIAS, GenerationFields, LogitBias
 from paceline.structured_outputs import StructuredOutputs
 
+LLAMA_CPP_DRAWN_SEED = 2**32 - 1
+"""As llama.cpp's ``/props`` says that a seed is drawn, and as it takes it (b11549: two answers with
+it differ, while those with 2**32 - 2 are equal)."""
 MAX_DIGITS = 10
 """Of a token id that is written as a text."""
 
@@ -47,7 +50,7 @@ def sampling_params(
             None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids)
         ),
         bad_words=fields.bad_words or (),
-        seed=fields.seed,
+        seed=None if fields.seed == LLAMA_CPP_DRAWN_SEED else fields.seed,
         stop=fields.stop or (),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         include_stop_str_in_output=fields.include_stop_str_in_output,
