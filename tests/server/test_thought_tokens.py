@@ -68,6 +68,15 @@ def test_every_usage_tells_them(name: str, streams: bool) -> None:
     assert message["output_tokens_details"] == {"thinking_tokens": len(case.marked)}
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name != "harmony"])
+def test_thoughts_that_are_told_as_words_are_counted_too(name: str) -> None:
+    case = CASES[name]
+    server = ChatServer(case.answer, case.template)
+    told, shown = (server.post([USER], reasoning_format=each)[1] for each in ("auto", "none"))
+    assert shown["usage"] == told["usage"]
+    assert shown["choices"][0]["message"] == {"role": "assistant", "content": case.answer}
+
+
 def test_those_of_all_samples_are_told_and_read_by_openais_package() -> None:
     server = ChatServer("<think>Hm, so.</think>Yes.", THINKING)
     one = server.ask().usage.completion_tokens_details.reasoning_tokens

@@ -24,6 +24,7 @@ class AnswerParser:
         thoughts: the marks of those that it may begin with; None where there are none.
         tool_use: the tools whose calls are recognised; None takes everything as words.
         wrapping: marks around what follows the thoughts; None where there are none.
+        shows_thoughts: they and their marks are told as words, and still known to be thoughts.
 
     Attributes:
         thoughts: where they stand.
@@ -34,7 +35,9 @@ class AnswerParser:
         thoughts: ThoughtMarks | None,
         tool_use: ToolUse | None,
         wrapping: Wrapping | None = None,
+        shows_thoughts: bool = False,
     ) -> None:
+        self._shows_thoughts = shows_thoughts
         self._unwrapper = None if wrapping is None else Unwrapper(wrapping)
         self.thoughts = ThoughtPlaces()
         self._marks = thoughts  # None as soon as there can be no more of them
@@ -60,10 +63,12 @@ class AnswerParser:
     def push(self, text: str, final: bool = False) -> list[Part]:
         """Take the next piece; return the parts that became certain, in their order."""
         self._length += len(text)
-        thoughts, text = self._split(text, final, self._marks) if self._marks else ("", text)
+        thoughts, rest = self._split(text, final, self._marks) if self._marks else ("", text)
+        if self._shows_thoughts:
+            thoughts, rest = "", text
         parts = list[Part]()
         add(parts, Thoughts(thoughts))
-        answer = PlacedText(text, self._length - len(text))  # the answer is what comes last
+        answer = PlacedText(rest, self._length - len(rest))  # the answer is what comes last
         if self._unwrapper is not None:
             answer = self._unwrapper.push(answer, final)
         told = [answer.words] if self._tools is None else self._tools.push(answer, final)

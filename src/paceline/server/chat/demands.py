@@ -102,7 +102,7 @@ class Demands:
             names = [tool.name for tool in use.tools] if use else []
             return HarmonyParser(self.thoughts, names, use.max_calls if use else None)
         if self.shows_thoughts:
-            return AnswerParser(None, self.tool_use)
+            return AnswerParser(self.thoughts, self.tool_use, shows_thoughts=True)
         return AnswerParser(self.thoughts, self.tool_use, self.wrapping)
 
 
