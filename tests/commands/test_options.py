@@ -15,6 +15,7 @@ from paceline.cli import app
 from paceline.commands.demo import own_model, real_model
 from paceline.commands.options import RunOptions
 from paceline.commands.quality import DEFAULT_TEXT_TOKENS, DEFAULT_WINDOW
+from paceline.commands.registry import COMMANDS, load
 from paceline.commands.resolve import (
     engine_options,
     memory_bytes,
@@ -286,3 +287,11 @@ def parameters(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
         yield path, parameter
     for child in getattr(command, "commands", {}).values():
         yield from parameters(child, path)
+
+
+def test_commands_that_make_chats_of_prompts_take_options_of_the_template() -> None:
+    options = {entry.options for listed in COMMANDS.values() for entry in listed}
+    fields = {each: {field.name for field in dataclasses.fields(load(each))} for each in options}
+    templated = {each for each, names in fields.items() if names & {"chat", "chat_template"}}
+    assert len(templated) == 8
+    assert not {each for each in templated if "default_chat_template_kwargs" not in fields[each]}

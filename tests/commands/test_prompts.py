@@ -11,6 +11,7 @@ import tokenizers
 from paceline.commands.explain import ExplainOptions
 from paceline.commands.options import RunOptions
 from paceline.commands.prompts import Encoder, Prompt, encoder_of, read_prompts
+from paceline.commands.trace import TraceOptions
 from paceline.errors import ConfigError, RequestError, TemplateError
 from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
@@ -118,6 +119,16 @@ class TestEncoder:
             (RunOptions(no_thinking=True), "[user]hi<quiet>"),
             (RunOptions(default_chat_template_kwargs='{"enable_thinking": 0}'), "[user]hi<quiet>"),
             (ExplainOptions(prompt="", default_chat_template_kwargs='{"a": 0}'), "[user]hi"),
+            (
+                TraceOptions(
+                    model="",
+                    prompts="",
+                    output="",
+                    system="Brief!",
+                    default_chat_template_kwargs='{"enable_thinking": 0}',
+                ),
+                "[system]Brief![user]hi<quiet>",
+            ),
         ):
             assert self.text(encoder_of(self.chatty, options), "hi") == text
 

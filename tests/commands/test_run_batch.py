@@ -15,6 +15,7 @@ from paceline.llm import LLM
 from paceline.sampling_params import SamplingParams
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.commands.conftest import Result
+from tests.server.chats import THINKING, USER, chat_tokenizer
 from tests.server.fakes import FakeEngine
 from tests.toy import toy_folder, toy_tensors
 
@@ -149,6 +150,28 @@ def test_a_chat_template_can_be_chosen(
         assert "<|im_start|>user" in llm.tokenizer.apply_chat_template(
             [{"role": "user", "content": "Hello."}]
         )
+
+
+def test_every_chat_of_a_batch_is_told_the_options_of_the_template(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine("Yes.", chat_tokenizer(THINKING), state="ready")
+    monkeypatch.setattr(
+        "paceline.server.engine.client.EngineClient", lambda factory, adapters: engine
+    )
+    source = tmp_path / "chats.jsonl"
+    body = {"model": "fake", "messages": [USER]}
+    asked = ({}, {"chat_template_kwargs": {"enable_thinking": True}})
+    rows = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/chat/completions", "body": body | more}
+        for i, more in enumerate(asked)
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call = ("run-batch", str(source), "--served-model-name", "fake")
+    result = cli(*call, "--default-chat-template-kwargs", '{"enable_thinking": false}')
+    assert result.code == 0, result.err
+    prompts = [engine.tokenizer.decode(each.token_ids) for each in engine.calls]
+    assert ["<think>\n\n</think>" in prompt for prompt in prompts] == [True, False]
 
 
 @pytest.mark.parametrize("how", [("--ray",), ("--replicas", "2"), ("--ray-address", "auto")])

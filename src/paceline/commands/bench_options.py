@@ -13,6 +13,7 @@ from paceline.commands.options import (
     EngineOptions,
     ModelOptions,
     SpeculationOptions,
+    chat_template_kwargs,
     option,
 )
 from paceline.commands.resolve import values_of
@@ -111,6 +112,7 @@ class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, 
     """Options of ``paceline bench throughput``."""
 
     chat: bool = option(False, "Put prompts into the chat template.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
     compare: bool = option(False, "Plainly and speculatively, in turns; exit 1 if outputs differ.")
     json: bool = option(False, JSON_HELP)
 

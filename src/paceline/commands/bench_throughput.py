@@ -12,8 +12,10 @@ from typing import Any
 from paceline.commands.bench_options import BenchThroughputOptions, dataset_config, wants_ignore_eos
 from paceline.commands.compare import EXIT_DIFFERENT, WARM_UP_TOKENS, Comparison, compare, open_arms
 from paceline.commands.display import Screen, banner
+from paceline.commands.prompts import Encoder
 from paceline.commands.report import Figures, check_answered
 from paceline.commands.resolve import engine_options, speculative_config
+from paceline.config.template_options import parse_template_options
 from paceline.llm import LLM
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
@@ -48,10 +50,12 @@ def _tasks(
     """Prompts as token ids, and the length and seed of each."""
     counter = LocalTokenCounter(llm.tokenizer, llm.model)
     samples = make_samples(dataset_config(options), counter, options.num_prompts, options.seed)
+    told = parse_template_options(options.default_chat_template_kwargs)
+    encoder = Encoder(llm.tokenizer, template_options=told)
     prompts, params = [], []
     for index, sample in enumerate(samples):
         is_text = isinstance(sample.prompt, str) and not options.chat
-        prompts.append(llm.encode(sample.prompt if is_text else sample.messages))
+        prompts.append(llm.encode(sample.prompt) if is_text else encoder.encode(sample.messages))
         params.append(
             SamplingParams(
                 max_tokens=sample.output_len,

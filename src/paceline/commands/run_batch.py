@@ -20,6 +20,7 @@ from paceline.commands.options import (
     SpeculationOptions,
     argument,
     chat_template,
+    chat_template_kwargs,
     named_adapters,
     option,
 )
@@ -27,12 +28,14 @@ from paceline.commands.resolve import named_folders, speculative_config
 from paceline.commands.serve import engine_factory
 from paceline.commands.serve_models import default_names
 from paceline.commands.serve_replicas import as_replica, num_replicas, threads_of
+from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError
 from paceline.installation import install_command
 
 if TYPE_CHECKING:
     from paceline.server.batch import BatchSummary
     from paceline.server.batch_file import AnswerFile
+    from paceline.server.config import ServerConfig
     from paceline.server.engine.client import EngineClient
 
 EXIT_FAILED = 1
@@ -56,6 +59,7 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
         None, "What requests call the model (default: its own name)."
     )
     chat_template: str | None = chat_template()
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
     lora: list[str] | None = named_adapters()
     ray: bool = option(False, "Let Ray run the engines, one or as many as --replicas says.")
     json: bool = option(False, JSON_HELP)
@@ -64,6 +68,7 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
 def run_batch_command(options: RunBatchOptions) -> int:
     """The work of ``paceline run-batch``."""
     try:
+        from paceline.server.batch import batch_config
         from paceline.server.batch_file import AnswerFile, count_lines
         from paceline.server.engine.client import EngineClient
     except ImportError as error:
@@ -80,15 +85,16 @@ def run_batch_command(options: RunBatchOptions) -> int:
     screen, total = Screen(json=options.json), count_lines(source)
     names = tuple(options.served_model_name or default_names(options.model))
     client = partial(EngineClient, factory, adapters=named_folders(options.lora or (), names))
+    config = batch_config(names, parse_template_options(options.default_chat_template_kwargs))
     answers = AnswerFile(target)
     try:
         if answers.done:
             screen.note(f"{len(answers.done)} answers are in {printable(str(target))} already")
         with screen.progress("answering", total) as advance:
             if uses_ray(options):
-                summary = answer_on_ray(options, client, names, source, answers, advance)
+                summary = answer_on_ray(options, client, config, source, answers, advance)
             else:
-                work = answer_batch(client(), names, source, answers, advance)
+                work = answer_batch(client(), config, source, answers, advance)
                 summary = asyncio.run(work)
     finally:
         answers.close()
@@ -128,7 +134,7 @@ def output_path(options: RunBatchOptions, source: Path) -> Path:
 
 async def answer_batch(
     client: EngineClient,
-    names: tuple[str, ...],
+    config: ServerConfig,
     source: Path,
     answers: AnswerFile,
     advance: Callable[[int], None],
@@ -139,7 +145,7 @@ async def answer_batch(
 
     try:
         await client.start()
-        handle, places = batch_handle(client, names)
+        handle, places = batch_handle(client, config)
         return await run_batch(read_batch(source), answers, handle, places, advance)
     finally:
         await client.close()
@@ -148,7 +154,7 @@ async def answer_batch(
 def answer_on_ray(
     options: RunBatchOptions,
     client: Callable[[], EngineClient],
-    names: tuple[str, ...],
+    config: ServerConfig,
     source: Path,
     answers: AnswerFile,
     advance: Callable[[int], None],
@@ -162,7 +168,7 @@ def answer_on_ray(
         raise ConfigError(f"--ray needs Ray Data ({error}): {install_command('ray')}") from error
     return answer_batch(
         client,
-        names,
+        config,
         read_batch(source),
         answers,
         advance,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.display import Screen, banner
 from paceline.commands.model_first import lasting_name
-from paceline.commands.options import EngineOptions, ModelOptions, option
-from paceline.commands.prompts import Encoder, read_prompts
+from paceline.commands.options import EngineOptions, ModelOptions, chat_template_kwargs, option
+from paceline.commands.prompts import encoder_of, read_prompts
 from paceline.commands.resolve import engine_options
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
@@ -37,7 +37,9 @@ class TraceOptions(EngineOptions, ModelOptions):
     seed: int = option(0, "Prompt i samples with seed + i.")
     shard_size: int = option(64, "Prompts per file.", min=1)
     chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
+    system: str | None = option(None, "A system message before each prompt.")
     no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 
 def trace_command(options: TraceOptions) -> int:
@@ -52,7 +54,7 @@ def trace_command(options: TraceOptions) -> int:
     screen = Screen()
     with LLM(options.model, speculative_config=[], **engine_options(options)) as llm:
         screen.note(banner(llm))
-        prompts = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(rows)
+        prompts = encoder_of(llm.tokenizer, options).encode_all(rows)
         writer = TraceWriter(options.output, _meta(options, llm, prompts, first))
         begin = min(writer.num_shards * options.shard_size, len(prompts))
         if begin:

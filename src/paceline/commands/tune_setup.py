@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
-from paceline.commands.options import DEFAULTS, JSON_HELP, EngineOptions, ModelOptions, option
+from paceline.commands.options import (
+    DEFAULTS,
+    JSON_HELP,
+    EngineOptions,
+    ModelOptions,
+    chat_template_kwargs,
+    option,
+)
 from paceline.commands.resolve import engine_options, is_ngram_model, method_of, values_of
 from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
@@ -52,7 +59,9 @@ class TuneOptions(EngineOptions, ModelOptions):
     max_tokens: int = option(128, "Most tokens of one answer.")
     temperature: float = option(0.0, "0 is greedy.")
     chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
+    system: str | None = option(None, "A system message before each prompt.")
     no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
     cost: str | None = option(
         None,
         "What a step costs: the file of a profile, or the name of an imported curve (default: its "
@@ -75,7 +84,10 @@ class TuneOptions(EngineOptions, ModelOptions):
     json: bool = option(False, JSON_HELP)
 
 
-ASKED = ("max_tokens", "temperature", "chat", "no_thinking")
+ASKED = (
+    *("max_tokens", "temperature", "chat", "system", "no_thinking"),
+    "default_chat_template_kwargs",
+)
 """Options of ``paceline trace`` with the same meaning."""
 
 

@@ -21,6 +21,7 @@ from paceline.errors import EngineDeadError
 from paceline.ray.cluster import cluster, forget_program
 from paceline.server.batch import BatchSummary, batch_handle, run_batch
 from paceline.server.batch_file import AnswerFile, BatchLine, refusal
+from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 
 LINES_PER_SHARD = 64
@@ -34,15 +35,15 @@ class Worker:
 
     Args:
         make_client: makes the engine's client, not started.
-        names: what requests call the model.
+        config: of :func:`~paceline.server.batch.batch_config`.
     """
 
-    def __init__(self, make_client: Callable[[], EngineClient], names: tuple[str, ...]) -> None:
+    def __init__(self, make_client: Callable[[], EngineClient], config: ServerConfig) -> None:
         forget_program()
         self._runner = asyncio.Runner()
         client = make_client()
         self._runner.run(client.start())
-        self._handle, self._places = batch_handle(client, names)
+        self._handle, self._places = batch_handle(client, config)
 
     def __call__(self, shard: dict[str, Sequence[str]]) -> dict[str, list[str]]:
         lines = [BatchLine(**json.loads(line)) for line in shard[LINE]]
@@ -64,7 +65,7 @@ class _Records:
 
 def answer_batch(
     make_client: Callable[[], EngineClient],
-    names: tuple[str, ...],
+    config: ServerConfig,
     lines: Iterable[BatchLine],
     answers: AnswerFile,
     advance: Callable[[int], None],
@@ -77,7 +78,7 @@ def answer_batch(
 
     Args:
         make_client: makes an engine's client, not started, where the engine is to be.
-        names: what requests call the model.
+        config: of :func:`~paceline.server.batch.batch_config`.
         advance: called with the number of lines that are done.
         threads: of each engine, for which it asks as many of the cluster's CPUs.
         ray_address: of a cluster to join; None starts one on this machine, which ends with this.
@@ -101,7 +102,7 @@ def answer_batch(
         return summary
     with cluster(ray_address, replicas * threads):
         try:
-            for row in _records(list(left.values()), (make_client, names), replicas, threads):
+            for row in _records(list(left.values()), (make_client, config), replicas, threads):
                 record = json.loads(row[RECORD])
                 if left.pop(record["custom_id"], None) is not None:
                     answers.write(record)

@@ -151,13 +151,27 @@ def application_handle(app: Application, client: EngineClient) -> Handle:
     return handle
 
 
-def batch_handle(client: EngineClient, names: tuple[str, ...]) -> tuple[Handle, int]:
-    """The server's application over a started engine, which refuses no request for its number.
+def batch_config(names: tuple[str, ...], template_options: Mapping[str, Any]) -> ServerConfig:
+    """Of a server that refuses no request for its number or for the time that it takes.
+
+    Args:
+        names: what requests call the model.
+        template_options: for the template of every chat.
+    """
+    return ServerConfig(
+        served_model_names=names,
+        max_queue=MAX_QUEUE,
+        request_timeout=0.0,
+        default_chat_template_kwargs=template_options,
+    )
+
+
+def batch_handle(client: EngineClient, config: ServerConfig) -> tuple[Handle, int]:
+    """The server's application over a started engine.
 
     Returns:
         what answers requests, and how many it should have at a time.
     """
-    config = ServerConfig(served_model_names=names, max_queue=MAX_QUEUE, request_timeout=0.0)
     places = REQUESTS_PER_SEQUENCE * client.info.max_num_seqs
     return application_handle(create_app(client, config), client), places
 
