@@ -23,7 +23,10 @@ HTMLAnchorElement.prototype.click = function () { window.savedAs = this.download
 """
 DROP = """
 const carried = new DataTransfer();
-for (const [name, text] of arguments[0]) carried.items.add(new File([text], name));
+for (const [name, content, type] of arguments[0]) {
+  const part = typeof content === "string" ? content : Uint8Array.from(content);
+  carried.items.add(new File([part], name, { type: type ?? "" }));
+}
 const how = { dataTransfer: carried, bubbles: true, cancelable: true };
 const event = (kind) => new DragEvent(kind, how);
 const target = document.querySelector(".talk");
@@ -33,7 +36,8 @@ return isTaken;
 """
 
 
-def drop(page: Page, *files: tuple[str, str]) -> None:
+def drop(page: Page, *files: tuple[str, str | list[int]] | tuple[str, list[int], str]) -> None:
+    """Files of a name and a text, or bytes, and perhaps the type that the system gives them."""
     assert page.script(DROP, files)
 
 
@@ -67,13 +71,40 @@ def test_chosen_file_is_continued_as_it_is(visit: OpenPage, tmp_path: Path) -> N
     ("files", "words"),
     [
         ([("long.txt", "x" * 256_001)], "long.txt has 257 kB; a file may have at most 256 kB."),
-        ([("image.png", "a\0b")], "image.png is not a text file in UTF-8."),
+        (
+            [
+                (
+                    "photo.jpg",
+                    [0xFF, 0xD8, 0xFF, 0xE0, 0, 16, *b"JFIF", *[1] * 300_000],
+                    "image/jpeg",
+                )
+            ],
+            "photo.jpg is an image, and the model reads text only. Describe the image, or paste "
+            "the text in it.",
+        ),
+        (
+            [("paper.pdf", [*b"%PDF-1.7\n", *[0xE2] * 300_000], "application/pdf")],
+            "paper.pdf is a PDF, which this page cannot read. Open it, copy the text that "
+            "matters, and paste it here.",
+        ),
+        (
+            [("letter.docx", [*b"PK\3\4", 20, 0])],
+            "letter.docx is a document of another program. Save it there as plain text or CSV "
+            "and add that, or paste its text here.",
+        ),
+        (
+            [("tool", [0x7F, *b"ELF", 2, 1, 1, 0])],
+            "tool is not text. Text files can be added: plain text, Markdown, CSV, JSON, source "
+            "code and the like.",
+        ),
+        (
+            [("old.txt", list("Straße".encode("latin-1")))],
+            "old.txt is in an encoding that cannot be told. Save it as UTF-8 and add it again.",
+        ),
         ([(f"{n}.txt", "x") for n in range(11)], "At most 10 files can be added at once."),
     ],
 )
-def test_file_that_does_not_fit_is_explained(
-    visit: OpenPage, files: list[tuple[str, str]], words: str
-) -> None:
+def test_file_that_does_not_fit_is_explained(visit: OpenPage, files: list[Any], words: str) -> None:
     page = visit().page
     drop(page, *files)
     page.until(lambda: problem(page) == words)
@@ -81,6 +112,17 @@ def test_file_that_does_not_fit_is_explained(
     drop(page, ("good.txt", "good"))
     page.until(lambda: "good.txt" in page.value("prompt"))
     assert problem(page) == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_text_files_of_any_system_are_read(visit: OpenPage, encoding: str) -> None:
+    """With a byte order mark too, and whatever type the system takes them for."""
+    page = visit().page
+    drop(page, ("main.ts", list("// Straße\r\nlet x = 1\r\n".encode(encoding)), "video/mp2t"))
+    page.until(lambda: page.value("prompt"))
+    assert page.value("prompt") == "main.ts:\n\n```ts\n// Straße\nlet x = 1\n```\n"
+    drop(page, ("icon.svg", list(b"<svg/>"), "image/svg+xml"))
+    page.until(lambda: "<svg/>" in page.value("prompt"))
 
 
 def test_conversation_is_saved_as_markdown(visit: OpenPage) -> None:

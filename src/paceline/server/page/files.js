@@ -4,23 +4,60 @@ import { $, announce, focusPrompt } from "./dom.js";
 
 const MAX_FILES = 10; // at once
 const MAX_KILOBYTES = 256; // of each; few contexts hold more
+const HEAD_BYTES = 4096; // which tell what a file is
+const TEXTS = "Text files can be added: plain text, Markdown, CSV, JSON, source code and the like.";
 
 class Unusable extends Error {}
 
-/** Raises Unusable, which says what is wrong with the file and what is allowed. */
+/** Raises Unusable, which says what is wrong with the file and what can be done instead. */
 async function textOf(file) {
-  if (file.size > MAX_KILOBYTES * 1000) {
-    const size = Math.ceil(file.size / 1000);
-    throw new Unusable(`${file.name} has ${size} kB; a file may have at most ${MAX_KILOBYTES} kB.`);
+  const { name, size } = file;
+  const head = await bytesOf(file.slice(0, HEAD_BYTES), name);
+  const encoding = encodingOf(head);
+  const problem = encoding ? "" : problemOf(file, head);
+  if (problem) throw new Unusable(`${name} ${problem}`);
+  if (size > MAX_KILOBYTES * 1000) {
+    throw new Unusable(`${name} has ${Math.ceil(size / 1000)} kB; a file may have at most ${MAX_KILOBYTES} kB.`);
   }
-  let text = "\0";
   try {
-    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-  } catch {
-    // A folder, or other bytes than UTF-8: told below.
+    const text = new TextDecoder(encoding, { fatal: true }).decode(await bytesOf(file, name));
+    return text.replaceAll("\r\n", "\n");
+  } catch (error) {
+    if (error instanceof Unusable) throw error;
+    throw new Unusable(`${name} is in an encoding that cannot be told. Save it as UTF-8 and add it again.`);
   }
-  if (text.includes("\0")) throw new Unusable(`${file.name} is not a text file in UTF-8.`);
-  return text.replaceAll("\r\n", "\n");
+}
+
+async function bytesOf(blob, name) {
+  try {
+    return new Uint8Array(await blob.arrayBuffer());
+  } catch {
+    throw new Unusable(`${name} cannot be read. A folder cannot be added; its files can.`);
+  }
+}
+
+/** The encoding of a text by its first bytes; "" where they are no text. */
+function encodingOf(head) {
+  if (head[0] === 0xff && head[1] === 0xfe) return "utf-16le";
+  if (head[0] === 0xfe && head[1] === 0xff) return "utf-16be";
+  const isText = !startsWith(head, "%PDF-") && !head.some((byte) => byte < 9 || (byte > 13 && byte < 27));
+  return isText ? "utf-8" : "";
+}
+
+const startsWith = (bytes, text) => [...text].every((letter, place) => bytes[place] === letter.charCodeAt(0));
+
+/** What to say of a file that is no text, after its name. */
+function problemOf({ name, type }, head) {
+  if (type.startsWith("image/")) {
+    return "is an image, and the model reads text only. Describe the image, or paste the text in it.";
+  }
+  if (startsWith(head, "%PDF-")) {
+    return "is a PDF, which this page cannot read. Open it, copy the text that matters, and paste it here.";
+  }
+  if (/\.(docx?|odt|pptx?|odp|xlsx?|ods|pages|epub)$/i.test(name)) {
+    return "is a document of another program. Save it there as plain text or CSV and add that, or paste its text here.";
+  }
+  return `is not text. ${TEXTS}`;
 }
 
 /** The text under the file's name, between fences that it does not contain. */
