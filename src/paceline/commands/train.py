@@ -15,7 +15,8 @@ from inspect import cleandoc
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from paceline.checks import require_torch
-from paceline.commands.options import option
+from paceline.commands.options import argument, option
+from paceline.errors import ConfigError
 from paceline.training.configs import (
     DraftTrainingConfig,
     HeadTrainingConfig,
@@ -27,6 +28,7 @@ from paceline.training.options import TEXTS, TrainingConfig
 NOT_OPTIONS = ("command",)
 """The command line knows these better than its user."""
 SHORT = {"output": ("-o",)}
+TARGET = "target"
 
 
 class Column(NamedTuple):
@@ -43,7 +45,7 @@ def _options(config: type[TrainingConfig], without: Container[str] = ()) -> type
     shared = {field.name for field in fields(TrainingConfig)}
     columns = [each for each in _columns(config) if each.name not in without]
     columns.sort(key=lambda each: (each.default is not MISSING, each.name in shared))
-    made = [(each.name, _hint(each.type), _option(each)) for each in columns]
+    made = [field for each in columns for field in _fields(each)]
     return make_dataclass("Options", made, frozen=True, kw_only=True, eq=False, repr=False)
 
 
@@ -72,12 +74,25 @@ def _help(config: type[Any], field: Field[Any]) -> str:
     raise AssertionError(f"{config.__name__} does not describe {field.name}")
 
 
+def _fields(column: Column) -> Iterator[tuple[str, Any, Any]]:
+    """The option; the model that is drafted for is the argument MODEL as well."""
+    if column.name == TARGET:
+        yield "model", str | None, argument(None, _sentence(column.help))
+        yield TARGET, str | None, option(None, "The same as MODEL.")
+    else:
+        yield column.name, _hint(column.type), _option(column)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 def _hint(kind: Any) -> Any:
     return list[get_args(kind)[0]] if get_origin(kind) is tuple else kind  # type: ignore[misc]
 
 
 def _option(column: Column) -> Any:
-    text, more = column.help[0].upper() + column.help[1:], dict[str, Any]()
+    text, more = _sentence(column.help), dict[str, Any]()
     if get_origin(column.type) is tuple:
         text += " May be given several times."
         more["metavar"] = f"<{get_args(column.type)[0].__name__}>"
@@ -136,10 +151,18 @@ def train_head_command(options: Any) -> int:
 
 
 def config_values(config: type[TrainingConfig], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a configuration, with the sizes of a new model in its shape."""
+    """Keyword arguments of a configuration, with the sizes of a new model in its shape.
+
+    Raises:
+        ConfigError: a draft is to be trained, and no target is named.
+    """
     values: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
     }
+    if TARGET in values:
+        values[TARGET] = values.pop("model") or values[TARGET]
+        if values[TARGET] is None:
+            raise ConfigError("name the model that is drafted for, as MODEL or with --target")
     values["command"] = command_line()
     if any(field.name == "shape" for field in fields(config)):
         values["shape"] = ModelShape(**{f.name: values.pop(f.name) for f in fields(ModelShape)})

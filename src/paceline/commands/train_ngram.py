@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable, table
-from paceline.commands.options import JSON_HELP, option
+from paceline.commands.options import JSON_HELP, argument, option
 from paceline.commands.resolve import memory_bytes
 from paceline.models.embedded import embedded_model
 
@@ -15,13 +15,19 @@ if TYPE_CHECKING:
     from paceline.training.ngram.report import Acceptance, NgramReport
     from paceline.training.ngram.train import NgramTrainingResult
 
-_RENAMED = ("max_size", "json")
+_RENAMED = ("model", "max_size", "json")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TrainNgramOptions:
     """Options of ``paceline train ngram``."""
 
+    model: str | None = argument(
+        None,
+        "The model that is drafted for, whose tokenizer reads the texts (default: the embedded "
+        "model; with traces alone, theirs).",
+    )
+    target: str | None = option(None, "The same as MODEL.")
     output: str = option(..., "The file.", "-o")
     traces: list[str] | None = option(
         None,
@@ -35,11 +41,6 @@ class TrainNgramOptions:
         "Glob pattern of files to leave out, relative to their folder. May be given several times.",
     )
     stdlib: bool = option(False, "Also learn Python's own standard library.", both=True)
-    target: str | None = option(
-        None,
-        "Folder of the model that is to be drafted for, whose tokenizer reads the texts (default: "
-        "the embedded model; with traces alone, theirs).",
-    )
     order: int = option(4, "Longest n-grams, 2 to 5 tokens.")
     soft_labels: bool = option(
         False,
@@ -83,7 +84,10 @@ def _config(options: TrainNgramOptions) -> NgramTrainingConfig:
         for name, value in values.items()
         if name not in _RENAMED and value is not None
     }
-    if options.target is None and not (options.traces and not options.text and not options.stdlib):
+    is_of_traces = options.traces and not options.text and not options.stdlib
+    if options.model is not None:
+        values["target"] = options.model
+    elif options.target is None and not is_of_traces:
         values["target"] = embedded_model("target")
     return NgramTrainingConfig(**values, max_bytes=memory_bytes(options.max_size))
 
