@@ -70,7 +70,8 @@ def _print_version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say which.")
+        bool,
+        typer.Option("--version", "-v", is_eager=True, callback=_print_version, help="Say which."),
     ] = False,
 ) -> None:
     warn_of_unknown_variables(context.command)

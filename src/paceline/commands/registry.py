@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from paceline.commands.habits import advice_on_command, advice_on_options
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""Click's, which newer releases of Typer bring along under a name of their own."""
 ENVIRONMENT_NOTE = "Every option also reads PACELINE_<NAME>: --max-tokens is PACELINE_MAX_TOKENS."
 
 
@@ -25,12 +29,14 @@ class Entry(NamedTuple):
             :class:`~paceline.errors.PacelineError` where an option, a model or a file cannot be
             used.
         help: a line for the list of commands, and what its own help says besides.
+        aliases: other names, which lists leave out.
     """
 
     name: str
     options: str
     work: str
     help: str
+    aliases: tuple[str, ...] = ()
 
 
 class LazyGroup(TyperGroup):
@@ -38,8 +44,27 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        listed = {entry.name: LazyCommand(entry) for entry in COMMANDS[self.name or ""]}
-        self.commands = {**listed, **self.commands}
+        entries = COMMANDS[self.name or ""]
+        self.commands = {**{each.name: LazyCommand(each) for each in entries}, **self.commands}
+        self._aliases = {alias: each.name for each in entries for alias in each.aliases}
+
+    def get_command(self, context: Any, name: str) -> Any:
+        return super().get_command(context, self._aliases.get(name, name))
+
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        typed = list(arguments)
+        try:
+            return super().parse_args(context, arguments)
+        except _USAGE_ERROR as error:
+            _advise(error, advice_on_command(typed, _words(context)) if typed else "")
+            raise
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        try:
+            return super().resolve_command(context, arguments)
+        except _USAGE_ERROR as error:
+            _advise(error, advice_on_command(arguments, _words(context)))
+            raise
 
 
 class LazyCommand(TyperCommand):
@@ -62,8 +87,29 @@ class LazyCommand(TyperCommand):
         self.params, self.callback = made.params, made.callback
         return getattr(self, name)
 
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        typed = list(arguments)
+        try:
+            return super().parse_args(context, arguments)
+        except _USAGE_ERROR as error:
+            own = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+            _advise(error, advice_on_options(_words(context), typed, own))
+            raise
+
     def _work(self, options: Any) -> None:
         raise typer.Exit(load(self._entry.work)(options))
+
+
+def _words(context: Any) -> list[str]:
+    """Those that lead to a command, without the program's name."""
+    return str(context.command_path).split()[1:]
+
+
+def _advise(error: Any, advice: str) -> None:
+    """Say in place of Typer's own guess what to type."""
+    if advice:
+        error.message = f"{error.message.partition('. Did you')[0].rstrip('.')}. {advice}"
+        error.possibilities = None
 
 
 def load(reference: str) -> Any:
@@ -211,6 +257,16 @@ _ROOT = (
         Those that can be fetched, with their licences and sizes, and those that Ollama and LM
         Studio have downloaded.
         """,
+        aliases=("list", "ls"),
+    ),
+    Entry(
+        "rm",
+        "remove:RemoveOptions",
+        "remove:remove_command",
+        """Delete models that were fetched, and packed copies of any.
+
+        Other programs' models and your own files stay: how those are deleted is said.
+        """,
     ),
     Entry(
         "completion",
@@ -231,6 +287,13 @@ _ROOT = (
         Instruction set, cores, memory and its bandwidth, optional parts, and how the model would
         run.
         """,
+    ),
+    Entry("version", "about:VersionOptions", "about:version_command", "Print the version."),
+    Entry(
+        "help",
+        "about:HelpOptions",
+        "about:help_command",
+        "Print the commands, or the options of one.",
     ),
     Entry(
         "explain",

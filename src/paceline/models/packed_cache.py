@@ -19,7 +19,7 @@ from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.packing import WEIGHT_BITS, Packer
 from paceline.models.packed_folder import write_packed
 from paceline.models.packed_format import VERSION
-from paceline.models.packed_room import hold, make_room
+from paceline.models.packed_room import hold, make_room, place_mark
 from paceline.models.stored import StoredTensors
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ def packed_place(checkpoint: Checkpoint, dtype: str) -> Path:
         found = path.stat()
         known.update(f" {path.name} {found.st_size} {found.st_mtime_ns}".encode())
     name = re.sub(r"[^\w.-]+", "-", checkpoint.name)[:60].strip(".-")
-    where = xxhash.xxh3_64_hexdigest(str(checkpoint.files[0].resolve()).encode())
-    return cache_folder(PACKED) / f"{name}-{dtype}-{where[:8]}-{known.hexdigest()[:16]}"
+    where = place_mark(checkpoint.files[0])
+    return cache_folder(PACKED) / f"{name}-{dtype}-{where}-{known.hexdigest()[:16]}"
 
 
 def find_packed(checkpoint: Checkpoint, dtype: str) -> StoredTensors | None:

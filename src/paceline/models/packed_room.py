@@ -14,6 +14,8 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+import xxhash
+
 from paceline.errors import ConfigError
 
 if sys.platform != "win32":
@@ -65,6 +67,18 @@ def packed_copies(cache: Path) -> dict[Path, int]:
     return {p: sum(file.stat().st_size for file in p.glob("*")) for p in sorted(places)}
 
 
+def place_mark(file: Path) -> str:
+    """What stands for a model's first file in the names of its copies, before the last dash."""
+    return xxhash.xxh3_64_hexdigest(str(file.resolve()).encode())[:8]
+
+
+def copies_of(model: Path, cache: Path) -> list[Path]:
+    """The copies of a model, which is a file or a folder."""
+    files = model.glob("*") if model.is_dir() else [model]
+    marks = {place_mark(file) for file in files}
+    return [copy for copy in packed_copies(cache) if marks.intersection(copy.name.split("-")[-2:])]
+
+
 def make_room(folder: Path, needed: int, limit: int | None) -> None:
     """Remove copies beside one that is about to be made, those first that were not used for the
     longest, until all take no more than they may; none that is in use.
@@ -84,7 +98,7 @@ def make_room(folder: Path, needed: int, limit: int | None) -> None:
     is_possible = needed <= (room if limit is None else limit)
     removed = []
     for copy in sorted(copies, key=_last_used) if is_possible else ():
-        if taken > min(most, room) and _removed(copy):
+        if taken > min(most, room) and remove_copy(copy):
             taken -= copies[copy]
             removed.append(copy.name)
     if removed:
@@ -110,7 +124,8 @@ def _last_used(copy: Path) -> float:
         return 0.0
 
 
-def _removed(copy: Path) -> bool:
+def remove_copy(copy: Path) -> bool:
+    """Delete a copy that no process uses; returns whether it is gone."""
     held = _opened(copy)
     if held is not None and sys.platform != "win32":
         try:
