@@ -237,12 +237,15 @@ def test_what_the_server_says_of_itself() -> None:
     assert server.http.get("/api/version").json()["version"].count(".") == 2
 
 
-def test_what_a_modelfile_says_stands_before_each_chat_and_is_shown() -> None:
+def test_what_a_modelfile_says_stands_before_each_chat_and_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server = ChatServer()
     tokenizer = server.engine.tokenizer
     assert tokenizer is not None
     example = {"role": "assistant", "content": "Ahoy"}
-    tokenizer.chat_opening = ({"role": "system", "content": "Be a pirate."}, example)
+    opening = ({"role": "system", "content": "Be a pirate."}, example)
+    monkeypatch.setattr(tokenizer, "chat_opening", opening)  # all servers of the tests share it
     shown = server.http.post("/api/show", json={"model": "fake:latest"}).json()
     assert (shown["system"], shown["messages"]) == ("Be a pirate.", [example])
     server.post()
