@@ -64,6 +64,13 @@ def test_fused_linears_of_a_family_are_read(tmp_path: Path) -> None:
     assert [(each.first, len(each.up)) for each in layer["gate_up"]] == [(0, 88)]
 
 
+def test_an_adapter_of_a_model_without_its_head(tmp_path: Path) -> None:
+    """peft 0.21.2 names the layers so where it wraps what ``AutoModel`` loads."""
+    tensors = low_rank(HIDDEN, HIDDEN, name=NAME.replace("model.model.model.", "model.model."))
+    empty, layer = read(tmp_path, tensors)
+    assert (list(empty), list(layer)) == ([], ["qkv"])
+
+
 def test_names_and_rows_are_those_of_the_familys_layout(tmp_path: Path) -> None:
     """GLM's rows of a head are rotated by pairs that follow one another."""
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"

@@ -168,6 +168,7 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
         ({"model_type": None}, "model_type is missing; it has 'model_type', "),
         ({"model_type": "llama4"}, "'llama4' is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "does not generate text"),
+        ({"architectures": ["LlamaForRewardModel"]}, "ForConditionalGeneration or Model is needed"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
         ({"hidden_act": "relu"}, "activation 'relu' is not supported; supported are silu, swish"),
         ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),

@@ -30,7 +30,7 @@ from paceline.reading import checked_path, read_as
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK, MAX_ALPHA = 1024, 1e6
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
-_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)\.weight")
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.(.+)\.weight")
 _ENDS = re.compile(r"embed|lm_head|\bwte\b|\bwpe\b")
 _LEFT_OUT = {
     "use_dora": (False, "DoRA also learns the length of weights"),

@@ -22,7 +22,7 @@ from paceline.models.expert_tensors import ALTUP_STACK, ExpertTensors
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
-from paceline.models.hf_config import config_from_hf, layout_from_hf
+from paceline.models.hf_config import config_from_hf, layout_from_hf, with_tied_embeddings
 from paceline.models.hf_fields import Fields
 from paceline.models.hf_layout import PLAIN, LaidOutTensors
 from paceline.models.hub import hub_place, is_hub_id
@@ -35,6 +35,7 @@ from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import RenamedTensors, StoredTensors
+from paceline.models.stored_names import base_names
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_files import has_tokenizer_files
 from paceline.reading import checked_path, read_as
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
-_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -177,10 +178,11 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         raise ModelLoadError(f"{folder} has no config.json: it is not a model's folder")
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
     _check_is_model(raw, name, folder)
-    config, layout = config_from_hf(raw), layout_from_hf(raw)
     files = SafetensorsFolder(folder, in_memory=in_memory)
+    raw = _whole(raw, files, name)
+    config, layout = config_from_hf(raw), layout_from_hf(raw)
     if config.tie_embeddings:  # one matrix, under either name
-        files.rename("lm_head.weight", _EMBEDDING)
+        files.rename(_HEAD, _EMBEDDING)
     tensors: StoredTensors = files
     if config.experts:
         tensors = ExpertTensors(tensors, config.experts.number, config.architecture)
@@ -215,6 +217,20 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         pooling=folder_pooling(folder),
         files=(*files.paths, folder / "config.json"),
     )
+
+
+def _whole(raw: dict[str, Any], files: SafetensorsFolder, name: str) -> dict[str, Any]:
+    """The configuration of a model whose tensors are named as a whole model's from here on.
+
+    The embedding stands in for a head that was not saved, as in GGUF files.
+    """
+    names = base_names(files)
+    for stored, plain in names.items():
+        files.rename(stored, plain)
+    if not names or _HEAD in files or config_from_hf(raw).tie_embeddings:
+        return raw
+    log.warning("%s was saved without its head: it gives embeddings, but no sensible text", name)
+    return with_tied_embeddings(raw)
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

@@ -70,9 +70,9 @@ _GPT2_NAMES = (
     *_C_NAMES,
 )
 _NEOX_NAMES = (
-    (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
-    (r"^gpt_neox\.final_layer_norm\.", "model.norm."),
     (r"^gpt_neox\.", "model."),
+    (r"^model\.embed_in\.", "model.embed_tokens."),
+    (r"^model\.final_layer_norm\.", "model.norm."),
     (r"^embed_out\.", "lm_head."),
     (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
     (r"\.attention\.dense\.", ".self_attn.o_proj."),

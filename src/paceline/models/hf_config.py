@@ -6,6 +6,7 @@ untrusted: every number has bounds, far beyond real models and far below absurd 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,7 +70,8 @@ _ACTIVATIONS = {
     "relu2": "relu2",
 }
 _QUANTISED = ("quantization_config", "compression_config")  # the second is a former name
-_HEADED = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_HEADED = ("ForCausalLM", "ForConditionalGeneration")
+_BASE = re.compile(r"(?!.*For).*Model")  # and not ForRewardModel
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
@@ -166,10 +168,10 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
             f"{', '.join(FAMILIES)} (SmolLM and Llama 2 and 3 are llama)"
         )
     heads = raw.get("architectures")
-    if isinstance(heads, list) and heads and not any(str(h).endswith(_HEADED) for h in heads):
+    if isinstance(heads, list) and heads and not any(_is_generator(str(h)) for h in heads):
         raise UnsupportedModelError(
             f"{', '.join(map(str, heads))[:80]} does not generate text; a model whose architecture "
-            f"ends in {' or '.join(_HEADED)} is needed"
+            f"ends in {', '.join(_HEADED)} or Model is needed"
         )
     for key in _QUANTISED:
         if raw.get(key):
@@ -192,6 +194,20 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
                 f"{str(only).lower()} is"
             )
     return name, FAMILIES[name]
+
+
+def _is_generator(architecture: str) -> bool:
+    """Whether it is a model with a head for tokens, or the part of one below its head."""
+    return architecture.endswith(_HEADED) or _BASE.fullmatch(architecture) is not None
+
+
+def with_tied_embeddings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the same model with its embedding as head."""
+    text = _text_part(raw)
+    key = _family(text)[1].keys.get("tie_word_embeddings", "tie_word_embeddings")
+    if "text_config" in raw:
+        return {**raw, "text_config": {**raw["text_config"], key: True}}
+    return {**raw, key: True}
 
 
 def layout_from_hf(raw: Mapping[str, Any]) -> Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.models.expert_tensors import plain_expert_name
@@ -14,6 +15,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Multimodal checkpoints keep their language model under a prefix, of two generations.
 _PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+_BASE_EMBEDDINGS = {"embed_tokens.weight", "embeddings.weight", "embed_in.weight"}
 
 
 def plain_name(stored: str) -> str:
@@ -24,6 +26,18 @@ def plain_name(stored: str) -> str:
             name = plain + stored[len(prefix) :]
             break
     return plain_expert_name(name)
+
+
+def base_names(names: Iterable[str]) -> dict[str, str]:
+    """What a whole model's checkpoint calls the tensors of one that was saved without its head.
+
+    ``AutoModel`` and sentence-transformers save such; empty for a whole model's checkpoint.
+    """
+    known = list(names)
+    if _BASE_EMBEDDINGS.isdisjoint(known):
+        return {}
+    below = [name for name in known if not name.startswith(("model.", "lm_head."))]
+    return {name: plain_expert_name(f"model.{name}") for name in below}
 
 
 def stored_names(model: Path) -> list[str]:
