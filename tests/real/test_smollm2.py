@@ -45,3 +45,36 @@ def test_drafts_change_no_log_probability(smollm2: LLM, drafted_smollm2: LLM) ->
     params = replace(SamplingParams(max_tokens=48, temperature=0.0), logprobs=2)
     (plain,), (drafted,) = smollm2.generate(ids, params), drafted_smollm2.generate(ids, params)
     assert drafted.completions[0].logprobs == plain.completions[0].logprobs
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The current weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def test_it_calls_a_tool_and_tells_what_that_said(smollm2: LLM) -> None:
+    """It was not trained to: its template for tools leads it, so that clients can be tried."""
+    chat: list[dict[str, object]] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    asked = smollm2.tokenizer.apply_chat_template(chat, tools=[WEATHER])
+    usual = smollm2.sampling_defaults.params()
+    wishes = [replace(usual, max_tokens=60, seed=seed) for seed in range(10)]
+    answers = smollm2.generate([asked] * 10, wishes)
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert sum(answer.text.strip() == call for answer in answers) >= 8
+    function = {"name": "get_weather", "arguments": {"city": "Paris"}}
+    chat += [
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+        {"role": "tool", "content": "18 degrees, sunny"},
+    ]
+    told = smollm2.tokenizer.apply_chat_template(chat, tools=[WEATHER])
+    answers = smollm2.generate([told] * 10, wishes)
+    assert sum("18 degrees" in answer.text for answer in answers) >= 7

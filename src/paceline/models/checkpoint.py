@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array
 from paceline.models.catalogue import similar_names
+from paceline.models.chat_templates import MAX_TEMPLATE_CHARS
 from paceline.models.config import ModelConfig
 from paceline.models.expert_tensors import ALTUP_STACK, ExpertTensors
 from paceline.models.fetching import named_model
@@ -26,7 +27,7 @@ from paceline.models.hf_config import config_from_hf, layout_from_hf, with_tied_
 from paceline.models.hf_fields import Fields
 from paceline.models.hf_layout import PLAIN, LaidOutTensors
 from paceline.models.hub import hub_place, is_hub_id
-from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
+from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json, read_text
 from paceline.models.latent import LatentTensors
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.pooling import folder_pooling
@@ -161,6 +162,9 @@ def load_checkpoint(
         return found
     if found.tokenizer is not None:
         found.tokenizer.chat_opening = entry.chat_opening
+        if entry.tool_template:
+            source = read_text(Path(entry.tool_template), MAX_TEMPLATE_CHARS)
+            found.tokenizer.set_tool_template(source)
     return dataclasses.replace(found, card=entry.sampling)
 
 

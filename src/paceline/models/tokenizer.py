@@ -381,6 +381,11 @@ class Tokenizer:
         self._templates = {"default": source}
         self.has_fallback_template = is_fallback
 
+    def set_tool_template(self, source: str) -> None:
+        """Write chats that offer tools by this Jinja template, and all others as before."""
+        if self._templates:
+            self._templates["tool_use"] = source
+
     def template_mentions(self, word: str) -> bool:
         """Whether any chat template has this text, as a part of a name too."""
         return any(word in template for template in self._templates.values())
