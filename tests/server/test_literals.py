@@ -88,6 +88,8 @@ def test_strings_of_any_escapes_mean_what_python_says(
         (r'"\d\/"', r'"\\d\\/"'),  # no escapes in Python
         (r'"\N{NO SUCH CHARACTER}\x4"', r'"\\N{NO SUCH CHARACTER}\\x4"'),
         ("1e999", "1e999"),
+        ("-1_0e999", "-1.0E+1000"),  # beyond a double, which JSON can say and infinity cannot
+        (".5e999", "5E+998"),
         ("9" * 5000, "9" * 5000),  # more digits than Python converts
         ("-0.0", "-0.0"),
     ],
@@ -97,7 +99,20 @@ def test_what_else_is_read(source: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["f'a'", "b'a'", "a", "1 2", "0777", "1__0", "1_0e999", "1j", "1-2", "'a", "[" * 5000]
+    "source",
+    [
+        "f'a'",
+        "b'a'",
+        "a",
+        "1 2",
+        "0777",
+        "1__0",
+        "1_0e99999999999999999999",
+        "1j",
+        "1-2",
+        "'a",
+        "[" * 5000,
+    ],
 )
 def test_what_is_no_value(source: str) -> None:
     with pytest.raises(MalformedError):

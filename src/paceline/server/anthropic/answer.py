@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.server.api.usage import Usage
+from paceline.server.chat.calls.written_json import values_of
 from paceline.server.sse import encode_json
 
 Event = dict[str, Any]
@@ -127,7 +127,7 @@ def _tool_id(call_id: str) -> str:
 def _input(arguments: str) -> dict[str, Any]:
     """A call's arguments; empty where the answer ended in their middle."""
     try:
-        found = json.loads(arguments)
+        found = values_of(arguments)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

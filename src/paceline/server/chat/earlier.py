@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.calls.json_formats import PHI4_MARKS
+from paceline.server.chat.calls.written_json import values_of
 from paceline.server.chat.harmony import CHANNEL
 from paceline.server.protocol.chat import ChatMessage, MessageToolCall
 
@@ -119,7 +120,7 @@ def _template_call(
 def _arguments(text: str) -> dict[str, Any] | str:
     """The object; a call that was cut short has none, and the template gets what there is."""
     with contextlib.suppress(ValueError, RecursionError):
-        parsed = json.loads(text)
+        parsed = values_of(text)
         if isinstance(parsed, dict):
             return parsed
     return text

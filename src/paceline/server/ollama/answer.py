@@ -5,12 +5,12 @@ Takes the parts of a chat's choice or of a completion's. Knows no HTTP.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from paceline.server.chat.calls.written_json import values_of
 from paceline.server.sse import encode_json
 
 Shape = Literal["message", "response"]
@@ -90,7 +90,7 @@ class Telling:
 def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call whose arguments are an object; an empty one where the answer ended in their middle."""
     try:
-        arguments = json.loads(call["arguments"])
+        arguments = values_of(call["arguments"])
     except (ValueError, RecursionError):
         arguments = {}
     function = {"index": call["index"], "name": call["name"], "arguments": arguments}

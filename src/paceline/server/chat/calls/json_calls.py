@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from paceline.server.chat.calls.forms import Form, call_tag, json_of
 from paceline.server.chat.calls.kind import NAME, Brackets, Call, Nesting, Schema, Tools, find_head
+from paceline.server.chat.calls.written_json import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class JsonCalls:
     def parsed(self, text: str, tools: Tools) -> tuple[str, str]:
         """Name and arguments of a whole call; no name if it is none."""
         try:
-            call = json.loads(text)
+            call = values_of(text)
         except (ValueError, RecursionError):
             return "", ""
         if self.name_key is None:

@@ -221,12 +221,12 @@ class _Reader:
         number = number_of(text)
         if number is None and self._literals.is_python:
             raise MalformedError
-        return _dumped(text if number is None else number)
+        return _dumped(text) if number is None else number
 
 
 def _object(members: dict[str, str]) -> str:
     return f"{{{', '.join(f'{_dumped(key)}: {value}' for key, value in members.items())}}}"
 
 
-def _dumped(value: str | float) -> str:
+def _dumped(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)

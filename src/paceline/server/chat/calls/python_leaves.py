@@ -6,6 +6,7 @@ import ast
 import contextlib
 import math
 import re
+from decimal import Decimal, InvalidOperation
 
 _NUMBER = re.compile(r"[+-]?\.?[0-9](?:[eE][+-]|[0-9a-zA-Z_.])*", re.ASCII)
 _ESCAPE = re.compile(
@@ -14,15 +15,16 @@ _ESCAPE = re.compile(
 )
 
 
-def number_of(text: str) -> float | None:
-    """A number as Python writes it and JSON does not; None if it is none."""
+def number_of(text: str) -> str | None:
+    """A number that Python writes otherwise than JSON, as JSON; None if it is none."""
     if not _NUMBER.fullmatch(text):
         return None
     with contextlib.suppress(ValueError):
-        return int(text, 0)
-    with contextlib.suppress(ValueError):
-        value = float(text) if set(text) & set(".eE") else math.inf
-        return value if math.isfinite(value) else None
+        return str(int(text, 0))
+    with contextlib.suppress(ValueError, InvalidOperation):
+        if set(text) & set(".eE"):
+            value = float(text)  # JSON has numbers beyond a double's range, and no infinity
+            return repr(value) if math.isfinite(value) else str(Decimal(text))
     return None
 
 
