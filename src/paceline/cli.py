@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from paceline import __version__
-from paceline.commands.registry import ENVIRONMENT_NOTE, LazyGroup
+from paceline.commands.registry import ENVIRONMENT_NOTE, ROOT, LazyGroup
 from paceline.errors import PacelineError
 
 EXIT_ERROR = 2
@@ -50,14 +50,14 @@ def _group(name: str, help: str, **more: Any) -> typer.Typer:
 
 
 app = _group(
-    "paceline",
-    "Large language models, faster, without changing a token of what they say.",
+    ROOT,
+    "Run large language models faster, without changing a token of their output.",
     epilog=ENVIRONMENT_NOTE,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 app.add_typer(_group("train", "Train a language model, a draft for one, or an n-gram model."))
-app.add_typer(_group("bench", "Measure a server, or the engine itself, under load."))
+app.add_typer(_group("bench", "Benchmark a server, or the engine without one."))
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,7 +71,13 @@ def _root(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", "-v", is_eager=True, callback=_print_version, help="Say which."),
+        typer.Option(
+            "--version",
+            "-v",
+            is_eager=True,
+            callback=_print_version,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None:
     warn_of_unknown_variables(context.command)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.commands.registry import COMMANDS, Entry, load
+from paceline.commands.registry import COMMANDS, ROOT, SECTIONS, Entry, load
 from paceline.installation import install_command
 
 SOURCE = str(Path(paceline.__file__).parent.parent)
@@ -87,6 +87,24 @@ def test_help_of_a_command_imports_nothing_slow() -> None:
         slow = loaded & {"torch", "numpy", "rich", "tokenizers", "safetensors", "aiohttp"}
         assert not slow, line
         assert "paceline.commands.options" in loaded
+
+
+def test_the_list_of_commands_is_in_sections(cli) -> None:
+    _, *sections = cli("--help").out.split("\n\n")[2:]
+    listed = {}
+    for text in sections[: len(SECTIONS)]:
+        title, *lines = text.splitlines()
+        listed[title.rstrip(":")] = [line.split()[0] for line in lines]
+        assert not any(line.endswith("...") for line in lines)
+    assert list(listed) == list(SECTIONS)
+    names = [name for section in listed.values() for name in section]
+    assert sorted(names) == sorted(
+        [*(entry.name for entry in COMMANDS[ROOT]), *(name for name in COMMANDS if name != ROOT)]
+    )
+    assert {"run": "Use", "run-batch": "Serve", "tune": "Speed up", "bench": "Check"}.items() <= {
+        name: section for section, names in listed.items() for name in names
+    }.items()
+    assert listed["Train"] == ["train"]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.work)

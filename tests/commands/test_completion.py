@@ -62,7 +62,7 @@ def test_each_command_has_a_man_page(tmp_path: Path) -> None:
     assert len(pages) == len(all_commands())
     run = (tmp_path / "man1" / "paceline-run.1").read_text()
     assert "\\-\\-max\\-tokens" in run
-    assert "paceline\\-run \\- Answer prompts, speculatively." in run
+    assert "paceline\\-run \\- Chat with a model, or answer prompts." in run
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff")

