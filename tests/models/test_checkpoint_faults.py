@@ -261,17 +261,6 @@ def test_harmless_tensors_are_passed_over(folder: Path, name: str, load_format: 
     assert decode_with(load_checkpoint(folder, load_format=load_format)).layers
 
 
-def test_a_tied_head_may_be_stored_if_it_is_the_embedding(folder: Path) -> None:
-    edit(folder / "config.json", tie_word_embeddings=True)
-    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
-    change(folder, lm_head__weight=embedding.clone())
-    assert decode_with(load_checkpoint(folder)).layers
-    embedding[-1, -1] += 1
-    change(folder, lm_head__weight=embedding)
-    with pytest.raises(ModelLoadError, match=r"tie_word_embeddings, but lm_head\.weight is not"):
-        decode_with(load_checkpoint(folder))
-
-
 def test_a_tensor_under_two_names(folder: Path) -> None:
     change(folder, **{f"language_model.{NAME}": torch.ones(112, 64)})
     with pytest.raises(ModelLoadError, match=f"{NAME} is there twice"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline.errors import ModelLoadError, TrainingError, UnsupportedModelError
+from paceline.errors import TrainingError, UnsupportedModelError
 from paceline.training.model_files import load_model, save_model
 from tests.toy import toy_folder, toy_tensors
 
@@ -35,12 +35,14 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
         load_model(folder(tmp_path, **quantised))
 
 
-def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
+def test_a_tied_head_is_the_embedding_unless_another_is_stored(tmp_path: Path) -> None:
     embedding = toy_tensors()["model.embed_tokens.weight"]
     loaded = load_model(folder(tmp_path, **{"lm_head.weight": embedding.clone()}))
     assert set(loaded.params) == set(toy_tensors())
-    with pytest.raises(ModelLoadError, match="tie_word_embeddings"):
-        load_model(folder(tmp_path, **{"lm_head.weight": embedding + 1}))
+    assert loaded.config.tie_embeddings
+    loaded = load_model(folder(tmp_path, **{"lm_head.weight": embedding + 1}))
+    assert set(loaded.params) == {*toy_tensors(), "lm_head.weight"}
+    assert not loaded.config.tie_embeddings
 
 
 def test_a_tokenizer_that_cannot_be_read_is_not_a_place_that_cannot_be_written(

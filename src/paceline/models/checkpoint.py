@@ -37,6 +37,7 @@ from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import RenamedTensors, StoredTensors
 from paceline.models.stored_names import base_names
+from paceline.models.tied_head import EMBEDDING, HEAD, name_embedding, with_stored_head
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_files import has_tokenizer_files
 from paceline.reading import checked_path, read_as
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -185,8 +185,8 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     files = SafetensorsFolder(folder, in_memory=in_memory)
     raw = _whole(raw, files, name)
     config, layout = config_from_hf(raw), layout_from_hf(raw)
-    if config.tie_embeddings:  # one matrix, under either name
-        files.rename(_HEAD, _EMBEDDING)
+    if config.tie_embeddings:
+        name_embedding(files, layout)
     tensors: StoredTensors = files
     if config.experts:
         tensors = ExpertTensors(tensors, config.experts.number, config.architecture)
@@ -199,9 +199,12 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         tensors = LatentTensors(tensors, config)
     if config.recurrent and packed is None:
         tensors = RecurrentTensors(tensors, config)
-    if not _says_dtype(raw) and _EMBEDDING in tensors:
-        raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype)}
-        config = config_from_hf(raw)
+    raw = with_stored_head(raw, tensors) if config.tie_embeddings else raw
+    if not _says_dtype(raw) and EMBEDDING in tensors:
+        raw = {**raw, "dtype": str(tensors[EMBEDDING].dtype)}
+    config = config_from_hf(raw)
+    if config.tie_embeddings:  # what may be stored as the head is the same matrix
+        tensors = tensors.only(name for name in tensors if name != HEAD)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ends = Fields(generation).token_ids("eos_token_id", config.vocab_size)
@@ -231,7 +234,7 @@ def _whole(raw: dict[str, Any], files: SafetensorsFolder, name: str) -> dict[str
     names = base_names(files)
     for stored, plain in names.items():
         files.rename(stored, plain)
-    if not names or _HEAD in files or config_from_hf(raw).tie_embeddings:
+    if not names or HEAD in files or config_from_hf(raw).tie_embeddings:
         return raw
     log.warning("%s was saved without its head: it gives embeddings, but no sensible text", name)
     return with_tied_embeddings(raw)

@@ -201,13 +201,13 @@ def _is_generator(architecture: str) -> bool:
     return architecture.endswith(_HEADED) or _BASE.fullmatch(architecture) is not None
 
 
-def with_tied_embeddings(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the same model with its embedding as head."""
+def with_tied_embeddings(raw: Mapping[str, Any], tied: bool = True) -> dict[str, Any]:
+    """The configuration of the same model with its embedding as head, or with one of its own."""
     text = _text_part(raw)
     key = _family(text)[1].keys.get("tie_word_embeddings", "tie_word_embeddings")
     if "text_config" in raw:
-        return {**raw, "text_config": {**raw["text_config"], key: True}}
-    return {**raw, key: True}
+        return {**raw, "text_config": {**raw["text_config"], key: tied}}
+    return {**raw, key: tied}
 
 
 def layout_from_hf(raw: Mapping[str, Any]) -> Layout:

@@ -15,7 +15,6 @@ from paceline.models.arrays import FLOAT_NAMES
 from paceline.models.mtp_names import mtp_layers_behind
 
 _SHOWN = 4
-_COMPARED_ROWS = 1024  # at once, of an embedding and a head
 # What follows from the configuration, or belongs to parts that plain decoding of text does not run.
 _HARMLESS = re.compile(
     r"""
@@ -79,18 +78,4 @@ def check_floats(name: str, tensor: Any, kind: str) -> None:
             f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "
             "quantised, and config.json does not say how. Use its unquantised form with --dtype "
             "int8, or a GGUF file"
-        )
-
-
-def check_tied(embedding: Any, head: Any) -> None:
-    """Raise :class:`ModelLoadError` unless a head that is stored although it is tied is equal."""
-    starts = range(0, len(embedding), _COMPARED_ROWS)
-    if embedding.shape != head.shape or not all(
-        (embedding[at : at + _COMPARED_ROWS] == head[at : at + _COMPARED_ROWS]).all()
-        for at in starts
-    ):
-        raise ModelLoadError(
-            "the configuration says tie_word_embeddings, but lm_head.weight is not "
-            "model.embed_tokens.weight; if the model has a head of its own, set "
-            "tie_word_embeddings to false in its config.json"
         )

@@ -22,7 +22,6 @@ from paceline.models.packed_format import packed_formats
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.recurrent import RecurrentWeights
 from paceline.models.recurrent_weights import read_recurrent
-from paceline.models.tensor_checks import check_tied
 
 EMBEDDING, HEAD, POSITIONS = "model.embed_tokens", "lm_head", "model.embed_positions"
 
@@ -115,8 +114,6 @@ class WeightReader(LayeredReader):
     def ends(self) -> tuple[Any, Any]:
         """The embedding and the head; they may be one object where they are tied."""
         c = self._config
-        if c.tie_embeddings and HEAD + ".weight" in self._tensors:
-            self._check_tied()
         embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
         if c.tie_embeddings and packed_formats(self._tensors, EMBEDDING):
             return embedding, embedding
@@ -164,13 +161,6 @@ class WeightReader(LayeredReader):
                 f"the checkpoint has no {name}.weight, and the target's, of shape "
                 f"{rows[0], widths[0]}, cannot stand in for one of shape {rows[1], widths[1]}"
             )
-
-    def _check_tied(self) -> None:
-        """What is stored of a tied head is read for that alone: the embedding is used for it."""
-        names = [EMBEDDING + ".weight", HEAD + ".weight"]
-        embedding, head = (self.floats(name, *self._tensors[name].shape) for name in names)
-        check_tied(embedding, head)
-        self._release(names)
 
     def pruned_head(self) -> PrunedHead | None:
         """Which tokens the head has; None where it has all."""

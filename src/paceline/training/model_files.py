@@ -28,7 +28,8 @@ from paceline.models.quantised.packing import PACKED_CONFIG, is_packable, packed
 from paceline.models.safetensors_files import SafetensorsFolder, shards_by_tensor
 from paceline.models.stored_names import INDEX_FILE
 from paceline.models.stored_names import SINGLE_FILE as WEIGHTS
-from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
+from paceline.models.tensor_checks import check_floats, is_harmless
+from paceline.models.tied_head import HEAD, name_embedding, with_stored_head
 from paceline.models.tokenizer_files import read_tokenizer_folder, tokenizer_files
 from paceline.models.torch_arrays import to_numpy, to_torch
 from paceline.reading import read_as
@@ -154,15 +155,16 @@ def load_model(folder: str | Path, hybrid: bool = False) -> TrainableModel:
             "themselves, which cannot be trained here; paceline train lm --num-experts makes such"
         )
     if config.tie_embeddings:
-        tensors.rename("lm_head.weight", "model.embed_tokens.weight")
+        name_embedding(tensors, PLAIN)
+        raw = with_stored_head(raw, tensors)
     # Copies, because a file that is mapped here may be replaced or trained in place.
     fixed = {name: to_torch(tensors[name].copy()) for name in tensors if name in FIXED}
     trained = [name for name in tensors if name not in FIXED and not is_harmless(name)]
     for name in trained:
         check_floats(name, tensors[name], tensors.type_of(name))
     params = {name: to_torch(floats(tensors[name]).copy()) for name in trained}
-    if config.tie_embeddings and "lm_head.weight" in params:
-        check_tied(params["model.embed_tokens.weight"], params.pop("lm_head.weight"))
+    if config_from_hf(raw).tie_embeddings:
+        params.pop(HEAD, None)
     return TrainableModel(raw, params, fixed)
 
 
