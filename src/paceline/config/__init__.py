@@ -35,6 +35,7 @@ __all__ = [
     "METHOD_ALIASES",
     "PACKED_DTYPES",
     "PLANNERS",
+    "REFERENCE_DTYPES",
     "EngineConfig",
     "SpeculativeConfig",
     "check_method",
@@ -46,6 +47,8 @@ __all__ = [
 PACKED_DTYPES = ("float32", "bfloat16", "float16", "file", "int8", "int4", "int3", "int2")
 """What weights are packed to for the native kernels, from most bits to fewest; ``file`` keeps the
 formats in which they are stored."""
+REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
+"""What the reference backend computes in, from most bits to fewest."""
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 BACKENDS = ("auto", "native", "reference")
 PLANNERS = ("auto", "fixed")

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.models.config import ModelConfig
-from paceline.training.acceptance import Acceptance
+from paceline.training.acceptance import Acceptance, DepthAcceptance
 from paceline.training.configs import DraftTrainingConfig, HeadTrainingConfig
-from paceline.training.heads.losses import DepthAcceptance
 from paceline.training.model_files import TrainableModel
 from paceline.training.options import TrainingConfig
 from paceline.training.parallel import ChainAcceptance

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from paceline.config import REFERENCE_DTYPES
 from paceline.errors import ConfigError
 from paceline.models import arrays
 from paceline.models.arrays import FLOAT8_E4M3, STORED_FLOATS, Array, Floats
@@ -32,7 +33,6 @@ from paceline.models.blocks import F8_BYTES, Decoded, decode, quantise_q8_0
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Rounding, WeightPart
-from paceline.models.ops.resolve import REFERENCE_DTYPES
 from paceline.models.ops.row_forward import RowForward
 from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup, Tensor
 from paceline.models.ops.tensor_kv import TensorKV

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from paceline.checks import require_torch
-from paceline.config import PACKED_DTYPES
+from paceline.config import PACKED_DTYPES, REFERENCE_DTYPES
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
-REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
-"""Of the reference ops, from most bits to fewest."""
 
 
 def reference_module(purpose: str) -> ModuleType:

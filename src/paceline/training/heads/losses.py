@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.training.acceptance import DepthAcceptance
 from paceline.training.heads.batches import Batch
 
 Tensor = torch.Tensor
@@ -153,47 +154,6 @@ def head_loss(
     # One product with the head's large matrix, and one gradient of it, for all depths.
     said = wanted.rows(torch.cat([rows for rows, _ in steps])).scaled(torch.cat(shares))
     return cross_entropy(torch.cat([x for _, x in steps]), matrix, said, size)
-
-
-@dataclass(frozen=True, slots=True)
-class DepthAcceptance:
-    """How often a head's drafts would be accepted, by depth, on the target's own text.
-
-    Attributes:
-        positions: where chains begin.
-        greedy: by depth, of the chains whose earlier drafts were the text's tokens, the share whose
-            first choice is the target's.
-        overlap: by depth, the mean of sum(min(p, q)) over the target's listed tokens: what
-            rejection sampling at temperature 1 accepts at least, given the text so far.
-    """
-
-    positions: int
-    greedy: tuple[float, ...]
-    overlap: tuple[float, ...]
-
-    @property
-    def greedy_length(self) -> float:
-        """Tokens per step of a chain this deep, the target's own included."""
-        return _length(self.greedy)
-
-    @property
-    def sampled_length(self) -> float:
-        return _length(self.overlap)
-
-    def __str__(self) -> str:
-        greedy, overlap = (" ".join(f"{x:.1%}" for x in s) for s in (self.greedy, self.overlap))
-        return (
-            f"greedy {greedy} (length {self.greedy_length:.2f}); temperature 1: {overlap} "
-            f"(length {self.sampled_length:.2f}); {self.positions} positions"
-        )
-
-
-def _length(shares: tuple[float, ...]) -> float:
-    total, product = 1.0, 1.0
-    for share in shares:
-        product *= share
-        total += product
-    return total
 
 
 class AcceptanceCount:

@@ -21,6 +21,7 @@ from paceline.models.fingerprint import model_fingerprint
 from paceline.models.ops.resolve import is_cpu
 from paceline.runtime.model_runner import ModelRunner
 from paceline.traces import Trace, read_meta, read_traces
+from paceline.training.acceptance import DepthAcceptance
 from paceline.training.card import HeadTrainingResult, head_card
 from paceline.training.checkpoint import remove_state
 from paceline.training.configs import HeadTrainingConfig
@@ -44,7 +45,6 @@ from paceline.training.heads.losses import (
     SLICE,
     SLICE_ON_GPU,
     AcceptanceCount,
-    DepthAcceptance,
     Head,
     head_loss,
 )
