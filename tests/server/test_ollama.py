@@ -298,11 +298,8 @@ def test_a_body_has_the_type_that_curl_says_unless_a_page_sends_it() -> None:
     body = json.dumps({"model": "fake", "messages": [USER], "stream": False})
     told = server.http.post(CHAT, content=body, headers=curls)
     assert told.json()["message"]["content"] == "It rains."
-    for path, headers in (
-        (CHAT, {**curls, "origin": "https://evil.example"}),
-        ("/v1/chat/completions", curls),
-    ):
-        assert server.http.post(path, content=body, headers=headers).status_code == 415
+    page = {**curls, "origin": "https://evil.example"}
+    assert server.http.post(CHAT, content=body, headers=page).status_code == 415
 
 
 def test_errors_before_and_after_an_endpoint_have_the_same_shape() -> None:

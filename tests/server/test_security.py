@@ -176,16 +176,19 @@ def test_what_is_no_json_is_a_400(raw: bytes, message: str) -> None:
     assert message in response.json()["error"]["message"]
 
 
-def test_a_body_without_a_type_is_json_unless_a_page_sends_it() -> None:
+@pytest.mark.parametrize("kind", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_a_body_without_a_type_or_with_curls_is_json_unless_a_page_sends_it(
+    kind: dict[str, str],
+) -> None:
     app, content = application(), json.dumps(BODY).encode()
-    assert call(app, "POST", PATH, content=content).status_code == 200
-    response = call(app, "POST", PATH, content=b"prompt=a")
+    assert call(app, "POST", PATH, content=content, headers=kind).status_code == 200
+    response = call(app, "POST", PATH, content=b"prompt=a", headers=kind)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
-    page = {"origin": "https://example.org"}
+    page = kind | {"origin": "https://example.org"}
     assert call(app, "POST", PATH, content=content, headers=page).status_code == 415
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x"])
 def test_a_body_of_another_type_is_refused(kind: str) -> None:
     content = json.dumps(BODY).encode()
     response = call(application(), "POST", PATH, content=content, headers={"content-type": kind})

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from paceline.server.error_forms import is_ollama
 from paceline.server.errors import ApiError
 from paceline.server.protocol.common import ApiModel
 from paceline.server.sse import ClientGoneError
@@ -31,17 +30,16 @@ async def read_body(request: Request, model: type[Model]) -> Model:
 
     Raises:
         ApiError: 415, the body is said to be something else than JSON. A page of another origin
-            can send a browser here without asking only with other types or none. None is taken
-            unless a page sends it, whose origin a browser tells, and Ollama's paths then take
-            curl's usual one as well.
+            can send a browser here without asking only with other types or none. No type, and the
+            one that curl and wget write unless told otherwise, are taken unless a page sends them,
+            whose origin a browser tells.
         ApiError: 400, it is no JSON, or nests deeper than 200 levels, or a number overflows.
         ValidationError: it is not what the model says.
         ClientGoneError: the client left before all of it had arrived.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    others = ("", CURLS) if is_ollama(request.url.path) else ("",)
     is_a_pages = "origin" in request.headers
-    if kind != "application/json" and (is_a_pages or kind not in others):
+    if kind != "application/json" and (is_a_pages or kind not in ("", CURLS)):
         raise ApiError(
             415, f"the body's type is {kind[:60] or 'not given'}; it must be application/json"
         )
