@@ -230,6 +230,48 @@ def test_a_stop_string_that_spells_a_special_token_stands_for_it(
     assert "".join(pieces) == (text + stop if include else text)
 
 
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize(
+    ("output", "stops", "met", "text"),
+    [
+        # A plain one, whose text goes on behind special tokens that the others spell out.
+        (["qu", START, "ick fox"], ["<|im_start|>user", "uic"], "uic", "q"),
+        (
+            ["q", END, "u", START, "i", END, "ck"],
+            ["<|im_start|>user", "<|end|>x", "uic"],
+            "uic",
+            "q",
+        ),
+        (["the", START, "us", " fox"], ["<|im_start|>user", "s f"], "s f", "theu"),
+        # One that spells a token, whose text goes on behind another one's.
+        (["x", START, END, "y"], ["x<|end|>", "<|im_start|>user"], "x<|end|>", ""),
+        (["x", START, "y", END], ["xy<|end|>", "<|im_start|><|im_start|>"], "xy<|end|>", ""),
+        # Whichever is complete first; the longest of several that end at one place.
+        (["the", START, " fox"], ["<|im_start|>", "fox"], "<|im_start|>", "the"),
+        (["the", " fox", START], ["<|im_start|>", "fox"], "fox", "the "),
+        (["a", START], ["<|im_start|>", "a<|im_start|>", "b"], "a<|im_start|>", ""),
+        (["u", START, "s"], ["s", "<|im_start|>us", "<|im_start|>s"], "<|im_start|>s", "u"),
+    ],
+)
+def test_stop_strings_with_and_without_special_tokens(
+    output: list[str | int], stops: list[str], met: str, text: str, include: bool
+) -> None:
+    """Whichever characters are one token, and in whatever order they are asked for."""
+    tokenizer = MAKERS["byte-level"]
+    whole, single = list[int](), list[int]()
+    for each in output:
+        whole += [each] if isinstance(each, int) else tokenizer.encode_literal(each)
+        characters = [each] if isinstance(each, int) else each
+        for one in characters:
+            single += [one] if isinstance(one, int) else tokenizer.encode_literal(one)
+    for ids in (whole, single):
+        for asked in (stops, stops[::-1]):
+            for every in range(1, len(ids) + 1):
+                pieces, found = stream(tokenizer, [], ids, every, stop=asked, include_stop=include)
+                assert found == met
+                assert "".join(pieces) == (text + met if include else text)
+
+
 def test_special_tokens_that_no_stop_string_ends_at_stay_hidden() -> None:
     tokenizer = MAKERS["byte-level"]
     ids = [*tokenizer.encode("the"), START, *tokenizer.encode("us"), END, START]

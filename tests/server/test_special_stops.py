@@ -61,6 +61,21 @@ def test_it_is_kept_where_that_is_asked_for(path: str) -> None:
     assert texts_of(plain, name) == "It rains. Or not."
 
 
+@pytest.mark.parametrize(
+    ("plain", "text", "met"),
+    [("ins", "It ra", "ins"), (". Or", "It rains.", MARK), ("never", "It rains.", MARK)],
+)
+def test_a_plain_one_beside_it_works_too(plain: str, text: str, met: str) -> None:
+    for stop in ([MARK, plain], [plain, MARK]):
+        choice = server().post([USER], stop=stop)[1]["choices"][0]
+        assert (choice["message"]["content"], choice["stop_reason"]) == (text, met)
+
+
+def test_the_text_goes_on_behind_a_token_that_another_one_spells() -> None:
+    choice = server().post([USER], stop=[f"{MARK}?", ". Or"])[1]["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("It rains", ". Or")
+
+
 def test_a_message_says_which_sequence_it_was() -> None:
     body, _ = DOORS["/v1/messages"]
     told = server().http.post("/v1/messages", json={"model": "fake", **body}).json()

@@ -8,7 +8,7 @@ to the text of the prompt, whatever the order and grouping of calls.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paceline.models.byte_tokens import REPLACEMENT
 from paceline.models.tokenizer import Tokenizer
@@ -28,7 +28,8 @@ class TextStream:
         prompt_token_ids: what precedes them; the first token's leading space depends on it.
         stop: strings that end the text. Which one ends it does not depend on how the text was cut
             into tokens: the one that is complete first, and the longest of several. Special tokens
-            are no text, but where a stop string spells one out, it stands for the token.
+            are no text, but where a stop string spells one out, it stands for the token; for the
+            other stop strings that token is no text either.
         include_stop: keep the stop string in the text.
     """
 
@@ -43,11 +44,14 @@ class TextStream:
         self._stop = tuple(string for string in stop if string)
         self._include_stop = include_stop
         self._marks = dict[int, str]()  # special tokens that stop strings spell out
+        self._views = dict[frozenset[str], list[str]]()  # stop strings by what they spell out
         for string in self._stop:
-            self._marks |= tokenizer.special_tokens_in(string)
+            marks = tokenizer.special_tokens_in(string)
+            self._marks |= marks
+            self._views.setdefault(frozenset(marks.values()), []).append(string)
         self._pending: list[int] = []  # not decoded yet, where no stop string can end the text
         self._held = ""  # certain, but it may begin a stop string
-        self._hidden: list[tuple[int, int]] = []  # stretches of it that are special tokens
+        self._hidden: list[tuple[int, int, str]] = []  # stretches of it that are special tokens
         self._released: list[str] = []
         self._num_taken = 0  # entries of _released
         self._ended = False
@@ -62,16 +66,17 @@ class TextStream:
         self._decode()
         mark = self._marks.get(token_id, "")
         if mark:
-            self._hidden.append((len(self._held), len(self._held) + len(mark)))
+            self._hidden.append((len(self._held), len(self._held) + len(mark), mark))
             self._held += mark
         if not may_stop:
             self._release(len(self._held))
             return None
-        found = _first_complete(self._held, self._stop)
-        if found is None:
-            self._release(len(self._held) - _may_begin(self._held, self._stop))
+        views = [(self._view(marks), stops) for marks, stops in self._views.items()]
+        found = [each for view, stops in views for each in view.complete(stops)]
+        if not found:
+            self._release(min(view.certain(stops) for view, stops in views))
             return None
-        start, string = found
+        _, start, string = min(found)
         self._release(start)
         if self._include_stop:
             self._released.append(string)
@@ -89,6 +94,10 @@ class TextStream:
         self._num_taken = len(self._released)
         return taken
 
+    def _view(self, marks: frozenset[str]) -> _View:
+        """What is held, with these special tokens alone."""
+        return _View(self._held, [(a, b) for a, b, mark in self._hidden if mark not in marks])
+
     def _decode(self) -> None:
         self._held += self._decoder.push(*self._pending)
         self._pending.clear()
@@ -104,13 +113,15 @@ class TextStream:
         if not count:
             return
         at, shown = 0, ""
-        for start, end in self._hidden:
+        for start, end, _ in self._hidden:
             shown += self._held[at : min(start, count)]
             at = min(end, count)
         self._released.append(shown + self._held[at:count])
         self._held = self._held[count:]
         self._hidden = [
-            (max(0, start - count), end - count) for start, end in self._hidden if end > count
+            (max(0, start - count), end - count, mark)
+            for start, end, mark in self._hidden
+            if end > count
         ]
 
     @property
@@ -120,14 +131,33 @@ class TextStream:
         return "".join(self._released)
 
 
-def _first_complete(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Start and spelling of the stop string whose end comes first."""
-    found = [(text.find(stop), stop) for stop in stops]
-    complete = [(start + len(stop), start, stop) for start, stop in found if start >= 0]
-    if not complete:
-        return None
-    _, start, stop = min(complete)
-    return start, stop
+class _View:
+    """A text without some of its stretches; places are told as those of the whole text."""
+
+    def __init__(self, text: str, left_out: Sequence[tuple[int, int]]) -> None:
+        self._length, self._left_out = len(text), left_out
+        for start, end in reversed(left_out):
+            text = text[:start] + text[end:]
+        self._text = text
+
+    def complete(self, stops: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+        """End, start and spelling of the first of each stop string that it has."""
+        for stop in stops:
+            start = self._text.find(stop)
+            if start >= 0:
+                last = start + len(stop) - 1
+                yield self._place(last) + 1, self._place(start), stop
+
+    def certain(self, stops: Sequence[str]) -> int:
+        """How much of the whole text comes before what may begin a stop string."""
+        held = _may_begin(self._text, stops)
+        return self._place(len(self._text) - held) if held else self._length
+
+    def _place(self, at: int) -> int:
+        """Where a character of the view is in the whole text."""
+        for start, end in self._left_out:
+            at += end - start if start <= at else 0
+        return at
 
 
 def _may_begin(text: str, stops: Sequence[str]) -> int:
