@@ -110,6 +110,7 @@ OWN = {
     "twice": 'root ::= x\nx ::= "a"\nx ::= "b" | "c"',
     "deep": 'root ::= "(" root? ")" | "[" root* "]" | [a-z()]',
     "loops": 'root ::= (("a"?)* "b"{0,3}){2,5} "a"',
+    "stars": 'root ::= (("a"* x)*)* "c"\nx ::= ("b"+)*',
 }
 """Grammars of what is special about GBNF."""
 
@@ -123,6 +124,10 @@ REFUSED = [
     'root ::= ("a" | )*',
     'root ::= "a"?*',
     'root ::= ("")*',
+    'root ::= ("a" | "")*',
+    'root ::= x*\nx ::= "a" |',
+    'root ::= "a" x{0}\ny ::= "b"',
+    'root ::= "a" (x){0}',
     'root ::= "a" | *',
     'root ::= "" +',
     "root ::= []+",
@@ -155,6 +160,8 @@ REFUSED = [
 TAKEN = [
     'root ::= "a"{0,3000}',
     'root ::= ("a"?)*',
+    'root ::= (("a"*)*)+',
+    'root ::= "a" x{0}\nx ::= "b"',
     'root ::= "a" root',
     'root ::= "a"{2000}',
     'root ::= ("a" "b"){1000}',

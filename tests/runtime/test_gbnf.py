@@ -114,6 +114,7 @@ def test_tokens_by_name(
     [
         ('root ::= "a"\nx ::= (b', "Expected ')' at line 2, column 9 of the GBNF, where it ends"),
         ('root ::= "a" x\n\ny ::= "b"', "Rule 'x' not found at line 1, column 14"),
+        ('root ::= "a" x{0}', "Rule 'x' not found at line 1, column 14"),
         ('root ::= "a" | item\r\nitem ::= (root | ) "b"', "Left recursion: rule 'root'"),
         ('root ::= "\\d"', "\\d is no escape; allowed are \\n "),
         ('root ::= "a"{3,2}', "At least 3 and at most 2 repetitions at line 1, column 13"),

@@ -1,4 +1,4 @@
-"""Runs of characters as one lexeme: only where no text is read otherwise than by characters."""
+"""Runs of characters and whole texts as one lexeme: these change no text that matches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import pytest
 from paceline.errors import RequestError
 from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.gbnf import from_gbnf, runs
+from paceline.runtime.gbnf import expressions, from_gbnf, runs
+from paceline.runtime.gbnf.parser import parsed
+from paceline.runtime.gbnf.rules import Run, sequences
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.runtime.token_names import TokenNames
 from paceline.structured_outputs import StructuredOutputs
 from tests.quick import only
 from tests.runtime.gbnf_cases import RESTATED
+from tests.runtime.gbnf_walk import END, Walk
 
 pytest.importorskip("llguidance")
-END = 0
 ALPHABET = "abcé\n"
 LETTERS = ('"a"', '"b"', '"ab"', "[a-b]", "[^a]", "[bc]", '"é"', "[éü]", "[^é]", ".", '"\\n"')
 COUNTS = ("", "", "", "*", "+", "*", "+", "?", "{2,}", "{2}", "{0,2}")
@@ -39,7 +41,10 @@ def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
 
 
 def num_runs(source: str, *, is_whole: bool = True) -> int:
-    return from_gbnf(source, TokenNames(size=9), is_whole=is_whole).count("}/")
+    rules = parsed(source, TokenNames(size=9))
+    bodies = runs.with_runs(rules.bodies, rules.root, is_whole=is_whole).values()
+    items = (item for body in bodies for line in sequences(body) for item in line)
+    return sum(isinstance(item, Run) for item in items)
 
 
 @pytest.mark.parametrize(
@@ -112,21 +117,57 @@ def accepted(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: str) -> l
 
 
 @pytest.mark.parametrize("seed", only([0], range(40)))
-def test_runs_change_no_text(
-    compiler: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, seed: int
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_lexemes_change_no_text(
+    compiler: GrammarCompiler,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    is_whole: bool,
 ) -> None:
+    """Neither runs nor, where nothing follows the grammar, whole texts."""
     chance = random.Random(seed)
     tried = 0
     while tried < 5:
         source = drawn(chance)
         with suppress(RequestError):  # left recursion, or too much at once for a mask
-            quick = from_gbnf(source, TokenNames())
-            if "}/" not in quick:
-                continue
+            quick = from_gbnf(source, TokenNames(), is_whole=is_whole)
             with monkeypatch.context() as context:
                 context.setattr(runs, "MAX_SIZE", 0)
+                context.setattr(expressions, "MAX_SIZE", 0)
                 plain = from_gbnf(source, TokenNames())
-            assert quick != plain
+            if quick == plain:
+                continue
             known = accepted(compiler, tokenizer, plain)
             assert accepted(compiler, tokenizer, quick) == known, source
             tried += 1
+
+
+@pytest.mark.parametrize(
+    ("source", "is_one"),
+    [
+        ('root ::= [a-z]+ .* "."', True),
+        ('root ::= x{2,3} | y?\nx ::= "a" | y\ny ::= "b"', True),
+        ('root ::= ""', True),
+        ('root ::= "a" root | "b"', False),
+        ('root ::= "a" <[5]>', False),
+        ('root ::= ("a" | "b"){2}' + ' "c"' * 1000, False),
+        ("root ::= " + "(" * 60 + '"a"' + ")" * 60, False),
+    ],
+)
+def test_what_is_one_expression(source: str, is_one: bool) -> None:
+    assert ("\nrule_0: /(" in from_gbnf(source, TokenNames(size=9))) is is_one
+
+
+def test_expressions_are_written_in_time() -> None:
+    """Rules that double at each level, without a character in between."""
+    rules = "".join(f"x{n} ::= x{n + 1} x{n + 1}\n" for n in range(40))
+    assert "/(" not in from_gbnf(f'root ::= "a" x0\n{rules}x40 ::= ""', TokenNames())
+
+
+def test_many_places_at_once_cost_nothing(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """Here a text may stand in as many places as it has characters."""
+    walk = Walk(compiler, tokenizer, 'root ::= ([^x]+ .*){3} "." .*')
+    text = "so it goes on, and on, and on, and on " * 4
+    assert walk.verdict(f"{text}.") == len(text) + 1
+    assert walk.verdict(text) == -len(text) - 1

@@ -2,15 +2,17 @@
 
 The compiler cuts a text into *lexemes*, the longest that can be, before rules see it: a rule such
 as ``[a-z]+`` would take all letters, also those that a later rule needs. So a lexeme here is one
-character or one token, and which rule takes it is left to the rules, as in llama.cpp; longer ones
-are only the runs of :mod:`paceline.runtime.gbnf.runs`.
+character or one token, and which rule takes it is left to the rules, as in llama.cpp. Longer ones
+are only the runs of :mod:`paceline.runtime.gbnf.runs`, and whole texts where the grammar is a
+regular expression (:mod:`paceline.runtime.gbnf.expressions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from paceline.errors import RequestError
+from paceline.runtime.gbnf.expressions import class_of, counts, run_of, whole_expression
 from paceline.runtime.gbnf.rules import (
     Body,
     Characters,
@@ -38,6 +40,9 @@ def lark_of(rules: Rules, *, is_whole: bool) -> str:
         raise RequestError(
             "No text matches the GBNF: each needs a character or a token that cannot come"
         )
+    expression = whole_expression(alive, rules.root) if is_whole else None
+    if expression is not None:
+        return f"%llguidance {{}}\nstart: rule_{rules.root}\nrule_{rules.root}: /{expression}/\n"
     bodies = with_runs(alive, rules.root, is_whole=is_whole)
     lines = [f"rule_{number}: {_body(body)}" for number, body in bodies.items()]
     return "\n".join(["%llguidance {}", f"start: rule_{rules.root}", *lines]) + "\n"
@@ -45,7 +50,7 @@ def lark_of(rules: Rules, *, is_whole: bool) -> str:
 
 def _body(body: Body) -> str:
     if isinstance(body, Repetition):
-        return f"({_sequence(body.items)}){_counts(body.least, body.most)}"
+        return f"({_sequence(body.items)}){counts(body.least, body.most)}"
     return " | ".join(dict.fromkeys(map(_sequence, body)))
 
 
@@ -58,22 +63,9 @@ def _element(item: Element) -> str:
         case Reference():
             return f"rule_{item.number}"
         case Token():
-            return f"<[{','.join(_spans(item.ranges, str))}]>"
+            spans = (f"{first}-{last}" for first, last in item.ranges)
+            return f"<[{','.join(spans)}]>"
         case Run():
-            characters = "".join(_spans(item.ranges, _escaped))
-            return f"/[{characters}]{_counts(item.least, item.most)}/"
+            return f"/{run_of(item)}/"
         case Characters():
-            return f"/[{''.join(_spans(item.ranges, _escaped))}]/"
-
-
-def _counts(least: int, most: int | None) -> str:
-    return f"{{{least},{'' if most is None else most}}}"
-
-
-def _spans(ranges: Iterable[tuple[int, int]], form: Callable[[int], str]) -> Iterable[str]:
-    for first, last in ranges:
-        yield form(first) if first == last else f"{form(first)}-{form(last)}"
-
-
-def _escaped(code: int) -> str:
-    return f"\\x{{{code:x}}}"
+            return f"/{class_of(item.ranges)}/"
