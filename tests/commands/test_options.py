@@ -76,7 +76,7 @@ def test_help_names_who_drafts_by_default(cli: Callable[..., Result]) -> None:
     everyone, embedded = methods()
     for command in ("run", "serve", "simulate"):
         said = " ".join(cli(command, "--help").out.split())
-        assert f"(default: {everyone}; for the embedded model {embedded} too" in said
+        assert f"(default: {everyone}, plus {embedded} for the embedded model" in said
         assert "its draft model too" not in said
 
 
@@ -254,7 +254,7 @@ STATED = {
     "llama_kv_type": KV_TYPES[0],
     "text_tokens": DEFAULT_TEXT_TOKENS,
     "window": DEFAULT_WINDOW,
-    "widths": f"1-33, coarser to {WIDTHS[-1]}",
+    "widths": f"1-33, and coarser up to {WIDTHS[-1]}",
     "contexts": ",".join(map(str, CONTEXTS)),
     "repeat": "once",
     "max_tokens": "what the context leaves; 256 for --compare, --explain and verify",
@@ -266,7 +266,7 @@ def test_a_help_text_states_the_default_that_the_code_has() -> None:
     """Typer writes defaults itself but for None; of those, numbers and names are compared."""
     subjects = real_model(), own_model("")
     (long, quick), (own, own_quick) = ((s.max_tokens, s.max_tokens // 2) for s in subjects)
-    demo = f"{long}, quick: {quick}; of the embedded model {own} and {own_quick}"
+    demo = f"{long}, or {quick} with --quick; {own} and {own_quick} with the embedded model"
     checked = set()
     for path, parameter in parameters(typer.main.get_command(app)):
         found = re.search(r"\(default: ([^)]*)\)", getattr(parameter, "help", None) or "")

@@ -21,7 +21,7 @@ class VersionOptions:
 class HelpOptions:
     """Options of ``paceline help``."""
 
-    command: list[str] | None = argument(None, "The command, such as run, or bench serve.")
+    command: list[str] | None = argument(None, "The command, such as run or bench serve.")
 
 
 def version_command(options: VersionOptions) -> int:

@@ -22,13 +22,13 @@ class ConvertOptions:
     """Options of ``paceline convert``."""
 
     model: str = argument(..., "Folder, GGUF file, name or hub id.")
-    out: str = argument(..., "Folder to write; must not exist, or be empty.")
+    out: str = argument(..., "Folder to write. It must be empty or not exist yet.")
     dtype: str = option(
         "auto",
-        f"auto, {', '.join(PACKED_DTYPES)}; auto is file, the formats in which the "
-        "weights are stored, where they are quantised, otherwise int8.",
+        f"Precision: auto, {', '.join(PACKED_DTYPES)}. auto keeps the file's own "
+        "formats if its weights are quantised, and is int8 otherwise.",
     )
-    threads: int | None = option(None, "Threads that compute.")
+    threads: int | None = option(None, "Number of compute threads.")
 
 
 def convert_command(options: ConvertOptions) -> int:

@@ -95,14 +95,15 @@ def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:
 class DemoOptions:
     """Options of ``paceline demo``."""
 
-    quick: bool = option(False, "One prompt of each kind, shorter.")
+    quick: bool = option(False, "Run one short prompt of each kind.")
     max_tokens: int | None = option(
-        None, "Tokens per prompt (default: 128, quick: 64; of the embedded model 96 and 48)."
+        None,
+        "Tokens per answer (default: 128, or 64 with --quick; 96 and 48 with the embedded model).",
     )
-    embedded: bool = option(False, "Ask the embedded model, and fetch nothing.")
-    dtype: str = option("auto", f"Arithmetic: {', '.join(DTYPES)}.")
-    threads: int | None = option(None, "Threads that compute.")
-    backend: str = option("auto", f"Kernels of the CPU: {', '.join(BACKENDS)}.")
+    embedded: bool = option(False, "Use the embedded model and download nothing.")
+    dtype: str = option("auto", f"Precision of the arithmetic: {', '.join(DTYPES)}.")
+    threads: int | None = option(None, "Number of compute threads.")
+    backend: str = option("auto", f"CPU kernels: {', '.join(BACKENDS)}.")
     json: bool = option(False, JSON_HELP)
 
 

@@ -43,14 +43,18 @@ if TYPE_CHECKING:
 class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOptions):
     """Options of ``paceline explain``."""
 
-    prompt: str = option(..., "The prompt's text.", "-p")
-    chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
-    system: str | None = option(None, "A system message before the prompt.")
-    no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    prompt: str = option(..., "Text of the prompt.", "-p")
+    chat: bool | None = option(
+        None, "Apply the chat template (default: if the model has one).", both=True
+    )
+    system: str | None = option(None, "System message before the prompt.")
+    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
-    max_tokens: int | None = option(64, "Most tokens of the answer.", "-n")
-    steps: str | None = option(None, "Show these steps only, e.g. 3-10 (default: all).")
-    plot: str | None = option(None, "Draw costs, widths and nodes into a .png, .svg or .pdf file.")
+    max_tokens: int | None = option(64, "Maximum tokens of the answer.", "-n")
+    steps: str | None = option(None, "Show only these steps, e.g. 3-10 (default: all).")
+    plot: str | None = option(
+        None, "Plot costs, widths and draft tokens to a .png, .svg or .pdf file."
+    )
     trace: str | None = option(None, TRACE_HELP)
     json: bool = option(False, JSON_HELP)
 

@@ -29,8 +29,8 @@ from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError
 
-JSON_HELP = "Print one line of JSON on stdout, and the rest on stderr."
-TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
+JSON_HELP = "Print one line of JSON on stdout, and everything else on stderr."
+TRACE_HELP = "Write the phases of each step to this file, for Perfetto or chrome://tracing."
 
 Options = TypeVar("Options")
 DEFAULTS = EngineConfig()
@@ -124,66 +124,75 @@ class ModelOptions:
 class EngineOptions:
     """How the engine is built."""
 
-    dtype: str = option(DEFAULTS.dtype, f"Arithmetic: {', '.join(DTYPES)}.")
-    device: str = option(DEFAULTS.device, "Torch device.")
+    dtype: str = option(DEFAULTS.dtype, f"Precision of the arithmetic: {', '.join(DTYPES)}.")
+    device: str = option(DEFAULTS.device, "Device to run on, as torch names it.")
     max_num_seqs: int | None = option(
-        None, f"Most prompts at once (default: {DEFAULTS.max_num_seqs}; with --compare: 1)."
+        None,
+        "Maximum number of sequences that run at once (default: "
+        f"{DEFAULTS.max_num_seqs}; with --compare: 1).",
     )
     max_num_batched_tokens: int = option(
-        DEFAULTS.max_num_batched_tokens, "Most rows of one forward."
+        DEFAULTS.max_num_batched_tokens, "Maximum number of tokens in one forward pass."
     )
     max_step_ms: float | None = option(
-        None, "Keep steps this short while a prompt is read beside others."
+        None, "Keep steps this short while a prompt is read and other requests are decoding."
     )
-    max_model_len: int | None = option(None, "Context limit (default: the model's own).")
+    max_model_len: int | None = option(
+        None, "Maximum context length in tokens (default: the model's own)."
+    )
     weight_memory: str | None = option(
         None,
-        "Memory for weights, e.g. 6G; layers, or experts, beyond that are read from disk when they "
-        "are needed (default: what there is).",
+        "Memory for weights, e.g. 6G. Layers or experts that do not fit are read from disk when "
+        "they are needed (default: what is available).",
     )
     packed_space: str | None = option(
         None,
-        "Disk for models that were packed to be read from it, e.g. 60G; those not used for the "
-        "longest go (default: half of what is free).",
+        "Disk space for models packed to be read from disk, e.g. 60G. The least recently used "
+        "are deleted first (default: half of the free space).",
     )
-    kv_cache_memory: str | None = option(None, "Memory for keys and values, e.g. 512M or 2G.")
+    kv_cache_memory: str | None = option(None, "Memory for the KV cache, e.g. 512M or 2G.")
     kv_cache_dtype: str = option(
-        DEFAULTS.kv_cache_dtype, f"Keys and values: {', '.join(KV_DTYPES)}."
+        DEFAULTS.kv_cache_dtype, f"Precision of the KV cache: {', '.join(KV_DTYPES)}."
     )
     enable_prefix_caching: bool = option(
         DEFAULTS.enable_prefix_caching,
-        "Reuse what an earlier prompt with the same beginning has computed.",
+        "Reuse the KV cache of earlier prompts that begin the same way.",
         both=True,
     )
     load_format: str = option(
-        DEFAULTS.load_format, "mmap reads weights when needed, memory at once."
+        DEFAULTS.load_format,
+        "How weights are read: mmap maps the file and reads when needed, memory reads "
+        "everything at once.",
     )
-    threads: int | None = option(None, "Threads that compute.")
+    threads: int | None = option(None, "Number of compute threads.")
     pipeline_parallel_size: int | None = option(
-        None, "Parts of the layers, each in a process; the first is this one."
+        None,
+        "Number of stages that the layers are split into. Each runs in a process, the first in "
+        "this one.",
     )
     pipeline_stage: list[str] | None = option(
         None,
-        "HOST:PORT where `paceline stage` listens, for each further part (default: on this "
-        "machine). May be given several times.",
+        "HOST:PORT of a `paceline stage`, one for each stage after the first (default: "
+        "processes on this machine). Can be given several times.",
         metavar="<str>",
     )
-    backend: str = option(DEFAULTS.backend, f"Kernels of the CPU: {', '.join(BACKENDS)}.")
+    backend: str = option(DEFAULTS.backend, f"CPU kernels: {', '.join(BACKENDS)}.")
     objective: str = option(
         "throughput",
-        'What drafts are chosen for: throughput, latency, or {"tpot_ms": 20} to keep a time per '
+        'What the planner optimises: throughput, latency, or {"tpot_ms": 20} to keep a time per '
         "token.",
     )
     planner: str = option(
-        DEFAULTS.planner, f"{' or '.join(PLANNERS)}: verify what pays, or all that was drafted."
+        DEFAULTS.planner,
+        f"{' or '.join(PLANNERS)}: check the drafted tokens that pay, or all of them.",
     )
     strict: bool = option(
-        DEFAULTS.strict, "Fail, instead of decoding plainly, if a draft is unusable."
+        DEFAULTS.strict, "Fail if a draft is unusable, instead of running without it."
     )
     config: str | None = option(
         None,
-        "A JSON or YAML file of options by their long names; what the command line and the "
-        "environment say comes first.",
+        "JSON or YAML file of options by their long names. The command line and the environment "
+        "override it.",
         is_eager=True,
         callback=take_config_file,
     )
@@ -194,10 +203,11 @@ class ReplicaOptions(EngineOptions):
     """How many engines there are, and where."""
 
     replicas: int | None = option(
-        None, "Engines, each in a process of its own that Ray runs (needs the extra ray)."
+        None, "Number of engines, each in its own process run by Ray (needs the extra ray)."
     )
     ray_address: str | None = option(
-        None, "With --replicas: the Ray cluster to join, e.g. auto (default: one is started here)."
+        None,
+        "With --replicas: address of the Ray cluster to join, or auto (default: start one here).",
     )
 
 
@@ -212,21 +222,23 @@ class SpeculationOptions:
     )
     method: str | None = option(
         None,
-        f"One proposer: {', '.join(METHODS)}, or a plugin's (default: {DEFAULT_METHOD}; "
-        f"for the embedded model {EMBEDDED_METHOD} too, for others the drafts that lie beside "
-        "them).",
+        f"How to draft: {', '.join(METHODS)}, or the name of a plugin (default: "
+        f"{DEFAULT_METHOD}, plus {EMBEDDED_METHOD} for the embedded model and the "
+        "drafts in the model's folder for others).",
     )
     draft: list[str] | None = option(
         None,
-        "A draft that joins the others, or with --method drafts alone: a smaller model of whatever "
-        "vocabulary, a head, or a file of n-grams; folder, file, name or hub id. May be given "
-        "several times.",
+        "Draft to use in addition to the default ones, or as the only one with --method: a "
+        "smaller model with any vocabulary, a head, or an n-gram file; given as folder, file, "
+        "name or hub id. Can be given several times.",
         metavar="<str>",
     )
     num_speculative_tokens: int | None = option(
-        None, "Most tokens along one path of a draft.", "-k"
+        None, "Maximum length of a draft in tokens, along one path.", "-k"
     )
-    no_speculation: bool = option(False, "Decode plainly, whatever else is configured.")
+    no_speculation: bool = option(
+        False, "Turn speculative decoding off, whatever else is configured."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -235,22 +247,25 @@ class SamplingOptions:
 
     max_tokens: int | None = option(
         None,
-        "Most tokens of one answer (default: what the context leaves; 256 for --compare, --explain "
-        "and verify).",
+        "Maximum tokens per answer (default: what the context leaves; 256 for --compare, "
+        "--explain and verify).",
         "-n",
     )
     temperature: float | None = option(
         None,
-        "0 is greedy: always the likeliest token. What is left out of this and the next three is "
-        "as the model's makers say, or greedy for --compare, --explain and verify.",
+        "Sampling temperature; 0 always takes the likeliest token. This and the next three "
+        "options default to what the model's makers recommend, and to greedy for --compare, "
+        "--explain and verify.",
     )
-    top_p: float | None = option(None, "Likeliest tokens up to this share; 1 is all.")
-    top_k: int | None = option(None, "This many likeliest tokens; 0 is all.")
+    top_p: float | None = option(
+        None, "Sample from the likeliest tokens that add up to this probability; 1 is all."
+    )
+    top_k: int | None = option(None, "Sample from this many of the likeliest tokens; 0 is all.")
     min_p: float | None = option(
-        None, "Tokens at least this likely, relative to the likeliest; 0 is all."
+        None, "Sample from tokens at least this likely relative to the likeliest one; 0 is all."
     )
-    seed: int | None = option(None, "Makes sampling repeatable (default: drawn once).")
-    ignore_eos: bool = option(False, "Go on to --max-tokens past the model's own end.")
+    seed: int | None = option(None, "Seed that makes sampling repeatable (default: random).")
+    ignore_eos: bool = option(False, "Continue to --max-tokens past the model's end token.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -258,16 +273,22 @@ class AnswerOptions:
     """What an answer avoids, and what ends it."""
 
     stop: list[str] | None = option(
-        None, "End the answer before this text; may be given several times."
+        None, "Stop the answer before this text; can be given several times."
     )
     repeat_penalty: float | None = option(
-        None, "Divides the logits of tokens that the prompt or the answer has already; 1 is none."
+        None,
+        "Penalty on tokens that are in the prompt or the answer already, as a divisor of their "
+        "logits; 1 is none.",
     )
     presence_penalty: float | None = option(
-        None, "Taken from the logits of tokens that the answer has already; 0 is none."
+        None,
+        "Penalty on tokens that are in the answer already, subtracted from their logits; 0 is "
+        "none.",
     )
     frequency_penalty: float | None = option(
-        None, "Taken from them once for each time that the answer has them; 0 is none."
+        None,
+        "Penalty on tokens for each time they are in the answer already, subtracted from their "
+        "logits; 0 is none.",
     )
 
 
@@ -275,16 +296,20 @@ class AnswerOptions:
 class ShapeOptions:
     """What an answer must look like."""
 
-    json_schema: str | None = option(None, "Answers are JSON of the schema in this file.")
-    regex: str | None = option(None, "Answers match this regular expression as a whole.")
+    json_schema: str | None = option(
+        None, "Constrain answers to JSON that matches the schema in this file."
+    )
+    regex: str | None = option(
+        None, "Constrain answers to match this regular expression as a whole."
+    )
 
 
 def chat_template() -> Any:
     """The option ``--chat-template``."""
     return option(
         None,
-        "A Jinja file, or a built-in template's name such as chatml, llama2 or plain (default: "
-        "the model's own; plain where it has none).",
+        "Jinja file, or the name of a built-in template such as chatml, llama2 or plain "
+        "(default: the model's own, or plain if it has none).",
     )
 
 
@@ -292,8 +317,8 @@ def chat_template_kwargs() -> Any:
     """The option ``--default-chat-template-kwargs``."""
     return option(
         None,
-        'Options of the chat template as JSON, e.g. {"enable_thinking": false}; what a request '
-        "says comes first.",
+        'Options of the chat template as JSON, e.g. {"enable_thinking": false}. Requests can '
+        "override them.",
         callback=_checked_template_options,
     )
 
@@ -308,8 +333,8 @@ def named_adapters() -> Any:
     """The option ``--lora`` of commands whose requests choose."""
     return option(
         None,
-        "An adapter that requests can ask for, NAME=FOLDER as PEFT wrote it; may be given several "
-        "times.",
+        "Adapter that requests can ask for, as NAME=FOLDER in the PEFT format; can be given "
+        "several times.",
     )
 
 
@@ -317,19 +342,19 @@ def named_adapters() -> Any:
 class PromptOptions(ModelOptions):
     """What is asked."""
 
-    prompt: str | None = option(None, "The prompt's text.", "-p")
+    prompt: str | None = option(None, "Text of the prompt.", "-p")
     prompts: str | None = option(
         None,
-        "A JSONL file: each row has prompt (a text or token ids), question, turns (the first is "
-        "asked) or messages.",
+        "JSONL file of prompts. Each row has prompt (text or token ids), question, turns (only "
+        "the first is used) or messages.",
     )
     chat: bool | None = option(
-        None, "Put prompts into the model's chat template (default: if it has one).", both=True
+        None, "Apply the chat template of the model to prompts (default: if it has one).", both=True
     )
     system: str | None = option(
-        None, "A system message before the prompt, for models that have a chat template."
+        None, "System message before the prompt, for models with a chat template."
     )
-    no_thinking: bool = option(False, "Ask the chat template for an answer without thoughts.")
+    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 
@@ -339,19 +364,19 @@ class ReportOptions:
 
     compare: bool = option(
         False,
-        "Run the prompts plainly and speculatively in turns; exit 1 if outputs differ where "
-        "identity is promised.",
+        "Let plain and speculative decoding take turns on the prompts, and compare them. The "
+        "exit code is 1 if outputs differ where identity is promised.",
     )
     lora: str | None = option(
-        None, "Answer with this adapter of the model: a folder as PEFT wrote it."
+        None, "Answer with this adapter of the model, a folder in the PEFT format."
     )
     explain: bool = option(
-        False, "Show the answer to one prompt step by step, as paceline explain does."
+        False, "Show how one prompt is answered, step by step, like paceline explain."
     )
     repeat: int | None = option(
         None,
-        "Run the prompts this often (default: once; with --compare until the speed-up is certain, "
-        "or for 20 seconds).",
+        "How often to run the prompts (default: once; with --compare until the speed-up is "
+        "certain, for at most 20 seconds).",
         min=1,
     )
     trace: str | None = option(None, TRACE_HELP)
@@ -376,7 +401,7 @@ class RunOptions(
     """Options of ``paceline run``."""
 
     question: list[str] | None = argument(
-        None, "The prompt, as -p says it too. Text that is piped in is put behind it."
+        None, "The prompt, the same as -p. Text from a pipe is appended to it."
     )
 
 
@@ -386,8 +411,8 @@ class IdentityOptions:
 
     num_tokens: int | None = option(
         None,
-        "Go on until so many tokens are compared: prompts cut anew, all ways of sampling, drafts "
-        "of several shapes, mixed in each batch.",
+        "Continue until this many tokens are compared, with prompts cut in new places and all "
+        "sampling methods and several draft shapes mixed in each batch.",
         min=1,
     )
     max_regret: float | None = option(
@@ -400,29 +425,30 @@ class IdentityOptions:
 class QualityOptions:
     """What arithmetic is measured, and on what."""
 
-    quality: bool = option(False, "Measure the arithmetic instead: KL from float32.")
-    text: str | None = option(None, "With --quality: a text file (default: the embedded prompts).")
+    quality: bool = option(False, "Measure the arithmetic instead, as KL divergence from float32.")
+    text: str | None = option(
+        None, "With --quality: text file to score (default: the embedded prompts)."
+    )
     dtypes: str | None = option(
-        None, "With --quality: a list with commas (default: all there are)."
+        None, "With --quality: precisions to measure, separated by commas (default: all)."
     )
     llama: str | None = option(
         None,
-        "With --quality: a Python with llama-cpp-python or xllamacpp. llama.cpp is then a row, on "
-        "the same GGUF file, or on a folder's weights as Q8_0 and Q4_0.",
+        "With --quality: a Python interpreter that has llama-cpp-python or xllamacpp. Adds rows "
+        "for llama.cpp, on the same GGUF file or on the folder's weights as Q8_0 and Q4_0.",
     )
     llama_kv_type: str | None = option(
         None,
-        "With --llama: what llama.cpp keeps keys and values in: f16, or f32 without its flash "
-        "attention (default: f16).",
+        "With --llama: precision of llama.cpp's KV cache, f16 or f32; f32 turns its flash "
+        "attention off (default: f16).",
     )
     text_tokens: int | None = option(
-        None, "With --quality: tokens to score (default: 8192).", min=1
+        None, "With --quality: number of tokens to score (default: 8192).", min=1
     )
-    window: int | None = option(None, "With --quality: tokens of a window (default: 512).", min=2)
+    window: int | None = option(None, "With --quality: tokens per window (default: 512).", min=2)
     stride: int | None = option(
         None,
-        "With --quality: tokens scored per window (default: half the window); the rest are "
-        "context.",
+        "With --quality: tokens scored per window; the rest is context (default: half the window).",
         min=1,
     )
 
@@ -440,6 +466,6 @@ class VerifyOptions(
 
     planner: str = option(
         "fixed",
-        "What is verified: fixed takes every draft up to its caps, as many as there can be; auto "
-        "only what pays.",
+        "Which drafted tokens are checked: fixed checks as many as the limits allow, auto only "
+        "those that pay.",
     )

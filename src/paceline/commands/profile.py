@@ -35,25 +35,30 @@ class ProfileOptions(EngineOptions, ModelOptions):
 
     draft: str | None = option(
         None,
-        "Draft model or head (default: its MTP layer; of the embedded model its draft).",
+        "Draft model or head to measure too (default: the model's MTP layer, or the draft of "
+        "the embedded model).",
     )
     draft_layers: int | None = option(
-        None, "Draft with so many of the model's own first layers.", min=1
+        None, "Measure this many of the model's own first layers as a draft.", min=1
     )
-    draft_dtype: str | None = option(None, "Draft with the model itself in fewer bits.")
+    draft_dtype: str | None = option(
+        None, "Measure the model itself in this lower precision as a draft."
+    )
     widths: str | None = option(
-        None, "Rows per step, e.g. 1-16,32 (default: 1-33, coarser to 512)."
+        None,
+        "Widths to measure, in tokens per step, e.g. 1-16,32 (default: 1-33, and coarser up to "
+        "512).",
     )
-    contexts: str | None = option(None, "Tokens before the step (default: 64,512,2048).")
-    budget: float = option(30.0, "Seconds of measuring; a few rounds at least.", min=0.001)
+    contexts: str | None = option(None, "Context lengths to measure at (default: 64,512,2048).")
+    budget: float = option(30.0, "Seconds to measure for; it always runs a few rounds.", min=0.001)
     import_file: str | None = option(
         None,
-        "Measure nothing; take what llama-batched-bench --output-format jsonl wrote, or a JSON "
-        "file of cost curves.",
+        "Import instead of measuring: the output of llama-batched-bench --output-format jsonl, "
+        "or a JSON file of cost curves.",
         "--import",
     )
     output: str | None = option(None, "Also write the JSON document to this file.", "-o")
-    plot: str | None = option(None, "Draw the curves into a .png, .svg or .pdf file.")
+    plot: str | None = option(None, "Plot the curves to a .png, .svg or .pdf file.")
     json: bool = option(False, JSON_HELP)
 
 

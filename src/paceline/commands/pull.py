@@ -28,7 +28,7 @@ from paceline.models.packed_room import packed_copies
 class PullOptions:
     """Options of ``paceline pull``."""
 
-    name: str = argument(..., "One that paceline models lists.")
+    name: str = argument(..., "Name of a model, as paceline models lists it.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -37,8 +37,8 @@ class ModelsOptions:
 
     remove_packed: bool = option(
         False,
-        "Delete the copies of models that were packed to be read from disk; what needs one packs "
-        "it again.",
+        "Delete packed copies of models that are read from disk. They are packed again when "
+        "needed.",
     )
     json: bool = option(False, "Print one line of JSON instead.")
 

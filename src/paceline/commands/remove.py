@@ -29,7 +29,7 @@ from paceline.reading import checked_path
 class RemoveOptions:
     """Options of ``paceline rm``."""
 
-    name: list[str] = argument(..., "Names that paceline models lists, or what a packed copy is.")
+    name: list[str] = argument(..., "Names that paceline models lists, of models or packed copies.")
     yes: bool = option(False, "Delete without asking.", "-y")
 
 

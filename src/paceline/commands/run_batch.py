@@ -52,16 +52,19 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
     file: str | None = argument(None, "Requests, one JSON object a line, in OpenAI's batch format.")
     input_file: str | None = option(None, "The same as FILE.", "-i")
     output_file: str | None = option(
-        None, "Answers (default: FILE with .out.jsonl); those that are there are kept.", "-o"
+        None,
+        "File for the answers (default: FILE with .out.jsonl). Answers that it has already are "
+        "kept.",
+        "-o",
     )
     model_option: str | None = option(None, "The same as MODEL.", "--model")
     served_model_name: list[str] | None = option(
-        None, "What requests call the model (default: its own name)."
+        None, "Name by which requests ask for the model (default: its own name)."
     )
     chat_template: str | None = chat_template()
     default_chat_template_kwargs: str | None = chat_template_kwargs()
     lora: list[str] | None = named_adapters()
-    ray: bool = option(False, "Let Ray run the engines, one or as many as --replicas says.")
+    ray: bool = option(False, "Let Ray run the engines: one, or as many as --replicas says.")
     json: bool = option(False, JSON_HELP)
 
 

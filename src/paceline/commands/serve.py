@@ -64,74 +64,96 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     """Options of ``paceline serve``."""
 
     more_models: list[str] | None = argument(
-        None, "Models that are loaded when a request asks for them; MODEL is at the start."
+        None, "Further models, loaded when a request asks for them. MODEL is loaded at the start."
     )
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every one of this machine.")
-    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    host: str = option(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 means all addresses of this machine."
+    )
+    port: int = option(8000, "Port to listen on; 0 chooses a free one.")
     served_model_name: list[str] | None = option(
-        None, "Name of the model in requests; may be given several times (default: MODEL)."
+        None,
+        "Name by which requests ask for the model; can be given several times (default: MODEL).",
     )
     api_key: list[str] | None = option(
-        None, "Answer only who brings this key; may be given several times."
+        None, "Key that clients must send; can be given several times."
     )
     allowed_origins: list[str] | None = option(
-        None, "Let browsers call from pages of this origin; may be given several times, * is any."
+        None,
+        "Origin whose pages may call the server from a browser, or * for any; can be given "
+        "several times.",
     )
     allowed_hosts: list[str] | None = option(
-        None, "Answer requests to this name too, for a proxy; may be given several times, * is any."
+        None,
+        "Host name that requests may use too, such as that of a proxy, or * for any; can be "
+        "given several times.",
     )
-    max_queue: int = option(256, "Most samples that wait; beyond them requests get a 429.")
-    max_body_size: str = option("8M", "Most bytes of one request, e.g. 512K or 8M.")
-    request_timeout: float = option(1800.0, "Seconds for one request; 0 is no limit.")
+    max_queue: int = option(
+        256, "Maximum number of waiting samples; further requests get status 429."
+    )
+    max_body_size: str = option("8M", "Maximum size of a request, e.g. 512K or 8M.")
+    request_timeout: float = option(1800.0, "Maximum seconds per request; 0 is no limit.")
     receive_timeout: float = option(
-        30.0, "Seconds for a request's headers to arrive, and as many for its body."
+        30.0,
+        "Seconds within which the headers of a request must arrive, and again as many for its "
+        "body.",
     )
     hang_timeout: float = option(
-        60.0, "Seconds without a sign of life after which the engine is started again."
+        60.0, "Seconds without a sign of life after which the engine is restarted."
     )
     max_engine_restarts: int = option(
-        5, "Most engines that are started one after another dies; then the server ends."
+        5, "How often an engine that died is restarted before the server gives up."
     )
-    drain_timeout: float = option(30.0, "Seconds for requests in flight when the server ends.")
+    drain_timeout: float = option(
+        30.0, "Seconds that running requests get to finish when the server stops."
+    )
     stream_interval_ms: float = option(
-        20.0, "Send what comes within this time as one event of a stream; 0 sends every step."
+        20.0,
+        "Combine tokens that come within this time into one event of a stream; 0 sends every step.",
     )
     metrics_prefix: str = option(
-        "paceline", "Of metrics' names; vllm suits dashboards made for it."
+        "paceline", "Prefix of the metrics' names; vllm makes dashboards for vLLM work."
     )
     chat_template: str | None = chat_template()
     default_chat_template_kwargs: str | None = chat_template_kwargs()
     tool_call_parser: str = option(
-        "auto", "How the model writes tool calls: auto, hermes, llama, qwen3_coder, mistral, ..."
+        "auto",
+        "Format in which the model writes tool calls: auto, hermes, llama, qwen3_coder, "
+        "mistral, ...",
     )
     reasoning_parser: str = option(
-        "auto", "How the model marks its thoughts: auto, none, deepseek_r1, granite, mistral, ..."
+        "auto",
+        "Format in which the model marks its thoughts: auto, none, deepseek_r1, granite, "
+        "mistral, ...",
     )
     all_models: bool = option(
-        False, "Serve each model that paceline models lists as here too, when it is asked for."
+        False,
+        "Also serve every local model that paceline models lists, loaded when a request asks "
+        "for it.",
     )
     memory_budget: str | None = option(
         None,
-        "Memory of all loaded models together, e.g. 8GiB or 50%; the least recently used is "
-        "unloaded for others (default: four fifths of the machine's where there are several).",
+        "Memory for all loaded models together, e.g. 8GiB or 50%. The least recently used model "
+        "is unloaded to make room (default with several models: four fifths of the machine's "
+        "memory).",
     )
-    max_loaded_models: int | None = option(None, "Most models that are loaded at once.")
+    max_loaded_models: int | None = option(None, "Maximum number of models loaded at once.")
     keep_alive: str = option(
-        "-1", "How long an idle model stays loaded: seconds, 5m or 1h30m; -1 is for ever."
+        "-1",
+        "How long an idle model stays loaded, in seconds or as 5m or 1h30m; -1 means for ever.",
     )
     kv_events_config: str | None = option(
         None,
-        'Publish which prefixes are cached, as vLLM does: {"enable_kv_cache_events": true, '
-        '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
+        'Publish which prefixes are cached, in the format of vLLM: {"enable_kv_cache_events": '
+        'true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
     )
     lora: list[str] | None = named_adapters()
     allow_runtime_lora_updating: bool = option(
-        False, "Let requests load and unload adapters, from folders of this machine."
+        False, "Let requests load and unload adapters from folders on this machine."
     )
     pooling: str | None = option(
         None,
-        f"Of a text's hidden states as its embedding: {', '.join(POOLINGS)} (default: what the "
-        "model's files say, otherwise mean).",
+        f"How hidden states become the embedding of a text: {', '.join(POOLINGS)} "
+        "(default: what the model's files say, or else mean).",
     )
 
 

@@ -37,22 +37,22 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
 
     model: str | None = argument(
         None,
-        "The model that was traced: folder, GGUF file, name or hub id (default: where the traces "
-        "say that it lies).",
+        "Model that was traced: folder, GGUF file, name or hub id (default: the one that the "
+        "traces name).",
     )
-    traces: str | None = argument(None, "Folder that paceline trace wrote.")
+    traces: str | None = argument(None, "Folder written by paceline trace.")
     model_option: str | None = option(None, "The same as MODEL.", "--model")
     cost: str | None = option(
         None,
-        "What its steps cost: the file of a profile, or the name of an imported curve (default: "
+        "Costs of the model's steps: file of a profile, or name of an imported curve (default: "
         "its profile on this machine).",
     )
     draft_cost: str | None = option(
         None,
-        "What a draft model's steps cost: likewise, or milliseconds of each (default: its profile "
-        "on this machine).",
+        "Costs of a draft model's steps: the same, or milliseconds per step (default: its "
+        "profile on this machine).",
     )
-    max_num_seqs: int = option(1, "Requests at a time.", "--concurrency")
+    max_num_seqs: int = option(1, "Number of requests at a time.", "--concurrency")
     json: bool = option(False, JSON_HELP)
 
 

@@ -11,7 +11,7 @@ from paceline.commands.options import option
 class StageOptions:
     """Where engines find it."""
 
-    listen: str = option("127.0.0.1:7100", "HOST:PORT to listen at; port 0 takes a free one.")
+    listen: str = option("127.0.0.1:7100", "HOST:PORT to listen on; port 0 chooses a free one.")
 
 
 def stage_command(options: StageOptions) -> int:

@@ -29,16 +29,18 @@ SEEDS = 1 << 64
 class TraceOptions(EngineOptions, ModelOptions):
     """Options of ``paceline trace``."""
 
-    prompts: str = option(..., "A JSONL file, as for paceline run.")
-    output: str = option(..., "Folder of the trace.", "-o")
-    top_logprobs: int = option(32, "Log-probabilities kept per token.", min=1)
-    max_tokens: int = option(256, "Most tokens of one answer.")
-    temperature: float = option(0.0, "0 is greedy.")
-    seed: int = option(0, "Prompt i samples with seed + i.")
+    prompts: str = option(..., "JSONL file of prompts, as for paceline run.")
+    output: str = option(..., "Folder to write the traces to.", "-o")
+    top_logprobs: int = option(32, "Number of log-probabilities to keep per token.", min=1)
+    max_tokens: int = option(256, "Maximum tokens per answer.")
+    temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
+    seed: int = option(0, "Seed of the first prompt; prompt i is sampled with seed + i.")
     shard_size: int = option(64, "Prompts per file.", min=1)
-    chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
-    system: str | None = option(None, "A system message before each prompt.")
-    no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    chat: bool | None = option(
+        None, "Apply the chat template (default: if the model has one).", both=True
+    )
+    system: str | None = option(None, "System message before each prompt.")
+    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 

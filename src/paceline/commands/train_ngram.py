@@ -24,37 +24,41 @@ class TrainNgramOptions:
 
     model: str | None = argument(
         None,
-        "The model that is drafted for, whose tokenizer reads the texts (default: the embedded "
-        "model; with traces alone, theirs).",
+        "Target model, whose tokenizer reads the texts (default: the embedded model; with "
+        "traces only, the model of the traces).",
     )
     target: str | None = option(None, "The same as MODEL.")
-    output: str = option(..., "The file.", "-o")
+    output: str = option(..., "File to write.", "-o")
     traces: list[str] | None = option(
         None,
-        "Folder that paceline trace wrote; its answers are learnt. May be given several times.",
+        "Folder written by paceline trace, whose answers are learnt; can be given several times.",
     )
     text: list[str] | None = option(
-        None, "File or folder of text to learn. May be given several times."
+        None, "File or folder of text to learn; can be given several times."
     )
     exclude: list[str] | None = option(
         None,
-        "Glob pattern of files to leave out, relative to their folder. May be given several times.",
+        "Glob pattern of files to leave out, relative to their folder; can be given several times.",
     )
-    stdlib: bool = option(False, "Also learn Python's own standard library.", both=True)
-    order: int = option(4, "Longest n-grams, 2 to 5 tokens.")
+    stdlib: bool = option(False, "Also learn Python's standard library.", both=True)
+    order: int = option(4, "Length of the longest n-grams, 2 to 5 tokens.")
     soft_labels: bool = option(
         False,
-        "Learn the traced probabilities of the likeliest tokens, not the tokens alone.",
+        "Learn the traced probabilities of the likeliest tokens instead of only the tokens.",
         both=True,
     )
-    top_k: int = option(8, "Most continuations that are kept of one context.")
-    max_size: str = option("64M", "Size of the file, e.g. 512K or 64M; what matters least goes.")
-    import_uzu: str | None = option(
-        None, "Take over a model.bin of uzu or lalamo, learning nothing."
+    top_k: int = option(8, "Maximum number of continuations kept per context.")
+    max_size: str = option(
+        "64M", "Maximum size of the file, e.g. 512K or 64M. The least useful entries are dropped."
     )
-    import_llama: str | None = option(None, "Take the counts of a lookup cache of llama.cpp.")
-    export_llama: str | None = option(None, "Also write the counts as a lookup cache of llama.cpp.")
-    held_out_tokens: int = option(16_384, "Tokens of whole texts that are never learnt.")
+    import_uzu: str | None = option(
+        None, "Convert a model.bin of uzu or lalamo instead of training."
+    )
+    import_llama: str | None = option(None, "Start from the counts of a llama.cpp lookup cache.")
+    export_llama: str | None = option(None, "Also write the counts as a llama.cpp lookup cache.")
+    held_out_tokens: int = option(
+        16_384, "Tokens of whole texts that are held out and never learnt."
+    )
     seed: int = option(0, "Seed of the held-out split.")
     json: bool = option(False, JSON_HELP)
 

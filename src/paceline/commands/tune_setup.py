@@ -43,43 +43,49 @@ class TuneOptions(EngineOptions, ModelOptions):
 
     draft: list[str] | None = option(
         None,
-        "A draft to try: a draft model, also one of another vocabulary or one that drafts in "
-        "parallel, or a file of n-grams. Give it once for each (default: those that the model "
-        "brings).",
+        "Draft to try: a draft model, which may have another vocabulary or draft in parallel, "
+        "or an n-gram file; can be given several times (default: the drafts that come with the "
+        "model).",
         metavar="<str>",
     )
     draft_layers: int | None = option(
-        None, "Also try so many of the model's own first layers.", min=1
+        None, "Also try this many of the model's own first layers as a draft.", min=1
     )
-    draft_dtype: str | None = option(None, "Also try the model itself in fewer bits.")
-    prompts: str | None = option(None, "A JSONL file, as for paceline run: what is asked usually.")
+    draft_dtype: str | None = option(
+        None, "Also try the model itself in this lower precision as a draft."
+    )
+    prompts: str | None = option(None, "JSONL file of your usual prompts, as for paceline run.")
     traces: str | None = option(
-        None, "Folder in which the answers are kept; without --prompts, those in it are taken."
+        None, "Folder to keep the answers in. Without --prompts, the answers in it are used."
     )
-    max_tokens: int = option(128, "Most tokens of one answer.")
-    temperature: float = option(0.0, "0 is greedy.")
-    chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
-    system: str | None = option(None, "A system message before each prompt.")
-    no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    max_tokens: int = option(128, "Maximum tokens per answer.")
+    temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
+    chat: bool | None = option(
+        None, "Apply the chat template (default: if the model has one).", both=True
+    )
+    system: str | None = option(None, "System message before each prompt.")
+    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
     cost: str | None = option(
         None,
-        "What a step costs: the file of a profile, or the name of an imported curve (default: its "
-        "profile on this machine, which is measured if there is none).",
+        "Costs of a step: file of a profile, or name of an imported curve (default: the profile "
+        "on this machine, measured if there is none).",
     )
     draft_cost: str | None = option(
-        None, "Likewise of every draft model, or milliseconds of each step."
+        None, "The same for every draft model, or milliseconds per step."
     )
-    max_num_seqs: int = option(1, "Requests at a time.", "--concurrency")
-    planner: str = option("auto", "auto tries both planners, fixed leaves auto out.")
+    max_num_seqs: int = option(1, "Number of requests at a time.", "--concurrency")
+    planner: str = option("auto", "Planners to try: auto tries both, fixed only the fixed one.")
     budget: float = option(
-        120.0, "Seconds of searching; answers, profile and drafts take theirs before it.", min=0.001
+        120.0,
+        "Seconds to search for. Answering, profiling and drafting come before and are not counted.",
+        min=0.001,
     )
     output: str | None = option(
-        None, "Write the best as options, for --config of paceline run.", "-o"
+        None, "Write the best settings to this file, for paceline run --config.", "-o"
     )
     plot: str | None = option(
-        None, "Draw speed-up against node budget into a .png, .svg or .pdf file."
+        None, "Plot speed-up against node budget to a .png, .svg or .pdf file."
     )
     json: bool = option(False, JSON_HELP)
 
