@@ -176,6 +176,25 @@ def test_the_log_multiplier_of_yarn(
     assert (params.get("mscale"), params.get("mscale_all_dim")) == wanted
 
 
+@pytest.mark.parametrize(
+    ("family", "told", "wanted"),
+    [
+        ("qwen2-yarn", {"attn_factor": 0.5}, 0.5 * (0.1 * math.log(4) + 1)),
+        ("ministral3", {"attn_factor": 0.5}, 0.5),  # its log multiplier of 1 leaves a factor of 1
+        ("qwen2-yarn", {"yarn_attn_factor": 0.5}, None),
+        ("ministral3", {"yarn_attn_factor": 0.5, "yarn_ext_factor": 0.5}, None),
+    ],
+)
+def test_the_attention_factor_of_yarn(
+    tmp_path: Path, family: str, told: dict[str, float], wanted: float | None
+) -> None:
+    """As llama.cpp (b11549), which reads the keys with ``yarn_`` of Grok's files alone."""
+    keys = {f"ARCH.rope.scaling.{key}": value for key, value in told.items()}
+    convert(family, tmp_path / "m.gguf", metadata=keys)
+    params = dict(load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.rope.params)
+    assert params.get("attention_factor") == (wanted and pytest.approx(wanted))
+
+
 def test_sampling_that_the_file_states_is_above_llama_cpps_defaults(tmp_path: Path) -> None:
     """As llama.cpp b11549 does with ``general.sampling.*``; its penalty counts 64 tokens."""
     told = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}

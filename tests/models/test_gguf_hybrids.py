@@ -81,6 +81,17 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: 
     assert (got - want).abs().max() < 1e-4 * want.abs().max()
 
 
+def test_rotary_keys_of_a_model_without_rotary_do_not_count(tmp_path: Path) -> None:
+    """Converters write the width over the heads as dimensions to rotate, whatever ``head_dim``."""
+    told = {"ARCH.rope.dimension_count": 16, "ARCH.rope.freq_base": 500.0}
+    changes = {"head_dim": 24}
+    model = convert("nemotron-h", tmp_path / "m.gguf", metadata=told, changes=changes)
+    with torch.no_grad():
+        want = model(torch.tensor([TOKENS])).logits[0]
+    got = logits(tmp_path / "m.gguf", ReferenceOps("float32"))
+    assert (got - want).abs().max() < 1e-4 * want.abs().max()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_says_what_a_folder_says(tmp_path: Path, family: str) -> None:
     changes = CHANGES.get(family, {})

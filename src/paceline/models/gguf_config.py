@@ -25,6 +25,7 @@ from paceline.models.gguf_recurrent import (
     HYBRIDS,
     NO_ATTENTION,
     WITHOUT_ATTENTION,
+    WITHOUT_ROTARY,
     recurrent_keys,
 )
 from paceline.models.gguf_vocabulary import bos_id, end_ids
@@ -276,6 +277,8 @@ def _rope(
     container: GgufContainer, keys: _Keys, head_dim: int, read: Callable[[str], Array]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    if architecture_of(container) in WITHOUT_ROTARY:
+        return found
     if keys.get("rope.freq_base") is not None:
         found["rope_theta"] = keys.get("rope.freq_base")
     dim = int(keys.number("rope.dimension_count", head_dim))
@@ -330,18 +333,23 @@ def _scaling(keys: _Keys, is_latent: bool) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        extra = keys.number("rope.scaling.attn_factor", 1.0)
-        if extra != 1.0:  # on top of the rule's own
-            found["attention_factor"] = extra * (
-                0.1 * math.log(max(keys.number("rope.scaling.factor"), 1.0)) + 1.0
-            )
         for name in ("beta_fast", "beta_slow"):
             found[name] = keys.get(f"rope.scaling.yarn_{name}")
-        found |= yarn_keys(keys.get, is_latent)
-        growth = keys.get("attention.temperature_scale")
-        if growth is not None:  # of Ministral 3
-            found[QUERY_GROWTH] = growth
+        growth = yarn_keys(keys.get, is_latent)
+        found |= growth
+        extra = keys.number("rope.scaling.attn_factor", 1.0)
+        if extra != 1.0:  # on top of the rule's own
+            found["attention_factor"] = extra * _yarn_attention(keys, **growth)
+        query_growth = keys.get("attention.temperature_scale")
+        if query_growth is not None:  # of Ministral 3
+            found[QUERY_GROWTH] = query_growth
     return found
+
+
+def _yarn_attention(keys: _Keys, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
+    """What YaRN's rule multiplies cosines and sines by."""
+    log = math.log(max(keys.number("rope.scaling.factor"), 1.0))
+    return (0.1 * mscale * log + 1.0) / (0.1 * mscale_all_dim * log + 1.0)
 
 
 def _biases(container: GgufContainer) -> dict[str, bool]:

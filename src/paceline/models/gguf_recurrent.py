@@ -16,6 +16,8 @@ DELTA_HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 _CONVOLVED = ("lfm2", "lfm2moe")
 WITHOUT_ATTENTION = ("mamba2",)
 _SINGLE_PARTS = ("nemotron_h", "nemotron_h_moe", *WITHOUT_ATTENTION)
+WITHOUT_ROTARY = _SINGLE_PARTS
+"""Architectures of these. Their files may have rotary keys all the same."""
 HYBRIDS = (*DELTA_HYBRIDS, *_CONVOLVED, *_SINGLE_PARTS, "granitehybrid", "falcon-h1")
 """Architectures of these models. Lists of theirs say 0 for layers that have nothing of the kind."""
 NO_ATTENTION = {
