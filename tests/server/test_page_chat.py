@@ -51,6 +51,45 @@ def test_settings_are_sent_and_remembered(visit: OpenPage) -> None:
     assert not page.one("[name=speculation]").is_selected()
 
 
+def test_settings_that_were_not_changed_follow_the_defaults(visit: OpenPage) -> None:
+    """Nothing but choices is remembered; a mode that the model left no choice about is none."""
+    page = (seen := visit(has_template=False)).page
+    page.ask("Once upon a time")
+    page.fill("seed", "5")
+    page.one("[name=colours]").click()
+    kept = page.script("return JSON.parse(localStorage.getItem('paceline-choices'))")
+    assert kept == {"seed": "5", "colours": False}
+    page.fill("seed", "")
+    page.one("[name=colours]").click()
+    assert page.script("return localStorage.getItem('paceline-choices')") == "{}"
+    seen.script.has_template = True
+    page.open(seen.url)
+    assert page.one("[name=mode]:checked").get_attribute("value") == "chat"
+
+
+def test_drafted_tokens_are_marked_everywhere_unless_switched_off(visit: OpenPage) -> None:
+    """In an answer as Markdown and as tokens, in both arms of a comparison, and in a schema's."""
+    page = visit().page
+    lines = """
+      const marked = [...document.querySelectorAll(".text .o1, .text .o2, .text .o3")]
+        .map((node) => getComputedStyle(node).textDecorationLine);
+      const drawn = getComputedStyle(document.querySelector(".markdown"), "::highlight(o1)");
+      return [...new Set([...marked, drawn.textDecorationLine])];
+    """
+    page.ask("What is a paceline?")
+    page.one("[name=compare]").click()
+    page.ask("differ")
+    page.one("#tab-schema").click()
+    page.one("#schema-send").click()
+    page.until(lambda: page.all("#schema-parsed pre"))
+    assert page.script(lines) == ["underline"]
+    page.one("#tab-chat").click()
+    assert page.one("#legend").is_displayed()
+    page.one("[name=colours]").click()
+    assert page.script(lines) == ["none"]
+    assert not page.one("#legend").is_displayed()
+
+
 def test_arms_beside_each_other(visit: OpenPage) -> None:
     page, script = (seen := visit(step_seconds=0.03)).page, seen.script
     page.one("[name=compare]").click()

@@ -99,7 +99,9 @@ def test_schema_is_tried(visit: OpenPage) -> None:
     assert sent["required"] == ["name", "age", "occupation", "is_hero"]
     page.fill("schema-max", "3")
     page.one("#schema-send").click()
-    page.until(lambda: "limit of tokens" in page.one("#schema-parsed").text)
+    page.until(lambda: "token limit" in page.one("#schema-parsed").text)
+    limits = [(body.get("max_tokens"), "temperature" in body) for body in script.bodies]
+    assert limits == [(None, False), (3, False)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import { Tally } from "./tally.js";
 import { Turn } from "./turn.js";
 
 const EXAMPLES = {
-  chat: ["Write a short poem about the wind.", "Explain binary search with an example."],
+  chat: ["Give me three tips for learning a language.", "Explain binary search with an example."],
   completion: [
     "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(",
     "Once upon a time there was a little",
@@ -73,6 +73,7 @@ function showMode() {
   $("prompt").placeholder = PLACEHOLDERS[mode()];
   $("mode-note").textContent = NOTES[model.hasTemplate ? mode() : "fallback"];
   document.body.classList.toggle("uncoloured", !fields().colours.checked);
+  $("legend").hidden = !fields().colours.checked;
   if (isDrawn !== fields().rendered.checked) {
     isDrawn = fields().rendered.checked;
     for (const { views } of turns) for (const view of views) view.show(viewKind());

@@ -86,7 +86,7 @@ async function submitted(event) {
   const job = {
     mode: "chat",
     messages: [{ role: "user", content: $("schema-prompt").value }],
-    sampling: { temperature: 0, max_tokens: $("schema-max").valueAsNumber },
+    sampling: $("schema-max").value ? { max_tokens: $("schema-max").valueAsNumber } : {},
     seed: null,
     speculation: true,
     schema,
@@ -105,7 +105,7 @@ function showParsed(view) {
       el("p", { className: "ok" }, "Complete JSON"), el("pre", {}, pretty));
   } catch {
     const why = view.reason === "length"
-      ? "Not complete: the answer reached the limit of tokens. Allow more of them, or bound strings and lists in the schema."
+      ? "Incomplete: the answer reached the token limit or the end of the context. Bound strings and lists in the schema, or raise the limit."
       : "The answer is not JSON.";
     $("schema-parsed").replaceChildren(el("p", { className: "problem" }, why));
   }

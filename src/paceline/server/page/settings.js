@@ -25,13 +25,15 @@ const PRESETS = {
   Creative: { temperature: "1", minP: "0.05" },
 };
 const CUSTOM = "Custom";
+let defaults = {};
 
 export const fields = () => $("settings").elements;
 export const mode = () => fields().mode.value;
 
 /** @param changed called after each change, and not now. */
 export function setUpSettings(changed) {
-  const kept = JSON.parse(recall("settings") ?? "{}");
+  defaults = chosen();
+  const kept = JSON.parse(recall("choices") ?? "{}");
   for (const name of CHOICES) if (name in kept) fields()[name].value = kept[name];
   for (const name of SWITCHES) if (name in kept) fields()[name].checked = kept[name];
   fields().preset.append(...[...Object.keys(PRESETS), CUSTOM].map((name) => el("option", {}, name)));
@@ -48,11 +50,19 @@ export function setUpSettings(changed) {
   });
 }
 
+function chosen() {
+  const values = CHOICES.map((name) => [name, fields()[name].value]);
+  const switches = SWITCHES.map((name) => [name, fields()[name].checked]);
+  return Object.fromEntries([...values, ...switches]);
+}
+
+/** What differs from the defaults; the rest follows them, also when they change. */
 export function keepSettings() {
-  const kept = {};
-  for (const name of CHOICES) kept[name] = fields()[name].value;
-  for (const name of SWITCHES) kept[name] = fields()[name].checked;
-  remember("settings", JSON.stringify(kept));
+  const { mode: wanted, ...others } = chosen();
+  const isForced = fields().mode[0].disabled; // by a model that cannot chat; the next one may
+  const all = Object.entries(isForced ? others : { mode: wanted, ...others });
+  const kept = all.filter(([name, value]) => value !== defaults[name]);
+  remember("choices", JSON.stringify(Object.fromEntries(kept)));
 }
 
 function applyPreset(name) {
