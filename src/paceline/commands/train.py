@@ -94,7 +94,8 @@ def _hint(kind: Any) -> Any:
 def _option(column: Column) -> Any:
     text, more = _sentence(column.help), dict[str, Any]()
     if get_origin(column.type) is tuple:
-        text += " May be given several times."
+        is_long = ". " in text
+        text = text.rstrip(".") + (". Can" if is_long else "; can") + " be given several times."
         more["metavar"] = f"<{get_args(column.type)[0].__name__}>"
     default = ... if column.default is MISSING else column.default
     both = column.type is bool

@@ -21,19 +21,19 @@ class ModelShape:
     """Sizes of a decoder that is trained from scratch, of Qwen3's form, Qwen3 MoE's or Qwen3.5's.
 
     Attributes:
-        num_layers: decoder layers of a model from scratch.
-        hidden_size: its width.
-        num_heads: its query heads.
-        num_kv_heads: its key and value heads.
-        head_dim: the width of each head.
-        intermediate_size: the width of its feed-forward layers, of each expert where it has some.
-        num_experts: experts of each feed-forward layer, which is a mixture then; 0 leaves it dense.
-        experts_per_token: how many of them a token chooses.
-        layers: kinds of its layers, repeated as often as it has some: d is a gated delta net, a
-            attention; ddda is Qwen3.5's order. Empty: attention alone.
-        max_position: its context limit in tokens.
-        rope_theta: the base of its rotary embedding.
-        tie_embeddings: use one matrix for tokens in and out.
+        num_layers: number of decoder layers, for a model from scratch.
+        hidden_size: hidden size, for a model from scratch.
+        num_heads: number of query heads.
+        num_kv_heads: number of key and value heads.
+        head_dim: width of each head.
+        intermediate_size: width of the feed-forward layers, or of each expert in a mixture.
+        num_experts: experts per feed-forward layer, which makes it a mixture; 0 keeps it dense.
+        experts_per_token: experts that each token uses.
+        layers: kinds of layers as letters, repeated to the number of layers: d is a gated delta
+            net, a is attention; ddda is the order of Qwen3.5. Empty means attention only.
+        max_position: maximum context length in tokens.
+        rope_theta: base of the rotary embedding.
+        tie_embeddings: use the same matrix for input and output tokens.
     """
 
     num_layers: int = 8
@@ -121,11 +121,12 @@ class LMTrainingConfig(TrainingConfig):
     """Options of :func:`~paceline.training.lm.train_lm`, on top of those of every training.
 
     Attributes:
-        init: folder of a model to continue, whose shape is kept; with num_experts its dense layers
-            become mixtures of copies first, with layers some become gated delta nets.
-        tokenizer: folder of a tokenizer; default: one trained on the text.
-        vocab_size: entries of a tokenizer that is trained.
-        chat_tokens: give that tokenizer the tokens of a chat.
+        init: folder of a model to continue training, whose shape is kept. With num_experts its
+            dense layers first become mixtures of copies; with layers some first become gated delta
+            nets.
+        tokenizer: folder of a tokenizer; default: train one on the text.
+        vocab_size: vocabulary size of a tokenizer that is trained.
+        chat_tokens: give that tokenizer the special tokens of a chat.
         shape: sizes of a model from scratch.
     """
 
@@ -154,24 +155,25 @@ class DraftTrainingConfig(TrainingConfig):
     pieces of all.
 
     Attributes:
-        target: folder of the model that the draft will draft for.
-        init: folder of a model to begin from; default: random weights.
-        drop_layers: layers to cut out of it first.
-        mlp_width: feed-forward width to cut it to first; 0 leaves it.
-        draft_vocab_size: tokens of its head, the most frequent; 0 means all.
-        parallel: train it to draft all tokens in one forward, by mask tokens.
-        num_speculative_tokens: how many such a draft drafts.
-        mask_token_id: its mask token; default: one that no text contains.
-        text_tokens: train on at most this many tokens of the texts; 0 means all.
-        traces: folders that paceline trace wrote with this target.
-        generate_tokens: tokens that the target writes to train on.
-        generate_prompt_tokens: length of the text that it continues.
+        target: folder of the target model.
+        init: folder of a model to start from; default: random weights.
+        drop_layers: number of layers to remove from that model first.
+        mlp_width: feed-forward width to cut that model to first; 0 keeps it.
+        draft_vocab_size: size of the output vocabulary, made of the most frequent tokens; 0 means
+            all.
+        parallel: train it to draft all tokens in one forward pass, using mask tokens.
+        num_speculative_tokens: number of tokens that such a parallel draft drafts.
+        mask_token_id: id of its mask token; default: one that occurs in no text.
+        text_tokens: maximum number of text tokens to train on; 0 means all.
+        traces: folders written by paceline trace with this target.
+        generate_tokens: number of tokens that the target writes to train on.
+        generate_prompt_tokens: length of the text that the target continues.
         generate_new_tokens: length of each continuation.
-        generate_temperatures: these take turns.
-        generate_batch: continuations that are written at once.
-        eval_prompts: held-out texts on which acceptance is measured.
-        eval_prompt_tokens: length of their beginnings that the target continues.
-        eval_new_tokens: length of each continuation.
+        generate_temperatures: temperatures of the continuations, in turns.
+        generate_batch: number of continuations written at once.
+        eval_prompts: number of held-out texts to measure acceptance on.
+        eval_prompt_tokens: length of the beginning of each that the target continues.
+        eval_new_tokens: length of each of these continuations.
         shape: sizes of a draft from scratch.
     """
 
@@ -235,30 +237,31 @@ class HeadTrainingConfig(TrainingConfig):
     A window is a pack of whole traces with ``seq_len`` tokens at most.
 
     Attributes:
-        kind: of head; eagle3 and mtp draft token after token, dflash a block of tokens in one pass.
-        target: the model that the head drafts for: a folder, a GGUF file or a name.
-        traces: folders that paceline trace wrote with this target.
-        taps: the layers whose inputs the head reads, ascending; default: the third, the middle one
-            and the last but two. An mtp head reads what the target puts out.
-        draft_vocab_size: tokens of its output matrix, the most frequent of the answers; default:
-            8192. An mtp head uses the target's matrix.
-        init: folder of a head that this training goes on from, of the same kind and shape, in any
-            precision (default: the target's last layers and output matrix).
-        num_layers: of a dflash head; the others have one.
-        block_size: rows of a dflash head's block: the last known token and the drafted ones.
+        kind: kind of head: eagle3 and mtp draft one token after another, dflash drafts a block of
+            tokens in one pass.
+        target: target model: folder, GGUF file or name.
+        traces: folders written by paceline trace with this target.
+        taps: layers whose inputs the head reads, in ascending order; default: the third, the middle
+            one and the third from the end. An mtp head reads the output of the target instead.
+        draft_vocab_size: size of the output vocabulary, made of the most frequent tokens of the
+            answers; default: 8192. An mtp head uses the output matrix of the target.
+        init: folder of a head to continue training, of the same kind and shape, in any precision
+            (default: start from the last layers and the output matrix of the target).
+        num_layers: number of layers of a dflash head; the others have one.
+        block_size: block size of a dflash head: the last known token and the drafted ones.
         num_steps: depth to which chains of eagle3 and mtp are unrolled in training, each step
             reading the one before.
-        step_decay: weight of a depth, relative to the one before it.
-        deep_share: share of the positions whose chains go on after the first step.
-        eval_steps: depth to which held-out acceptance is measured, within a block of dflash.
-        features: folder of the target's hidden states, which are made where they are missing
-            (default: in the output); deleted, they are made again. On a GPU, by default, the target
-            runs along instead.
-        format: of the written folder; speculators is known.
-        verifier: the target as engines that read this format should find it, such as org/name on
-            the hub (default: as it is named here).
-        with_embedding: also write the target's embedding, which the speculators package reads, but
-            not of mtp heads; other engines share the target's.
+        step_decay: weight of each depth relative to the one before it.
+        deep_share: fraction of the positions whose chains continue after the first step.
+        eval_steps: depth to which held-out acceptance is measured; for dflash within a block.
+        features: folder for the hidden states of the target, which are computed where they are
+            missing (default: in the output folder). On a GPU the target runs alongside by default
+            instead.
+        format: format of the written folder; speculators is the only one.
+        verifier: name under which engines that read this format find the target, such as org/name
+            on the hub (default: as it is named here).
+        with_embedding: also write the embedding of the target, which the speculators package reads;
+            not for mtp heads. Other engines share the target's.
     """
 
     target: str

@@ -19,38 +19,38 @@ class TrainingConfig:
     """Options that a language model's training and a draft's distillation share.
 
     Attributes:
-        output: folder of the finished model; while training, of the resumable state too.
+        output: folder for the finished model and, during training, for the state to resume from.
         text: files and folders of training text.
         exclude: glob patterns of files to leave out, relative to their folder.
-        stdlib: also train on Python's own standard library, as found on this machine.
-        held_out_tokens: tokens of whole documents that are never trained on.
-        seq_len: predictions per window.
-        batch_size: windows per forward.
-        grad_accumulation: forwards per optimiser step.
-        steps: optimiser steps; 0 means that ``max_minutes`` decides alone.
-        max_minutes: wall time of training; 0 means that ``steps`` decides alone. With both, the
+        stdlib: also train on Python's standard library, as found on this machine.
+        held_out_tokens: tokens of whole documents that are held out and never trained on.
+        seq_len: number of predictions per window.
+        batch_size: windows per forward pass.
+        grad_accumulation: forward passes per optimiser step.
+        steps: number of optimiser steps; 0 leaves the end to ``max_minutes``.
+        max_minutes: training time in minutes; 0 leaves the end to ``steps``. With both, the
             schedule follows whichever is further along, so that it always completes.
-        learning_rate: the peak.
+        learning_rate: peak learning rate.
         warmup_steps: steps of linear warm-up.
-        decay_start: fraction of the run after which the rate falls linearly.
-        final_lr_fraction: fraction of the peak at the end.
-        weight_decay: of matrices; vectors have none.
-        beta1, beta2: of AdamW.
-        grad_clip: largest gradient norm.
-        dtype: of matrix products; ``auto`` is bfloat16 on a GPU and on processors that have
-            instructions for it, float32 elsewhere.
-        weights_dtype: of the written weights; with int8 only those of linears have 8 bits.
-        seed: of initialisation, order of documents and held-out split.
-        threads: torch threads; 0 leaves them.
-        device: where to compute, such as cuda; the finished files are the same everywhere.
-        save_minutes: minutes between saved states (0: after every step).
-        eval_every: steps between held-out losses; 0 only at the beginning and the end.
-        eval_windows: windows of the intermediate held-out losses; the last one uses all.
+        decay_start: fraction of the run after which the learning rate falls linearly.
+        final_lr_fraction: fraction of the peak learning rate at the end.
+        weight_decay: weight decay of matrices; vectors have none.
+        beta1, beta2: parameter of AdamW.
+        grad_clip: maximum norm of the gradient.
+        dtype: precision of matrix products; ``auto`` is bfloat16 on a GPU and on processors with
+            instructions for it, and float32 elsewhere.
+        weights_dtype: precision of the written weights; int8 applies only to linear layers.
+        seed: seed of the initialisation, the order of documents and the held-out split.
+        threads: number of torch threads; 0 keeps torch's default.
+        device: device to train on, such as cuda; the finished files are the same everywhere.
+        save_minutes: minutes between saved states; 0 saves after every step.
+        eval_every: steps between held-out losses; 0 measures only at the beginning and the end.
+        eval_windows: number of windows for the intermediate held-out losses; the last one uses all.
         overwrite: replace a finished model in ``output``.
-        show_progress: draw a bar on a terminal, write lines elsewhere.
+        show_progress: show a progress bar on a terminal, and lines elsewhere.
         command: the exact command, for the model card.
-        data_note: where the texts come from and under which licence, for the model card.
-        licence: of the weights, an SPDX identifier, for the model card.
+        data_note: source and licence of the texts, for the model card.
+        licence: licence of the weights as an SPDX identifier, for the model card.
     """
 
     output: str
