@@ -182,7 +182,7 @@ def with_extra(tmp_path: Path, *names: str) -> Decoder:
 
 
 @pytest.mark.parametrize(
-    "name", ["blk.0.attn_q.scale", "blk.1.attn_q.bias", "blk.0.ffn_gate_inp.weight", "cls.weight"]
+    "name", ["blk.0.attn_qkv.scale", "blk.1.attn_q.bias", "blk.0.ffn_gate_inp.weight", "cls.weight"]
 )
 def test_tensors_without_a_use_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=r"no use for 1 of .* tensors: \S+;"):

@@ -77,6 +77,7 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
     config = config_from_gguf(container, told)
     tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
     architecture = architecture_of(container)
+    _take_scales(stored, architecture)
     places = {
         name: place_of(architecture, name)
         for name in stored
@@ -93,6 +94,21 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
     )
 
 
+def _take_scales(stored: dict[str, _Stored], architecture: str) -> None:
+    """Join tensors called ``scale`` to the weights that they multiply, such as NVFP4's.
+
+    An ``input_scale`` is left unread: it serves arithmetic on inputs of 4 bits, and llama.cpp
+    (b11549) computes the same on the CPU with any.
+    """
+    for name in [each for each in stored if each.endswith((".scale", ".input_scale"))]:
+        part, _, kind = name.rpartition(".")
+        weight = stored.get(f"{part}.weight")
+        if weight is not None and place_of(architecture, name).name == name:
+            scale = stored.pop(name)
+            if kind == "scale":
+                weight.multiply_by(scale)
+
+
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
     """What ``general.sampling`` says, above llama.cpp's defaults; empty where it says nothing."""
     keys = {f"general.sampling.{key}": name for key, name in _SAMPLING.items()}
@@ -106,6 +122,8 @@ class _Stored:
     Attributes:
         kind: its type's name.
         packed: its bytes, uint8 ``[..., bytes of a row]``, without a copy.
+        scale: what its numbers are multiplied by, float32: one number, or one for each of a stack
+            of matrices, in the shape that broadcasts; None where there is none.
     """
 
     def __init__(self, info: TensorInfo) -> None:
@@ -141,6 +159,17 @@ class _Stored:
         self._dequantize: Any = gguf.quants.dequantize
         self._map = getattr(data, "_mmap", None)  # not where the file was read
         self.packed = data[slice(*self._span)].reshape(shape)
+        self.scale: Array | None = None
+
+    def multiply_by(self, scale: _Stored) -> None:
+        """Multiply what is read by a number, or each matrix of a stack by its own."""
+        shape, factors = self.info.shape, floats(scale.read()).reshape(-1)
+        if len(factors) != 1 and (len(shape) != 3 or len(factors) != shape[0]):
+            raise ModelLoadError(
+                f"tensor {scale.info.name[:80]!r} has {len(factors)} numbers; it must have one, or "
+                f"one for each of the matrices in {self.info.name[:80]!r}"
+            )
+        self.scale = factors.reshape(-1, *[1] * (len(shape) - 1))
 
     def release(self) -> None:
         """Let go of the mapped pages that hold the tensor."""
@@ -149,6 +178,13 @@ class _Stored:
 
     def read(self, rows: slice = slice(None)) -> Array:
         """The tensor, plain numbers without a copy, the rest as float32."""
+        if self.scale is not None:
+            factors = self.scale if len(self.scale) == 1 else self.scale[rows]
+            scaled: Array = floats(self._unscaled(rows)) * factors
+            return scaled
+        return self._unscaled(rows)
+
+    def _unscaled(self, rows: slice) -> Array:
         if self.kind in _PLAIN:
             return self.packed.view(_PLAIN[self.kind])[rows]
         try:
@@ -228,6 +264,8 @@ class GgufTensors(StoredTensors):
         if name not in self._where or self.type_of(name) not in (*FORMATS, *FLOAT_BYTES):
             return None
         stored, place = self._where[name]
+        if stored.scale is not None:
+            return None
         return StoredRows(stored.kind, self._placed(name, place, stored.packed))
 
     @property

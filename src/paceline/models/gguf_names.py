@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.models.gguf_experts import EXPERT_BLOCK
 from paceline.models.gguf_latent import LATENT_BLOCK
-from paceline.models.gguf_layered import LAYERED_BLOCK, LAYERED_PARAMETERS, LAYERED_TOP
+from paceline.models.gguf_layered import LAYERED, LAYERED_BLOCK, LAYERED_PARAMETERS, LAYERED_TOP
 from paceline.models.gguf_recurrent import (
     DELTA_BLOCK,
     DELTA_HYBRIDS,
@@ -169,6 +169,8 @@ def place_of(architecture: str, stored: str) -> Place:
         return Place(stored)
     index, part, kind = match.groups()
     parameter = _PARAMETERS.get(f"{part}.{kind}" if kind else part)
+    if kind == "scale" and architecture not in LAYERED:
+        parameter = None  # what multiplies a weight
     if parameter is not None:  # no matrix's weight, but a parameter by itself
         return Place(f"model.layers.{int(index)}.{parameter}", flat=part in FLAT)
     if part not in names or kind in (None, "scale"):
