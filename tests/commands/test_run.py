@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from paceline.commands.display import Screen
-from paceline.commands.prompts import Encoder
-from paceline.commands.run import talk
-from paceline.engine.default_drafts import default_speculative_config
-from paceline.llm import LLM, embedded_model
+from paceline.llm import embedded_model
 from paceline.sampling_defaults import AS_LLAMA_CPP
-from paceline.sampling_params import SamplingParams
 from tests.commands.conftest import Result
 
 Cli = Callable[..., Result]
@@ -60,8 +55,9 @@ def test_one_prompt(cli: Cli) -> None:
     assert result.code == 0
     assert result.out.strip()
     assert "\x1b" not in result.out + result.err
-    banner, sampling, closing = result.err.splitlines()
-    assert sampling == f"sampling: {AS_LLAMA_CPP}"
+    banner, sampling, cut, closing = result.err.splitlines()
+    assert re.fullmatch(re.escape(f"sampling: {AS_LLAMA_CPP}") + r", seed \d+", sampling)
+    assert cut == "cut at the limit of 12 tokens"
     assert "suffix + ngram_model" in banner
     assert "identical to plain decoding" in banner
     assert closing.startswith("12 tokens, ")
@@ -80,7 +76,7 @@ def test_a_model_without_a_tokenizer(cli: Cli, tmp_path: Path) -> None:
     result = cli("run", bare, *options, "--json")
     assert result.code == 0
     assert result.document["outputs"][0] == {**whole, "text": ""}
-    *_, shown, _ = result.err.splitlines()
+    *_, shown, _, _ = result.err.splitlines()
     assert shown.split() == [str(token) for token in whole["token_ids"]]
     assert cli("run", bare, *options, "--compare").code == 0
     refused = cli("run", bare, "-p", "hello")
@@ -244,69 +240,6 @@ def test_unknown_options_are_usage_errors(cli: Cli) -> None:
     result = cli("run", "--fast")
     assert result.code == 2
     assert "No such option" in result.err
-
-
-class TestTalk:
-    """The conversation, with a scripted person."""
-
-    def talk(
-        self, monkeypatch: pytest.MonkeyPatch, *lines: object, **encoder_options: Any
-    ) -> tuple[list[Any], int]:
-        """What was encoded, and the exit code; exceptions among the lines are raised."""
-        script = iter([*lines, EOFError()])
-        asked: list[Any] = []
-
-        def answer(prompt: str) -> str:
-            line = next(script)
-            if isinstance(line, BaseException):
-                raise line
-            return str(line)
-
-        class Listening(Encoder):
-            def encode(self, content: Any) -> list[int]:
-                asked.append(content)
-                return self.tokenizer.encode(content if isinstance(content, str) else "Hello")
-
-        monkeypatch.setattr("builtins.input", answer)
-        with LLM(speculative_config=default_speculative_config("other")) as llm:
-            encoder = Listening(llm.tokenizer, **encoder_options)
-            params = SamplingParams(max_tokens=5, temperature=0.0, seed=0)
-            return asked, talk(llm, encoder, params, Screen(llm.proposers))
-
-    def test_a_chat_remembers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked, code = self.talk(monkeypatch, "first", "", "second", chat=True)
-        assert code == 0
-        assert [message["role"] for message in asked[1]] == ["user", "assistant", "user"]
-        assert asked[1][1]["content"]
-        assert asked[1][2]["content"] == "second"
-
-    def test_without_a_template_each_text_stands_alone(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked, _ = self.talk(monkeypatch, "first", KeyboardInterrupt(), "second")
-        assert asked == ["first", "second"]
-
-    def test_an_interrupt_ends_the_answer_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        write = Screen.write
-        interrupts = iter([True])
-
-        def interrupted(self: Screen, pieces: Any) -> None:
-            write(self, pieces)
-            if next(interrupts, False):
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(Screen, "write", interrupted)
-        asked, code = self.talk(monkeypatch, "first", "second", chat=True)
-        assert code == 0
-        assert len(asked) == 2
-
-    def test_an_error_does_not_end_it(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        asked, code = self.talk(monkeypatch, "too long " * 5000, "second")
-        assert code == 0
-        assert "error: the prompt has" in capsys.readouterr().err
-        assert len(asked) == 2
 
 
 def test_a_draft_that_cannot_be_used_leaves_the_others_on(cli: Cli) -> None:

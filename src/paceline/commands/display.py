@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.commands.report import Figures
     from paceline.llm import LLM
     from paceline.models.tokenizer import Tokenizer
+    from paceline.outputs import Completion
 
 RESET = "\x1b[0m"
 DIM = "\x1b[2m"
@@ -181,9 +182,10 @@ def banner(llm: LLM) -> str:
 def sampling_line(defaults: SamplingDefaults, params: SamplingParams) -> str:
     """How answers are sampled, and whose choice that is."""
     values = {name: getattr(params, name) for name in NEUTRAL}
-    if values == {**NEUTRAL, **defaults.values}:
-        return f"sampling: {defaults}"
-    return f"sampling: {SamplingDefaults(values, 'as asked')}"
+    is_default = values == {**NEUTRAL, **defaults.values}
+    told = defaults if is_default else SamplingDefaults(values, "as asked")
+    seed = "" if params.is_greedy or params.seed is None else f", seed {params.seed}"
+    return f"sampling: {told}{seed}"
 
 
 def closing_line(figures: Figures) -> str:
@@ -195,6 +197,29 @@ def closing_line(figures: Figures) -> str:
         f"{line}, acceptance rate {figures.acceptance_rate:.1%}, "
         f"mean acceptance length {figures.mean_acceptance_length:.2f}"
     )
+
+
+def answer_line(figures: Figures, seconds_to_first: float | None) -> str:
+    """Tokens and speed of one answer, and how many of its tokens drafts had guessed."""
+    line = f"{figures.output_tokens} tokens, {figures.tokens_per_second:.1f} tok/s"
+    if seconds_to_first is not None:
+        line += f", first token after {seconds_to_first:.2f} s"
+    if figures.num_draft_tokens:
+        line += f", guessed {figures.num_accepted_tokens} of {figures.output_tokens}"
+    return line
+
+
+def cut_line(completion: Completion, params: SamplingParams, context: int) -> str | None:
+    """What ended an answer before its end; None where nothing did.
+
+    Args:
+        context: tokens that the model holds.
+    """
+    if completion.finish_reason != "length":
+        return None
+    if len(completion.token_ids) == params.max_tokens:
+        return f"cut at the limit of {params.max_tokens} tokens"
+    return f"cut at the end of the context of {context} tokens"
 
 
 def table(rows: Sequence[Mapping[str, str]], num_texts: int = 1) -> str:

@@ -6,22 +6,23 @@ Owns where prompts come from and the order of things; what is shown is the displ
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.checks import check_output
 from paceline.commands.compare import compare_command
+from paceline.commands.conversation import Conversation
 from paceline.commands.display import (
     OriginSplitter,
     Screen,
     banner,
     closing_line,
+    cut_line,
     sampling_line,
 )
 from paceline.commands.options import RunOptions
-from paceline.commands.prompts import Encoder, Prompt, asked_prompt, encoder_of, read_prompts
+from paceline.commands.prompts import Prompt, asked_prompt, encoder_of, read_prompts
 from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import (
     adapter_of,
@@ -31,17 +32,17 @@ from paceline.commands.resolve import (
     structured_outputs,
     without_memory,
 )
-from paceline.errors import ConfigError, RequestError
-from paceline.outputs import Completion, GenerationOutput
+from paceline.commands.streaming import stream_answer
+from paceline.commands.talk import talk
+from paceline.errors import ConfigError
+from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
-from paceline.server.chat.harmony import words_of
 from paceline.workbench.chrome_trace import StepClock, write_trace
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
 EXIT_FAILED = 2
-PROMPT = "> "
 
 
 def run_command(options: RunOptions) -> int:
@@ -80,12 +81,19 @@ def run_command(options: RunOptions) -> int:
         encoder = encoder_of(tokenizer, options)
         clock = llm.call(lambda engine: StepClock(engine).start()) if options.trace else None
         if prompts is None:
-            code = talk(llm, encoder, params, screen, adapter_of(options))
+            code = _talk(Conversation(llm, encoder, params, screen, adapter_of(options)))
         else:
             code = _answer(llm, encoder.encode_all(prompts), params, options, screen)
         if options.trace is not None and clock is not None:
             write_trace(options.trace, {"run": list(clock.steps)})
         return code
+
+
+def _talk(conversation: Conversation) -> int:
+    # Importing it gives input() line editing.
+    import readline  # noqa: F401
+
+    return talk(conversation, input)
 
 
 def _prompts(options: RunOptions) -> list[Prompt] | None:
@@ -129,7 +137,8 @@ def _answer(
     figures, lora = Figures(), adapter_of(options)
     if len(prompts) == 1:
         screen.legend()
-        outputs = [_stream(llm, prompts[0], params, screen, figures, lora=lora)]
+        outputs = [stream_answer(llm, prompts[0], params, screen, figures, lora=lora)]
+        _tell_cut(llm, outputs[0], params, screen)
     else:
         outputs = _answer_batch(llm, prompts, params, screen, figures, lora)
     for _ in range(options.repetitions - 1):
@@ -148,35 +157,6 @@ def _answer(
     return EXIT_FAILED if any(output.error for output in outputs) else 0
 
 
-def _stream(
-    llm: LLM,
-    prompt: list[int],
-    params: SamplingParams,
-    screen: Screen,
-    figures: Figures,
-    interrupt_ends_it: bool = False,
-    lora: str | None = None,
-) -> GenerationOutput:
-    """Show an answer as it is made, and count it."""
-    completion = Completion(0)
-    splitter = OriginSplitter(llm.checkpoint.tokenizer, prompt)
-    llm.reset_stats()
-    began = time.perf_counter()
-    try:
-        for output in llm.stream(prompt, params, lora=lora):
-            completion.add(output)
-            screen.write(splitter.split(output.token_ids, output.origins, output.text))
-    except KeyboardInterrupt:
-        if not interrupt_ends_it:
-            raise
-        completion.finish_reason = "abort"
-    seconds = time.perf_counter() - began
-    completion.counters = llm.stats().speculation
-    answer = GenerationOutput(prompt, [completion])
-    figures.add(seconds, [answer])
-    return answer
-
-
 def _answer_batch(
     llm: LLM,
     prompts: Sequence[list[int]],
@@ -192,7 +172,15 @@ def _answer_batch(
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
         screen.note(f"--- prompt {number}")
         show(llm, prompt, output, screen)
+        _tell_cut(llm, output, params, screen)
     return outputs
+
+
+def _tell_cut(llm: LLM, output: GenerationOutput, params: SamplingParams, screen: Screen) -> None:
+    assert llm.config.max_model_len is not None
+    cut = cut_line(output.completions[0], params, llm.config.max_model_len)
+    if cut is not None:
+        screen.note(cut)
 
 
 def show(llm: LLM, prompt: Sequence[int], output: GenerationOutput, screen: Screen) -> None:
@@ -203,37 +191,3 @@ def show(llm: LLM, prompt: Sequence[int], output: GenerationOutput, screen: Scre
     screen.end_line()
     if output.error is not None:
         screen.note(f"error: {output.error}")
-
-
-def talk(
-    llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen, lora: str | None = None
-) -> int:
-    """Ask, answer and remember until the end of input; returns the exit code."""
-    # Importing it gives input() line editing and a history.
-    import readline  # noqa: F401
-
-    subject = "chat" if encoder.uses_chat else "texts to continue (the model has no chat template)"
-    screen.note(f"{subject}; Ctrl-C ends an answer, Ctrl-D leaves")
-    screen.legend()
-    history: list[dict[str, Any]] = []
-    while True:
-        try:
-            text = input(PROMPT)
-        except EOFError:
-            screen.say("")
-            return 0
-        except KeyboardInterrupt:
-            screen.say("")
-            continue
-        if not text.strip():
-            continue
-        question = {"role": "user", "content": text}
-        try:
-            prompt = encoder.encode([*history, question] if encoder.uses_chat else text)
-            figures = Figures()
-            answer = _stream(llm, prompt, params, screen, figures, True, lora)
-        except RequestError as error:
-            screen.note(f"error: {error}")
-            continue
-        screen.note(closing_line(figures))
-        history += [question, {"role": "assistant", "content": words_of(answer.text)}]

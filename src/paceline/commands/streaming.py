@@ -1,0 +1,45 @@
+"""One answer, shown as it is made and counted. Knows no prompt's text and no conversation."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.commands.display import OriginSplitter, Screen
+from paceline.commands.report import Figures
+from paceline.outputs import Completion, GenerationOutput
+from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+
+def stream_answer(
+    llm: LLM,
+    prompt: list[int],
+    params: SamplingParams,
+    screen: Screen,
+    figures: Figures,
+    interrupt_ends_it: bool = False,
+    lora: str | None = None,
+) -> GenerationOutput:
+    """Show an answer as it is made, and count it."""
+    completion = Completion(0)
+    splitter = OriginSplitter(llm.checkpoint.tokenizer, prompt)
+    llm.reset_stats()
+    began = time.perf_counter()
+    try:
+        for output in llm.stream(prompt, params, lora=lora):
+            if completion.time_to_first_token is None:
+                completion.time_to_first_token = time.perf_counter() - began
+            completion.add(output)
+            screen.write(splitter.split(output.token_ids, output.origins, output.text))
+    except KeyboardInterrupt:
+        if not interrupt_ends_it:
+            raise
+        completion.finish_reason = "abort"
+    seconds = time.perf_counter() - began
+    completion.counters = llm.stats().speculation
+    answer = GenerationOutput(prompt, [completion])
+    figures.add(seconds, [answer])
+    return answer

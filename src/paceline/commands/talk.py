@@ -1,0 +1,34 @@
+"""The conversation of ``paceline run``: what a person types, carried out until they leave."""
+
+from __future__ import annotations
+
+from paceline.commands.conversation import Conversation
+from paceline.commands.talk_commands import carry_out
+from paceline.commands.talk_input import Command, Read, typed
+from paceline.errors import ConfigError, RequestError
+
+
+def talk(conversation: Conversation, read: Read) -> int:
+    """Go on until the end of input; returns the exit code."""
+    screen = conversation.screen
+    uses_chat = conversation.encoder.uses_chat
+    subject = "chat" if uses_chat else "texts to continue (the model has no chat template)"
+    screen.note(f"{subject}; Ctrl-C ends an answer, Ctrl-D or /bye leaves, /? helps")
+    screen.legend()
+    while True:
+        try:
+            asked = typed(read)
+        except EOFError:
+            screen.say("")
+            return 0
+        except KeyboardInterrupt:
+            screen.say("")
+            continue
+        try:
+            if isinstance(asked, Command):
+                if not carry_out(conversation, asked):
+                    return 0
+            elif asked.strip():
+                conversation.ask(asked)
+        except (RequestError, ConfigError) as error:
+            screen.note(f"error: {error}")
