@@ -51,6 +51,7 @@ class Script:
 
     Attributes:
         step_seconds: pause before each step of an answer.
+        plain_step_seconds: likewise where nothing is drafted; 0: as long.
         has_template: whether chat is answered.
         key: what clients must send, if anything.
         ready: whether ``/health`` says so; ``/stats`` fails while it does not.
@@ -58,6 +59,7 @@ class Script:
     """
 
     step_seconds: float = 0.01
+    plain_step_seconds: float = 0.0
     has_template: bool = True
     key: str = ""
     ready: bool = True
@@ -137,8 +139,9 @@ async def stream(script: Script, body: dict[str, Any], prompt: str) -> AsyncIter
     is_chat, count, steps = "messages" in body, 0, 0
     speculates = body["speculative"]["enabled"]
     text = answer_to(script, prompt, body, speculates)
+    plain = script.plain_step_seconds or script.step_seconds
     for tokens in steps_of(text.removeprefix(said_before(body)), speculates):
-        await asyncio.sleep(script.step_seconds)
+        await asyncio.sleep(script.step_seconds if speculates else plain)
         yield event(chunk(is_chat, tokens))
         count, steps = count + len(tokens), steps + 1
         if steps == 5 and prompt.startswith("fail"):

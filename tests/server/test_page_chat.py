@@ -26,7 +26,7 @@ def test_chat_end_to_end(visit: OpenPage) -> None:
     body = script.bodies[-1]
     assert body.keys().isdisjoint({"temperature", "top_p", "max_tokens"})
     assert page.one("#temperature").get_attribute("placeholder") == "0.2"
-    assert page.one("#min-p").get_attribute("placeholder") == "model's"
+    assert page.one("#min-p").get_attribute("placeholder") == "default"
     assert body["speculative"] == {"enabled": True}
     assert "seed" not in body
     page.ask("And then?")
@@ -42,7 +42,7 @@ def test_settings_are_sent_and_remembered(visit: OpenPage) -> None:
     page.fill("max-tokens", "9")
     page.one("[name=speculation]").click()
     page.ask("Shorter")
-    assert "Cut at the limit of tokens" in page.one(".answer .end").text
+    assert "Stopped at the token limit" in page.one(".answer .end").text
     body = script.bodies[-1]
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.7, 5, 9)
     assert body["speculative"] == {"enabled": False}
@@ -117,6 +117,18 @@ def test_arms_beside_each_other(visit: OpenPage) -> None:
     # Another comparison begins with the other arm.
     assert [body["speculative"]["enabled"] for body in script.bodies] == [False, True]
     assert page.verdict() == f"The texts differ from character {STORY.index('wind') + 1} on."
+
+
+def test_a_speed_up_beyond_the_saved_steps_is_not_claimed(visit: OpenPage) -> None:
+    """The arm without speculation is held up, as if by others, ten times as long as a step is."""
+    page = visit(step_seconds=0.001, plain_step_seconds=0.01).page
+    page.one("[name=compare]").click()
+    page.ask("The same twice")
+    verdict = page.verdict()
+    assert verdict.startswith("Same text, ")
+    told = re.search(r"([\d.]+)x faster \(([\d.]+)x to ([\d.]+)x\)", verdict)
+    assert told or "no speed-up can be told" in verdict, verdict
+    assert not told or float(told[1]) <= float(told[3]) <= round(68 / 27, 2)
 
 
 def test_model_without_a_template_completes(visit: OpenPage) -> None:

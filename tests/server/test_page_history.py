@@ -211,7 +211,7 @@ def test_presets_of_sampling(visit: OpenPage) -> None:
       field.dispatchEvent(new Event("change", { bubbles: true }));
     """
     sent = {}
-    for name in ("Precise", "Balanced", "Creative", "The model's own"):
+    for name in ("Precise", "Balanced", "Creative", "Model defaults"):
         page.script(choose, name)
         page.ask(name)
         body = script.bodies[-1]
@@ -220,7 +220,7 @@ def test_presets_of_sampling(visit: OpenPage) -> None:
         "Precise": {"temperature": 0},
         "Balanced": {"temperature": 0.7, "top_p": 0.95},
         "Creative": {"temperature": 1, "min_p": 0.05},
-        "The model's own": {},
+        "Model defaults": {},
     }
     page.fill("temperature", "0.3")
     assert page.one("#preset").get_attribute("value") == "Custom"

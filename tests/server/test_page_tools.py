@@ -70,7 +70,7 @@ def test_chosen_file_is_continued_as_it_is(visit: OpenPage, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ([("long.txt", "x" * 256_001)], "long.txt has 257 kB; a file may have at most 256 kB."),
+        ([("long.txt", "x" * 256_001)], "long.txt is 257 kB; the limit is 256 kB per file."),
         (
             [
                 (
@@ -89,19 +89,19 @@ def test_chosen_file_is_continued_as_it_is(visit: OpenPage, tmp_path: Path) -> N
         ),
         (
             [("letter.docx", [*b"PK\3\4", 20, 0])],
-            "letter.docx is a document of another program. Save it there as plain text or CSV "
-            "and add that, or paste its text here.",
+            "letter.docx is an office document. Export it as plain text or CSV and add that, or "
+            "paste its text here.",
         ),
         (
             [("tool", [0x7F, *b"ELF", 2, 1, 1, 0])],
-            "tool is not text. Text files can be added: plain text, Markdown, CSV, JSON, source "
-            "code and the like.",
+            "tool is not text. You can add text files such as plain text, Markdown, CSV, JSON, or "
+            "source code.",
         ),
         (
             [("old.txt", list("Straße".encode("latin-1")))],
-            "old.txt is in an encoding that cannot be told. Save it as UTF-8 and add it again.",
+            "old.txt is not encoded as UTF-8. Save it as UTF-8 and add it again.",
         ),
-        ([(f"{n}.txt", "x") for n in range(11)], "At most 10 files can be added at once."),
+        ([(f"{n}.txt", "x") for n in range(11)], "You can add at most 10 files at once."),
     ],
 )
 def test_file_that_does_not_fit_is_explained(visit: OpenPage, files: list[Any], words: str) -> None:
@@ -139,7 +139,7 @@ def test_conversation_is_saved_as_markdown(visit: OpenPage) -> None:
     assert page.script("return window.savedAs") == "What-is-a-paceline.md"
     assert text.split("\n\n")[:6] == [
         "# What is a paceline?",
-        "With example/rider-1b.",
+        "Model: example/rider-1b",
         "## System prompt",
         "Be brief.",
         "## You",
@@ -236,11 +236,11 @@ def test_card_of_the_model(visit: OpenPage) -> None:
         "Architecture": "llama",
         "Parameters": "1.1 billion",
         "Context": "8,192 tokens",
-        "Computed in": "file, native avx2",
+        "Precision and backend": "file, native avx2",
         "Model": "rider-1b-q4_k_m",
         "Size": "668 MB",
-        "Sampling": "temperature 0.2, by its model card",
-        "Who drafts": "prompt_lookup, suffix, draft_model",
+        "Sampling": "temperature 0.2, top-p 0.9 (its model card)",
+        "Proposers": "prompt_lookup, suffix, draft_model",
     }
     page.one("#card .close").click()
     assert not page.one("#card").is_displayed()

@@ -62,7 +62,7 @@ def test_figures_of_a_span(visit: OpenPage) -> None:
     )
     assert found["busy"] == [40, 40, [[0, 40]]]
     assert found["late"] == [40, [[-9, 100 / 11], [-1, 12.5], [0, 40]]]
-    assert found["restarted"] == [1, None, "since the start"]
+    assert found["restarted"] == [1, None, "since startup"]
     assert found["widths"] == [[2, 0.75], [4, 0.25]]
     assert found["phases"] == [["forward", 10, 1]]
 
@@ -107,8 +107,8 @@ def test_schema_is_tried(visit: OpenPage) -> None:
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        ('{\n  "type": oops\n}', "This is not JSON: "),
-        ("3", "A schema is a JSON object."),
+        ('{\n  "type": oops\n}', "Not valid JSON: "),
+        ("3", "A schema must be a JSON object."),
         ('{"unsupported": 1}', "unknown keyword 'unsupported'"),
     ],
 )

@@ -9,11 +9,11 @@ import { SPEED } from "./repeats.js";
 import { Tally } from "./tally.js";
 
 const FINISHED = {
-  "": "The answer broke off.",
+  "": "The answer was interrupted.",
   stop: "",
-  length: "Cut at the limit of tokens.",
+  length: "Stopped at the token limit or the end of the context.",
   abort: "Stopped.",
-  tool_calls: "The model asks for a tool.",
+  tool_calls: "The model wants to call a tool.",
   error: "The answer failed.",
 };
 const CAN_GO_ON = ["", "length", "abort"];
@@ -28,7 +28,7 @@ export class Answer {
   #remark = "";
   #pieces = []; // of [origin, length], of neighbours with one origin together
   #channels = {};
-  #figures = el("span", { className: "figures" }, "waiting");
+  #figures = el("span", { className: "figures" }, "waiting…");
   #body = el("div", { "aria-live": "polite" });
   #end = el("div", { className: "end" });
   #rendered = new RenderedText();
@@ -112,7 +112,7 @@ export class Answer {
       [acceptanceLength === null ? unknown : acceptanceLength.toFixed(2), "per step"],
       [figure(tokens), tokens === 1 ? "token" : "tokens"],
     ];
-    if (firstAfter !== null) parts.push([figure(Math.round(firstAfter)), "ms to first"]);
+    if (firstAfter !== null) parts.push([figure(Math.round(firstAfter)), "ms to first token"]);
     this.#figures.replaceChildren(
       ...parts.map(([value, unit]) => el("span", {}, el("b", {}, value), ` ${unit}`)),
     );

@@ -7,6 +7,8 @@ import { $, pause, recall, remember } from "./dom.js";
 // credentials, which a page opened as http://user:key@host would otherwise hand on.
 const BASE = location.origin + location.pathname.replace(/[^/]*$/, "");
 
+const KEPT = "The text received so far is kept.";
+
 /** What went wrong: `kind` is "refused", "busy", "failed", "lost" or "key". */
 export class ApiFailure extends Error {
   constructor(kind, message, { status = 0, code = null, param = null, retryAfter = null } = {}) {
@@ -28,11 +30,11 @@ export class ApiFailure extends Error {
     if (this.kind === "busy") {
       return this.retryAfter ? `Try again in ${this.retryAfter} s.` : "Try again in a moment.";
     }
-    return { failed: "What had arrived is kept.", lost: "What had arrived is kept." }[this.kind] ?? "";
+    return { failed: KEPT, lost: KEPT }[this.kind] ?? "";
   }
 }
 
-const lost = () => new ApiFailure("lost", "The server stopped answering.");
+const lost = () => new ApiFailure("lost", "The server stopped responding.");
 
 async function failureOf(response) {
   let error = {};
@@ -160,9 +162,9 @@ async function ready() {
   try {
     const response = await send("health");
     if (response.ok) return true;
-    showBanner("The engine is not ready: it may be starting again. Waiting for it.");
+    showBanner("The engine is not ready; it may be restarting. Waiting for it…");
   } catch {
-    showBanner("The server cannot be reached. Waiting for it to come back.");
+    showBanner("The server cannot be reached. Waiting for it to come back…");
   }
   return false;
 }

@@ -8,8 +8,18 @@ const PROMISES = {
   identical:
     "The same tokens as without speculation, bit for bit: greedy or sampled with a seed, alone or among other requests.",
   "up to rounding":
-    "The same tokens as without speculation up to rounding: of two that are almost equally likely, the other one can win.",
+    "The same tokens as without speculation, up to rounding: where two tokens are almost equally likely, either may be chosen.",
 };
+
+const FILTERS = { top_p: ["top-p", 1], top_k: ["top-k", 0], min_p: ["min-p", 0], repetition_penalty: ["repetition penalty", 1] };
+
+/** What holds where a request says nothing, and where that comes from; filters only where they are on. */
+function samplingOf({ temperature, source, ...values }) {
+  const filters = Object.entries(FILTERS)
+    .filter(([name, [, off]]) => values[name] !== undefined && values[name] !== off)
+    .map(([name, [label]]) => `${label} ${values[name]}`);
+  return `${[`temperature ${temperature}`, ...filters].join(", ")} (${source})`;
+}
 
 /** A large number in three digits and one of the units, each a thousand times the one before. */
 function large(count, units) {
@@ -24,11 +34,11 @@ export function setUpCard() {
     ["Architecture", architecture],
     ["Parameters", large(meta.n_params, ["", "thousand", "million", "billion"])],
     ["Context", context && `${context.toLocaleString("en")} tokens`],
-    ["Computed in", [dtype, backend].filter(Boolean).join(", ")],
+    ["Precision and backend", [dtype, backend].filter(Boolean).join(", ")],
     ["Model", root],
     ["Size", large(meta.size, ["B", "kB", "MB", "GB"])],
-    ["Sampling", sampling && `temperature ${sampling.temperature}, by ${sampling.source}`],
-    ["Who drafts", model.proposers.join(", ") || "nobody"],
+    ["Sampling", sampling && samplingOf(sampling)],
+    ["Proposers", model.proposers.join(", ") || "none"],
     ["Promise", PROMISES[promise] ?? model.promise],
   ];
   const name = id.split("/").at(-1);

@@ -40,7 +40,7 @@ function grid(node, scale, top, unit) {
 export function rateChart(node, points, seconds, unit) {
   const peak = Math.max(0, ...points.map(([, value]) => value));
   const top = roundUp(Math.max(peak, 10));
-  const scale = frame(node, 180, `Now ${figure(points.at(-1)?.[1] ?? 0)} ${unit}, at most ${figure(peak)}`);
+  const scale = frame(node, 180, `Now ${figure(points.at(-1)?.[1] ?? 0)} ${unit}, peak ${figure(peak)}`);
   grid(node, scale, top, unit);
   const x = (ago) => scale.x(1 + ago / seconds);
   for (let ago = -seconds; ago <= 0; ago += 60) {
@@ -72,7 +72,7 @@ export function costChart(node, curve, widths) {
   for (const [rows, share] of widths) {
     const y = scale.y(share);
     const bar = svg("rect", { class: "bar", x: x(rows) - 4, y, width: 8, height: scale.bottom - y, rx: 2 });
-    bar.append(svg("title", {}, `${rows} rows in ${percent(share)} of the steps`));
+    bar.append(svg("title", {}, `${rows} rows in ${percent(share)} of steps`));
     node.append(bar);
   }
   const line = shown.map(([rows, ms]) => `${x(rows)},${scale.y(ms / top)}`);
@@ -101,7 +101,7 @@ export function bars(node, rows, nothing) {
 
 /** One stacked bar of [name, milliseconds, share] and its key; `names` gives the colours. */
 export function stack(node, parts, names) {
-  if (!parts.length) return node.replaceChildren(el("p", { className: "hint" }, "No step yet."));
+  if (!parts.length) return node.replaceChildren(el("p", { className: "hint" }, "No steps yet."));
   const bar = el("div", { className: "stack", "aria-hidden": "true" });
   const key = el("dl", { className: "key" });
   parts.forEach(([name, ms, share]) => {

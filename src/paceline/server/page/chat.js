@@ -21,9 +21,9 @@ const EXAMPLES = {
   ],
 };
 const NOTES = {
-  chat: "Messages go through the model's chat template.",
-  completion: "The text is continued as it stands.",
-  fallback: "This model has no chat template: the text is continued as it stands.",
+  chat: "Messages are formatted with the model's chat template.",
+  completion: "The model continues the text as it is, without a chat template.",
+  fallback: "This model has no chat template, so it continues the text as it is.",
 };
 const PLACEHOLDERS = { chat: "Write a message…", completion: "Write the beginning of a text…" };
 
@@ -188,7 +188,7 @@ function ask(text, former = null) {
   const on = fields().speculation.checked;
   const names = fields().compare.checked
     ? ["Speculation on", "Speculation off"]
-    : [on ? "Answer" : "Answer, speculation off"];
+    : [on ? "Answer" : "Answer (speculation off)"];
   const turn = new Turn(text, DOES);
   turns.push(turn);
   const views = turn.open(names, viewKind());
@@ -248,7 +248,7 @@ async function compare(turn, { seed, load, plainFirst, signal }) {
   let said = null;
   const tell = (found, goesOn) => turn.judge((said = found), goesOn);
   try {
-    if (!plain || !speculative) throw new Error("nothing was timed");
+    if (!plain || !speculative) throw new Error("nothing could be timed");
     await compareOn({ plain, speculative }, again, tell, load, plainFirst);
   } catch (error) {
     if (said) turn.judge(said, false);

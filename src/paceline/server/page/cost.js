@@ -1,4 +1,4 @@
-// What speculation saved in one answer, in words: tokens per pass of the model, and who guessed them.
+// What speculation saved in one answer, in words: tokens per step of the model, and who guessed them.
 
 import { el, figure } from "./dom.js";
 import { TARGET } from "./tally.js";
@@ -10,14 +10,14 @@ export function guesses(tally) {
     .sort((one, other) => other[1] - one[1]);
 }
 
-/** "3.1 tokens per pass: 412 of 640 tokens were guessed by suffix", as nodes; `mark` makes a name. */
+/** "3.1 tokens per step: 412 of 640 tokens were guessed by suffix", as nodes; `mark` makes a name. */
 export function costLine(tally, mark) {
   const length = tally.acceptanceLength;
   if (!tally.tokens || length === null) return null;
   const found = guesses(tally);
   const total = found.reduce((sum, [, count]) => sum + count, 0);
-  const pace = `${length.toFixed(1)} ${length.toFixed(1) === "1.0" ? "token" : "tokens"} per pass`;
-  if (!total) return el("span", { className: "cost" }, `${pace}: none was guessed ahead`);
+  const pace = `${length.toFixed(1)} tokens per step`;
+  if (!total) return el("span", { className: "cost" }, `${pace}: no tokens were guessed`);
   const of = `${figure(total)} of ${figure(tally.tokens)} tokens were guessed`;
   const who = found.flatMap(([origin, count], place) => [
     place === 0 ? " " : place === found.length - 1 ? " and " : ", ",

@@ -54,8 +54,8 @@ export class History {
   /** The counts of the last ten seconds; of all time when nothing ran in them. */
   get span() {
     const counts = minus(this.latest, this.samples[0].stats);
-    if (counts.speculation.steps > 0) return { name: "the last 10 s", counts };
-    return { name: "since the start", counts: this.latest };
+    if (counts.speculation.steps > 0) return { name: "last 10 s", counts };
+    return { name: "since startup", counts: this.latest };
   }
 }
 

@@ -5,7 +5,7 @@ import { $, announce, focusPrompt } from "./dom.js";
 const MAX_FILES = 10; // at once
 const MAX_KILOBYTES = 256; // of each; few contexts hold more
 const HEAD_BYTES = 4096; // which tell what a file is
-const TEXTS = "Text files can be added: plain text, Markdown, CSV, JSON, source code and the like.";
+const TEXTS = "You can add text files such as plain text, Markdown, CSV, JSON, or source code.";
 
 class Unusable extends Error {}
 
@@ -17,14 +17,14 @@ async function textOf(file) {
   const problem = encoding ? "" : problemOf(file, head);
   if (problem) throw new Unusable(`${name} ${problem}`);
   if (size > MAX_KILOBYTES * 1000) {
-    throw new Unusable(`${name} has ${Math.ceil(size / 1000)} kB; a file may have at most ${MAX_KILOBYTES} kB.`);
+    throw new Unusable(`${name} is ${Math.ceil(size / 1000)} kB; the limit is ${MAX_KILOBYTES} kB per file.`);
   }
   try {
     const text = new TextDecoder(encoding, { fatal: true }).decode(await bytesOf(file, name));
     return text.replaceAll("\r\n", "\n");
   } catch (error) {
     if (error instanceof Unusable) throw error;
-    throw new Unusable(`${name} is in an encoding that cannot be told. Save it as UTF-8 and add it again.`);
+    throw new Unusable(`${name} is not encoded as UTF-8. Save it as UTF-8 and add it again.`);
   }
 }
 
@@ -32,7 +32,7 @@ async function bytesOf(blob, name) {
   try {
     return new Uint8Array(await blob.arrayBuffer());
   } catch {
-    throw new Unusable(`${name} cannot be read. A folder cannot be added; its files can.`);
+    throw new Unusable(`${name} cannot be read. If it is a folder, add its files instead.`);
   }
 }
 
@@ -55,7 +55,7 @@ function problemOf({ name, type }, head) {
     return "is a PDF, which this page cannot read. Open it, copy the text that matters, and paste it here.";
   }
   if (/\.(docx?|odt|pptx?|odp|xlsx?|ods|pages|epub)$/i.test(name)) {
-    return "is a document of another program. Save it there as plain text or CSV and add that, or paste its text here.";
+    return "is an office document. Export it as plain text or CSV and add that, or paste its text here.";
   }
   return `is not text. ${TEXTS}`;
 }
@@ -75,7 +75,7 @@ async function add(files, isVerbatim) {
     $("attach-problem").hidden = !problem;
   };
   try {
-    if (files.length > MAX_FILES) throw new Unusable(`At most ${MAX_FILES} files can be added at once.`);
+    if (files.length > MAX_FILES) throw new Unusable(`You can add at most ${MAX_FILES} files at once.`);
     const texts = await Promise.all(files.map(textOf));
     const parts = isVerbatim ? texts : texts.map((text, place) => quoted(files[place].name, text));
     const before = $("prompt").value;

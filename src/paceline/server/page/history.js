@@ -62,7 +62,7 @@ export function changed(kept = null) {
   if (kept) {
     kept.title ||= titleOf(kept.turns[0].user);
     kept.updated = Date.now();
-    if (!store.save(kept)) announceStatus("There is no room to keep this conversation.");
+    if (!store.save(kept)) announceStatus("There is not enough space to save this conversation.");
   }
   draw();
 }
@@ -76,7 +76,7 @@ function announceStatus(text) {
 function draw() {
   const found = search(store.all, $("search").value);
   $("history-list").replaceChildren(...found.map(rowOf));
-  const isEmpty = $("search").value ? "Nothing found." : "Conversations are kept in this browser only.";
+  const isEmpty = $("search").value ? "No conversations found." : "Conversations are saved only in this browser.";
   $("history-empty").textContent = found.length ? "" : isEmpty;
 }
 
@@ -137,7 +137,7 @@ function confirmDeletion(button, { id, title }) {
   }
   button.textContent = "Delete?";
   button.classList.add("danger");
-  button.setAttribute("aria-label", `Delete for good: ${title}`);
+  button.setAttribute("aria-label", `Delete permanently: ${title}`);
 }
 
 /** A button that has not been pressed yet. */

@@ -5,12 +5,12 @@ import { $, el } from "./dom.js";
 const COMMAND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
 const SHORTCUTS = [
   { text: "Send the message", keys: ["Enter"] },
-  { text: "Break the line", keys: ["Shift", "Enter"] },
+  { text: "New line", keys: ["Shift", "Enter"] },
   { text: "Stop the answer", keys: ["Escape"], name: "stop" },
-  { text: "Edit the last message, from an empty prompt", keys: ["ArrowUp"], name: "edit" },
+  { text: "Edit the last message (when the prompt is empty)", keys: ["ArrowUp"], name: "edit" },
   { text: "New chat", keys: [COMMAND, "Shift", "O"], name: "renew" },
   { text: "Search conversations", keys: [COMMAND, "K"], name: "search" },
-  { text: "This list", keys: [COMMAND, "/"], name: "help" },
+  { text: "Show this list", keys: [COMMAND, "/"], name: "help" },
 ];
 const SPELLED = { ArrowUp: "↑", Escape: "Esc" };
 

@@ -42,12 +42,12 @@ function draw() {
   bars($("by-proposer"), byProposer(counts).map(([proposer, share, accepted, drafted]) => [
     proposer,
     share,
-    share === null ? "not asked" : `${percent(share)} of ${figure(drafted)}`,
+    share === null ? "no drafts" : `${percent(share)} of ${figure(drafted)}`,
     originClass(proposer),
-  ]), "Nothing drafted yet.");
+  ]), "No drafts yet.");
   bars($("by-position"), byPosition(counts).map(([position, share]) => [
     String(position), share, percent(share),
-  ]), "Nothing drafted yet.");
+  ]), "No drafts yet.");
   costChart($("cost-chart"), stats.cost_curve, widthShares(counts));
   stack($("phases"), phaseShares(counts), PHASES);
 }
@@ -59,7 +59,7 @@ function drawTiles(stats, counts, span) {
   const cached = ratio(stats.tokens.cached, stats.tokens.prompt);
   const tiles = [
     ["Running", figure(stats.running), `of at most ${figure(stats.max_num_seqs)}`],
-    ["Waiting", figure(stats.waiting), stats.state],
+    ["Waiting", figure(stats.waiting), `engine ${stats.state}`],
     ["Output", history.rate === null ? "…" : figure(history.rate), "tokens per second"],
     ["Acceptance length", length === null ? "–" : length.toFixed(2), `tokens per step, ${span}`],
     ["KV cache", percent(kv), `${figure(stats.kv.used)} of ${figure(stats.kv.total)} blocks`, kv],

@@ -20,7 +20,7 @@ export const markOf = (origin) =>
 
 /** Keys of colours and underlines, for the proposers of this server. */
 export function fillLegend(node) {
-  if (!model.proposers.length) return node.replaceChildren("This server does not speculate.");
-  const rest = el("span", {}, "the rest by the model");
+  if (!model.proposers.length) return node.replaceChildren("Speculation is off on this server.");
+  const rest = el("span", {}, "unmarked text by the model itself");
   node.replaceChildren("Drafted by ", ...model.proposers.map(markOf), rest);
 }

@@ -60,9 +60,9 @@ function showSyntax() {
   let problem = "";
   try {
     schema = JSON.parse(text);
-    if (schema === null || typeof schema !== "object") problem = "A schema is a JSON object.";
+    if (schema === null || typeof schema !== "object") problem = "A schema must be a JSON object.";
   } catch (error) {
-    problem = `This is not JSON: ${error.message}`;
+    problem = `Not valid JSON: ${error.message}`;
   }
   showProblem(problem);
   return problem ? null : schema;
@@ -106,7 +106,7 @@ function showParsed(view) {
   } catch {
     const why = view.reason === "length"
       ? "Incomplete: the answer reached the token limit or the end of the context. Bound strings and lists in the schema, or raise the limit."
-      : "The answer is not JSON.";
+      : "The answer is not valid JSON.";
     $("schema-parsed").replaceChildren(el("p", { className: "problem" }, why));
   }
 }

@@ -7,7 +7,7 @@ const CHOICES = [
   "maxTokens", "seed", "system",
 ];
 const SWITCHES = ["speculation", "compare", "colours", "rendered", "keep"];
-/** Fields of the form by their names in a request; one that is empty is the model's own. */
+/** Fields of the form by their names in a request; one that is empty has the model's default. */
 const SAMPLING = {
   temperature: "temperature",
   topP: "top_p",
@@ -17,9 +17,9 @@ const SAMPLING = {
   presence: "presence_penalty",
   frequency: "frequency_penalty",
 };
-/** Values of those fields; what a preset does not name is the model's own. */
+/** Values of those fields; what a preset does not name has the model's default. */
 const PRESETS = {
-  "The model's own": {},
+  "Model defaults": {},
   Precise: { temperature: "0" },
   Balanced: { temperature: "0.7", topP: "0.95" },
   Creative: { temperature: "1", minP: "0.05" },

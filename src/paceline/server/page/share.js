@@ -10,7 +10,7 @@ function answerText({ name, text, reasoning }, isPair) {
 
 /** @param kept as the browser keeps it: title, system, and turns */
 export function markdownOf({ title, system, turns }, model) {
-  const parts = [`# ${title}`, `With ${model}.`];
+  const parts = [`# ${title}`, `Model: ${model}`];
   if (system.trim()) parts.push(`## System prompt\n\n${system.trim()}`);
   for (const { user, answer, other, verdict } of turns) {
     parts.push(`## You\n\n${user.trim()}`, "## Answer", answerText(answer, other));

@@ -55,7 +55,7 @@ export class Turn {
 
   /** Say why there is no comparison. */
   giveUp(message) {
-    this.verdict.textContent = `No comparison: ${message}.`;
+    this.verdict.textContent = `Cannot compare: ${message}.`;
   }
 
   /** What a conversation keeps of it. */
@@ -114,8 +114,8 @@ export class Turn {
 
 /** Why two answers to the same prompt, the first with speculation, cannot be compared, or null. */
 function problemOf(on, off) {
-  if (on.failure || off.failure) return "No comparison: an answer failed.";
-  if ([on, off].some(({ reason }) => reason === "abort")) return "No comparison: stopped.";
+  if (on.failure || off.failure) return "Cannot compare: one of the answers failed.";
+  if ([on, off].some(({ reason }) => reason === "abort")) return "Cannot compare: an answer was stopped.";
   if (on.text !== off.text) {
     let place = 0;
     while (on.text[place] === off.text[place]) place += 1;
