@@ -270,6 +270,7 @@ def test_what_is_not_known_is_measured_once(
         patch.setattr("paceline.workbench.profile.BUSY", -1.0)
         noisy = cli(*arguments, "--planner", "fixed")
     assert noisy.document["cost_table"] == "target"
+    assert "2 prompts answered with 8 tokens\n" in noisy.err  # and no folder that is gone already
     assert "the profile of target is not kept" in noisy.err
     assert not list(cache.glob("**/profiles/*.json"))
     first = cli(*arguments, "--planner", "fixed")

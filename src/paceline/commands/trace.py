@@ -44,8 +44,12 @@ class TraceOptions(EngineOptions, ModelOptions):
     default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 
-def trace_command(options: TraceOptions) -> int:
-    """The work of ``paceline trace``."""
+def trace_command(options: TraceOptions, is_kept: bool = True) -> int:
+    """The work of ``paceline trace``.
+
+    Args:
+        is_kept: whether the folder is one that somebody named.
+    """
     from paceline.llm import LLM
     from paceline.traces import TraceWriter
     from paceline.workbench.expert_unions import with_experts
@@ -72,15 +76,17 @@ def trace_command(options: TraceOptions) -> int:
                     traces = llm.call(partial(with_experts, traces=traces))
                 writer.write_shard(traces)
                 num_tokens += sum(len(trace.logprobs) for trace in traces)
-        screen.note(
-            f"{len(prompts) - begin} prompts, {num_tokens} output tokens written; "
-            f"{writer.num_shards} shards in {writer.folder}"
-        )
+        place = f", in {_shards(writer.num_shards)} in {writer.folder}" if is_kept else ""
+        screen.note(f"{len(prompts) - begin} prompts answered with {num_tokens} tokens{place}")
         stats = llm.stats()
         if stats.num_experts_read:
             mean = stats.num_experts_read / stats.num_target_forwards
             screen.note(f"a forward read {mean:.0f} experts on average, each once per layer")
     return 0
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count} shards"
 
 
 def _params(options: TraceOptions, prompt_index: int) -> SamplingParams:

@@ -134,7 +134,7 @@ def traced(options: TuneOptions, spare: str) -> str:
         output=options.traces or spare,
         top_logprobs=1,
     )
-    trace_command(wish)
+    trace_command(wish, is_kept=options.traces is not None)
     return wish.output
 
 
