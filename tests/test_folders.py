@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from paceline.folders import CACHED, Place, cache_folder, config_folder, places
+from paceline.folders import CACHED, Place, cache_folder, config_folder, places, state_folder
 from tests.builds import ROOT
 
 PAGE = ROOT / "docs" / "files.md"
-OWN = re.compile(r"^\| `(~/\.(?:cache|config)/paceline[^`]*)` \|", re.MULTILINE)
+OWN = re.compile(r"^\| `(~/\.(?:cache|config|local/state)/paceline[^`]*)` \|", re.MULTILINE)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
 
 def test_the_page_lists_every_folder_and_no_other(home: Path) -> None:
     told = OWN.findall(PAGE.read_text(encoding="utf-8"))
-    folders = [*map(cache_folder, CACHED), config_folder()]
+    folders = [*map(cache_folder, CACHED), config_folder(), state_folder()]
     assert [each.replace("~", str(home)) for each in told] == [str(each) for each in folders]
 
 

@@ -39,10 +39,16 @@ def config_folder() -> Path:
     return _base("XDG_CONFIG_HOME", ".config") / "paceline"
 
 
+def state_folder() -> Path:
+    """``paceline`` in ``$XDG_STATE_HOME``, by default ``~/.local/state``: what was typed."""
+    return _base("XDG_STATE_HOME", ".local/state") / "paceline"
+
+
 def places() -> tuple[Place, ...]:
     """All of these folders that are there."""
     holds = {cache_folder(kind): what for kind, what in CACHED.items()}
     holds[config_folder()] = "what you wrote: names of models"
+    holds[state_folder()] = "what you typed in chats"
     return tuple(
         Place(str(folder), what, _num_bytes(folder))
         for folder, what in holds.items()

@@ -35,6 +35,7 @@ class Said:
     out: str
     err: str
     asked: list[Any]
+    remembered: list[str]
     conversation: Conversation
 
 
@@ -68,8 +69,9 @@ def chat(llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
         encoder = Listening(llm.tokenizer, chat=uses_chat)
         conversation = Conversation(llm, encoder, params, Screen(llm.proposers))
         capsys.readouterr()
-        code = talk(conversation, read)
-        return Said(code, *capsys.readouterr(), asked, conversation)
+        remembered: list[str] = []
+        code = talk(conversation, read, remembered.append)
+        return Said(code, *capsys.readouterr(), asked, remembered, conversation)
 
     return held
 
@@ -245,3 +247,9 @@ def test_a_full_context_is_said_and_old_turns_go_if_asked(chat: Chat) -> None:
     assert "tokens is full" not in by_itself.err
     assert roles(by_itself.conversation.messages)[-2:] == ["user", "assistant"]
     assert "dropped the oldest 1 turn\n" in by_itself.err
+
+
+def test_what_is_typed_is_remembered_unless_that_is_unwanted(chat: Chat) -> None:
+    said = chat("first", "/stats", '"""second', 'third"""', "", "/set nohistory", "secret")
+    assert said.remembered == ["first", "/stats", "second\nthird", "/set nohistory"]
+    assert chat("/set nohistory", "a", "/set history", "b").remembered[1:] == ["b"]

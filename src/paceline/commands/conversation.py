@@ -35,6 +35,7 @@ class Conversation:
         messages: questions and answers so far.
         unanswered: the last question, where it found no room.
         shows_figures: whether a line of them follows each answer.
+        keeps_typed: whether what is typed is kept for later sessions.
         drops: whether the oldest turns go when the context is full.
         last: figures of the last answer.
         all: figures of all of them.
@@ -48,6 +49,7 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     unanswered: str | None = None
     shows_figures: bool = True
+    keeps_typed: bool = True
     drops: bool = False
     last: Figures = field(default_factory=Figures)
     all: Figures = field(default_factory=Figures)

@@ -22,6 +22,7 @@ from paceline.commands.display import (
     sampling_line,
 )
 from paceline.commands.options import RunOptions
+from paceline.commands.prompt_history import PromptHistory
 from paceline.commands.prompts import Prompt, asked_prompt, encoder_of, read_prompts
 from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import (
@@ -90,10 +91,16 @@ def run_command(options: RunOptions) -> int:
 
 
 def _talk(conversation: Conversation) -> int:
-    # Importing it gives input() line editing.
-    import readline  # noqa: F401
+    from paceline.commands.terminal import Terminal  # readline takes the terminal for itself
 
-    return talk(conversation, input)
+    history = PromptHistory()
+    terminal = Terminal(history.texts())
+
+    def remember(text: str) -> None:
+        terminal.remember(text)
+        history.add(text)
+
+    return talk(conversation, terminal.read, remember)
 
 
 def _prompts(options: RunOptions) -> list[Prompt] | None:

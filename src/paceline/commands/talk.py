@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.commands.conversation import Conversation
 from paceline.commands.talk_commands import carry_out
 from paceline.commands.talk_input import Command, Read, typed
 from paceline.errors import ConfigError, RequestError
 
+Remember = Callable[[str], None]
 
-def talk(conversation: Conversation, read: Read) -> int:
-    """Go on until the end of input; returns the exit code."""
+
+def talk(conversation: Conversation, read: Read, remember: Remember = lambda text: None) -> int:
+    """Go on until the end of input; returns the exit code.
+
+    Args:
+        remember: gets what was typed, as long as that is wanted.
+    """
     screen = conversation.screen
     uses_chat = conversation.encoder.uses_chat
     subject = "chat" if uses_chat else "texts to continue (the model has no chat template)"
@@ -24,6 +32,8 @@ def talk(conversation: Conversation, read: Read) -> int:
         except KeyboardInterrupt:
             screen.say("")
             continue
+        if conversation.keeps_typed and str(asked).strip():
+            remember(str(asked))
         try:
             if isinstance(asked, Command):
                 if not carry_out(conversation, asked):

@@ -29,6 +29,7 @@ SET_HELP = """\
 /set think, nothink          ask the chat template for thoughts, or for none
 /set format json             answer with JSON objects; /set noformat with anything
 /set verbose, quiet          show figures after each answer, or none
+/set history, nohistory      keep what is typed for later chats, or do not
 /set drop, nodrop            forget the oldest turns by itself where the context is full"""
 SHOW_HELP = """\
 /show info          the model, how it is run, and how it is sampled
@@ -160,6 +161,11 @@ def _set_figures(talk: Conversation, wanted: bool) -> None:
     talk.screen.note(f"figures after each answer are {'on' if wanted else 'off'}")
 
 
+def _set_history(talk: Conversation, wanted: bool) -> None:
+    talk.keeps_typed = wanted
+    talk.screen.note(f"what is typed is {'kept' if wanted else 'not kept'} for later chats")
+
+
 def _set_dropping(talk: Conversation, wanted: bool) -> None:
     talk.drops = wanted
     kept = "go when the context is full" if wanted else "are kept"
@@ -206,6 +212,8 @@ _SETTINGS: Mapping[str, Callable[[Conversation, str], None]] = {
     "noformat": lambda talk, _: _set_format(talk, ""),
     "verbose": lambda talk, _: _set_figures(talk, True),
     "quiet": lambda talk, _: _set_figures(talk, False),
+    "history": lambda talk, _: _set_history(talk, True),
+    "nohistory": lambda talk, _: _set_history(talk, False),
     "drop": lambda talk, _: _set_dropping(talk, True),
     "nodrop": lambda talk, _: _set_dropping(talk, False),
 }

@@ -25,6 +25,9 @@ class Command:
     name: str
     argument: str = ""
 
+    def __str__(self) -> str:
+        return f"/{self.name} {self.argument}".rstrip()
+
 
 def typed(read: Read) -> str | Command:
     """The next message, which is never a command where it is quoted or has several lines.
@@ -35,7 +38,7 @@ def typed(read: Read) -> str | Command:
         EOFError: nothing more comes.
         KeyboardInterrupt: what was typed is given up.
     """
-    line = read(PROMPT)
+    line = read(PROMPT).rstrip("\n")
     opened = _OPENED.match(line)
     if opened is None or ("\n" in line and not line.rstrip().endswith(QUOTES)):
         return line if "\n" in line.strip() else _single(line)
