@@ -33,6 +33,7 @@ ONE_BY_ONE = {
     "seed_oss": "\n</parameter>\n",
     "glm45": "</arg_value>\n",
     "minimax_m2": "</parameter>\n",
+    "minicpm5": "</param>",
     "deepseek_v4": "</\uff5cDSML\uff5cparameter>\n",
     "olmo3": ")",
     "lfm2": ")",
@@ -41,7 +42,7 @@ ONE_BY_ONE = {
     "hy_v3": "</arg_value:opensource>\n",
 }
 """Formats that write parameters one by one, each with what ends a string."""
-BARE = {"qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "hy_v3"}
+BARE = {"qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "minicpm5", "hy_v3"}
 """Those of them that write a string as they write any other value."""
 MARKED = {"gemma4", "functiongemma"}
 """Those that have marks of their own around strings."""

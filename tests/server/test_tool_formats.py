@@ -56,6 +56,30 @@ def test_calls_are_read_however_they_are_cut(name: str) -> None:
             assert in_order(parts_of(name, [text[:at], text[at:]])) == whole
 
 
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        # As llama.cpp's parser of the format reads them (common/parsers/minicpm5.cpp, b11549).
+        ("<param name='q'><![CDATA[a < b &\n</param>]]></param>", {"q": "a < b &\n</param>"}),
+        ("<param name='q'><![CDATA[]]></param><param name='n'>3</param>", {"q": "", "n": 3}),
+        ("<param name='n'><![CDATA[5]]></param>", {"n": 5}),
+        ("<param name='q'>a]]> b</param>", {"q": "a]]> b"}),
+        ("<param name='q'><!</param> <param name='n'>-1</param>", {"q": "<!", "n": -1}),
+        ("<param name='l'>[\"</param>\", True]</param>", {"l": ["</param>", True]}),
+        ("<param name='u'><![CDATA[x<y]]></param>", {"u": "x<y"}),
+    ],
+)
+def test_texts_in_sections_are_read_however_they_are_cut(parameters: str, arguments: Any) -> None:
+    types = {"q": "string", "n": "integer", "l": "array", "u": ["string", "null"]}
+    tools = {"get": {"properties": {key: {"type": kind} for key, kind in types.items()}}}
+    parameters = re.sub(r"name='(\w)'", r'name="\1"', parameters)
+    text = f'Look.\n<function name="get">{parameters}</function>'
+    whole = in_order(parts_of("minicpm5", [text], tools))
+    assert parsed(read("minicpm5", [text], tools)[1]) == [("get", arguments)]
+    for pieces in (text, *([text[:at], text[at:]] for at in range(1, len(text)))):
+        assert in_order(parts_of("minicpm5", pieces, tools)) == whole
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_tools_that_were_not_offered_stay_words(name: str) -> None:
     text = SAMPLES[name]
@@ -310,6 +334,8 @@ TEMPLATES = {
     "glm45": "{{ tools }}<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>",
     "glm47": "{{ tools }}<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value>",
     "minimax_m2": "{{ tools }}<minimax:tool_call><invoke name={{ name }}>",
+    "minicpm5": """{{ tools }}{% if '<tool_sep>' in x %}<function name="f"><param name="k">""",
+    "functionary_v31": "{{ tools }}<|start_header_id|><function={{ name }}>{...}</function>",
     "nemotron_json": "{{ tools }}<TOOLCALL>[...]</TOOLCALL>",
     "gigachat3": "{{ tools }}function call<|role_sep|>",
     "hy_v3": "{% set h = ':opensource' %}{{ tools }}{{ '<tool_sep{}>'.format(h) }}<arg_key>",
@@ -339,10 +365,8 @@ def test_a_format_is_found_by_its_template(name: str) -> None:
     [
         "{% set ns = ']<]minimax[>[' %}{{ tools }}{{ ns ~ '<tool_call>' }}",
         "{{ tools }}<|start_header_id|>>>>all\n>>>{{ name }}\n{{ arguments }}",
-        """{{ tools }}{% if '<tool_sep>' in text %}<function name="{{ name }}"><param name="k">""",
-        "{{ tools }}<|start_header_id|><function={{ name }}>{{ arguments }}</function>",
     ],
-    ids=["minimax-m3", "functionary-3.2", "minicpm5", "functionary-3.1"],
+    ids=["minimax-m3", "functionary-3.2"],
 )
 def test_formats_that_are_not_read_are_not_taken_for_others(template: str) -> None:
     assert tool_format("auto", chat_tokenizer(template)) is None

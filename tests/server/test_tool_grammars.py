@@ -78,6 +78,8 @@ RAW = {
 """A call with one string, as formats write it that have strings without quotation marks."""
 QWEN = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"
 S = "<parameter=s>\n%s\n</parameter>\n"
+MINICPM = '<function name="f"><param name="s">%s</param></function>'
+CDATA = "<![CDATA[%s]]>"
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 LISTS = {
     "type": "object",
@@ -117,6 +119,16 @@ def of(**properties: Any) -> dict[str, Any]:
          [QWEN % (S % "ab")]),
         ("qwen3_coder", {"type": "object", "additionalProperties": NUMBER}, [QWEN % (S % 1)],
          [QWEN % (S % "x")]),
+        # a text with characters of XML stands in a section, and only such a one
+        ("minicpm5", of(s=TEXT),
+         [MINICPM % "a b", MINICPM % "", MINICPM % CDATA % "a\n<b> & </param>"],
+         [MINICPM % "a<b", MINICPM % "a\nb", MINICPM % "a&b", MINICPM % "<![CDATA[a"]),
+        ("minicpm5", of(s={"enum": ["a", "b&", 3]}),
+         [MINICPM % "a", MINICPM % CDATA % "b&", MINICPM % "3"],
+         [MINICPM % "b&", MINICPM % CDATA % "a", MINICPM % "4"]),
+        ("minicpm5", of(s={**TEXT, "pattern": "^[a-z<]{2}$"}),
+         [MINICPM % "ab", MINICPM % CDATA % "a<"], [MINICPM % "a<", MINICPM % CDATA % "a"]),
+        ("minicpm5", of(s=NUMBER), [MINICPM % "-7"], [MINICPM % "x", MINICPM % CDATA % "7"]),
         # the string says whether it is one
         ("deepseek_v32", of(s={"type": ["string", "integer"], "minLength": 2, "minimum": 5}),
          [DSML % ("true", "12"), DSML % ("false", "12")],

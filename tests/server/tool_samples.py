@@ -75,6 +75,9 @@ _MINIMAX = """<minimax:tool_call>
 <invoke name="add">
 </invoke>
 </minimax:tool_call>"""
+_MINICPM = """<function name="weather"><param name="city">Rome</param><param name="days">3</param>\
+</function>
+<function name="add"></function>"""
 _BAR, _SPACE = "\uff5c", "\u2581"
 _DSML = """<|DSML|MARK>
 <|DSML|invoke name="weather">
@@ -145,6 +148,8 @@ SAMPLES = {
     "glm45": _GLM,
     "glm47": _GLM.replace("\n", ""),
     "minimax_m2": _MINIMAX,
+    "minicpm5": _MINICPM,
+    "functionary_v31": f"<function=weather>{_ARGUMENTS}</function><function=add>{{}}</function>",
     "pythonic": f"[{_PYTHON}, add()]",
     "olmo3": f"<function_calls>\n{_PYTHON}\nadd()\n</function_calls>",
     "lfm2": f"<|tool_call_start|>[{_PYTHON}, add()]<|tool_call_end|>",

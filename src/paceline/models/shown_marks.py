@@ -28,6 +28,7 @@ _CALLS = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     *("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
     *("<|tool_call>", "<tool_call|>", '<|"|>'),
+    *("<function", "</function>", "<param", "</param>"),
     *("<start_function_call>", "<end_function_call>", "<escape>"),
 )
 _HUNYUAN = ("tool_calls", "tool_call", "arg_key", "arg_value")

@@ -19,13 +19,12 @@ OPEN_PATHS = ("/health", "/readyz", "/livez", "/ping")
 LEAST_STEP_TIMEOUT = 600.0
 TOOL_CALL_PARSERS = (
     *("auto", "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31"),
-    *("deepseek_v32", "deepseek_v4"),
-    *("ernie45", "functiongemma", "gemma4", "gigachat3", "glm45", "glm47", "granite"),
-    *("granite4", "hermes", "hunyuan_a13b", "hy_v3", "internlm", "jamba", "kimi_k2", "kimi_k3"),
-    *("lfm2", "llama", "llama3_json", "llama4_json", "llama4_pythonic", "longcat", "mimo"),
-    *("minimax_m2", "mistral", "nemotron_json", "olmo3"),
-    *("openai", "phi4_mini_json", "pythonic", "qwen3_coder", "qwen3_xml", "seed_oss", "smollm3"),
-    *("step3p5", "xlam"),
+    *("deepseek_v32", "deepseek_v4", "ernie45", "functionary_v31", "functiongemma", "gemma4"),
+    *("gigachat3", "glm45", "glm47", "granite", "granite4", "hermes", "hunyuan_a13b", "hy_v3"),
+    *("internlm", "jamba", "kimi_k2", "kimi_k3", "lfm2", "llama", "llama3_json", "llama4_json"),
+    *("llama4_pythonic", "longcat", "mimo", "minicpm5", "minimax_m2", "mistral"),
+    *("nemotron_json", "olmo3", "openai", "phi4_mini_json", "pythonic", "qwen3_coder"),
+    *("qwen3_xml", "seed_oss", "smollm3", "step3p5", "xlam"),
 )
 REASONING_PARSERS = (
     *("auto", "none", "apertus", "cohere_command3", "cohere_command4", "deepseek_r1"),

@@ -19,6 +19,8 @@ FORMATS: dict[str, ToolFormat] = {
     "glm45": tags.GLM45,
     "glm47": tags.GLM47,
     "minimax_m2": tags.MINIMAX_M2,
+    "minicpm5": tags.MINICPM5,
+    "functionary_v31": json.FUNCTIONARY31,
     "mistral": json.MISTRAL,
     "deepseek_v3": json.DEEPSEEK_V3,
     "deepseek_v31": json.DEEPSEEK_V31,
@@ -50,9 +52,9 @@ _SHOWN_BY: tuple[tuple[tuple[str, ...], ToolFormat | None], ...] = (
     (("<minimax:tool_call>",), tags.MINIMAX_M2),
     (("]<]minimax[>[",), None),  # MiniMax M3: each key of an argument is a tag of its own
     ((">>>all",), None),  # functionary 3.2: ">>>", a name, a line of JSON
-    (('<function name="',), None),  # MiniCPM 5: values may stand in CDATA sections
+    (('<function name="', '<param name="'), tags.MINICPM5),
     (("<function=", "<parameter="), tags.QWEN3_CODER),
-    (("<function=",), None),  # functionary 3.1: JSON between these marks
+    (("<function=",), json.FUNCTIONARY31),
     (("<tool_sep{}>", ":opensource"), tags.HY_V3),
     (("<tool_sep",), tags.HY_V3_PREVIEW),
     (("<arg_key>", "</arg_key>\\n<arg_value>"), tags.GLM45),

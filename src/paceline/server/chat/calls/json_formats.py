@@ -135,6 +135,13 @@ MISTRAL_LIST = ToolFormat(
     separator=", ",
 )
 
+FUNCTIONARY31 = ToolFormat(
+    "functionary_v31",
+    NamedJson(rf"\s*{NAME}\s*>\s*(?=\{{)", "<function=%s>", "</function>"),
+    opening=("<function=",),
+    closing=("</function>",),
+)
+
 
 def _token(words: str) -> str:
     """A token of DeepSeek's vocabulary, which has characters of its own for bars and spaces."""

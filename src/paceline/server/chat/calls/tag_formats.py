@@ -74,6 +74,23 @@ MINIMAX_M2 = ToolFormat(
     after="</minimax:tool_call>",
 )
 
+MINICPM5 = ToolFormat(
+    "minicpm5",
+    XmlCalls(
+        head=rf'\s*"{NAME}">',
+        begin='<function name="%s">',
+        end="</function>",
+        after="",
+        key=('<param name="', '">'),
+        value=("", "</param>"),
+        gap="",
+        section=("<![CDATA[", "]]>"),
+    ),
+    opening=("<function name=",),
+    closing=(),
+    separator="\n",
+)
+
 
 def _dsml(name: str, block: str) -> ToolFormat:
     """DeepSeek's markup, whose tags have a token of their own in front of their names."""

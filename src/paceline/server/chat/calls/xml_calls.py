@@ -6,6 +6,7 @@ are whole. The schema of the tool says which are which.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from paceline.server.chat.calls.texts import text_rules
 from paceline.server.chat.calls.xml_marks import XmlMarks
 from paceline.server.chat.calls.xml_text import XmlText
 
+_PLAIN = r"[^<&\n]*"
+"""A text that stands in no section where the format has such."""
 _ANY_KEY = r'[^\s<>"&](?:[^<>"&\n]{0,62}[^\s<>"&])?'
 
 
@@ -74,8 +77,15 @@ class XmlCalls(XmlMarks):
         """The only values that are allowed, as they are written; None where others are."""
         if each.values is None or (self.types[0] and each.kinds != STRING):
             return None
-        closing = self.value[1]  # what has it in it is read up to there
-        return [text for text in map(bare, each.values) if closing not in text]
+        texts = map(bare, each.values)  # what has the end in it is read up to there
+        return [text for text in texts if self._end_of(text) not in text]
+
+    def _end_of(self, text: str) -> str:
+        """What ends a value that is written as this text."""
+        return (self.section[1] if self._is_in_section(text) else "") + self.value[1]
+
+    def _is_in_section(self, text: str) -> bool:
+        return bool(self.section[0]) and not re.fullmatch(_PLAIN, text)
 
     def _unenforced(self, each: Parameter) -> frozenset[str]:
         if "string" not in each.kinds or self._listed(each) is not None:
@@ -96,17 +106,31 @@ class XmlCalls(XmlMarks):
         behind = (self.gap if opening else "") + opening + self.padding
         found, listed = list[Form](), self._listed(each)
         if listed is not None:
-            values = one_of(map(const, listed))
+            values = one_of(const(self._written(each)) for each in listed)
             found.append(tag(begin + text + behind, values, self.padding + closing))
         elif "string" in each.kinds:
             # What it ends with is read as its end wherever it stands, so none may stand in it.
-            found.append(tag(begin + text + behind, text_of(self._patterns(each)), closing))
+            found.append(self._text(begin + text + behind, self._patterns(each)))
         if listed is None and (each.kinds - STRING if text else "string" not in each.kinds):
             found += [
                 tag(begin + other + behind, json_of(schema), self.padding + closing)
                 for other, schema in self._others(each)
             ]
         return [found[0] if len(found) == 1 else one_of(found), const(self.gap)]
+
+    def _written(self, text: str) -> str:
+        return text.join(self.section) if self._is_in_section(text) else text
+
+    def _text(self, begin: str, patterns: list[str]) -> Form:
+        """A free text, behind this one."""
+        closing, (opening, end) = self.value[1], self.section
+        if not opening:
+            return tag(begin, text_of(patterns), closing)
+        plain = sequence(text_of([*patterns, _PLAIN]), const(closing))
+        # What both begin with stands before them, or a plain text could not end at once.
+        return sequence(
+            const(begin), one_of([plain, tag(opening, text_of(patterns), end + closing)])
+        )
 
     def _others(self, each: Parameter) -> list[tuple[str, Schema]]:
         """What stands behind the keys of values that are no strings, and schemas of these."""

@@ -30,6 +30,8 @@ class XmlMarks:
         padding: white space at both ends of a value, which is no part of it.
         types: what stands behind a key's tag where the value is a string, and where it is JSON; of
             formats that say so. ``%s`` is the name of another type.
+        section: what a text may stand between as well, and does where it has characters that mean
+            something in XML, or line feeds; of formats that have such sections.
         last: the text whose first appearance ends the head.
         escapes_keys: keys have entities for quotation marks and ampersands.
     """
@@ -43,6 +45,7 @@ class XmlMarks:
     gap: str = "\n"
     padding: str = ""
     types: tuple[str, str] = ("", "")
+    section: tuple[str, str] = ("", "")
     last: str = ">"
     escapes_keys: bool = False
 

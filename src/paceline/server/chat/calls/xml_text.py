@@ -30,7 +30,8 @@ class XmlText:
         self._parameter: Parameter | None = None  # that whose value is being read
         self._is_string = False
         self._is_json = False  # the value is, as the format says or the schema
-        self._has_begun = False  # the value has, behind its padding
+        self._has_begun = False  # the value has, behind its padding or the mark of a section
+        self._closing = ""  # what ends the value
         self._json: Brackets | None = None  # of the value, if it begins with one
         self._searched = 0  # up to where the value's end has been looked for
         self._end: int | None = None
@@ -51,6 +52,8 @@ class XmlText:
         """One tag or value on; False where more is needed."""
         if self._parameter is None:
             return self._read_tag(text)
+        if not self._has_begun and not self._begin_value(text):
+            return False
         return self._read_string(text) if self._is_string else self._read_other(text)
 
     def _read_tag(self, text: str) -> bool:
@@ -84,15 +87,22 @@ class XmlText:
         self._arguments += '"' if self._is_string else ""
         self._at, self._searched, self._json = at, at, None
 
+    def _begin_value(self, text: str) -> bool:
+        """Past what a value begins with besides itself; False while that is to come."""
+        kind = self._kind
+        opening, closing = kind.section[0] or kind.padding, kind.value[1]
+        if len(text) < self._at + len(opening) and opening.startswith(text[self._at :]):
+            return False
+        has_opening = text.startswith(opening, self._at)
+        self._at += len(opening) if has_opening else 0
+        self._searched = self._at
+        self._closing = (kind.section[1] if has_opening else "") + closing
+        self._has_begun = True
+        return True
+
     def _read_string(self, text: str) -> bool:
         """A string is told as far as it is certain."""
-        kind = self._kind
-        closing = kind.value[1]
-        if not self._has_begun:
-            if len(text) < self._at + len(kind.padding):
-                return False
-            self._at += len(kind.padding) if text.startswith(kind.padding, self._at) else 0
-            self._has_begun = True
+        kind, closing = self._kind, self._closing
         end = text.find(closing, self._at)
         held = 0 if end >= 0 else unfinished_tag(text, (kind.padding + closing, closing))
         stop = max(self._at, len(text) - held) if end < 0 else end
@@ -105,7 +115,7 @@ class XmlText:
         return end >= 0
 
     def _read_other(self, text: str) -> bool:
-        closing, padding = self._kind.value[1], self._kind.padding
+        closing, padding = self._closing, self._kind.padding
         if not self._skip_json(text):
             return False
         end = text.find(closing, self._searched)
@@ -114,7 +124,7 @@ class XmlText:
             return False
         value = text[self._at : end]
         if padding:
-            value = value.removeprefix(padding).removesuffix(padding)
+            value = value.removesuffix(padding)
         assert self._parameter is not None
         self._finish(self._parameter.as_json(value), end)
         return True
@@ -134,4 +144,4 @@ class XmlText:
 
     def _finish(self, told: str, end: int) -> None:
         self._arguments += told
-        self._at, self._parameter = end + len(self._kind.value[1]), None
+        self._at, self._parameter = end + len(self._closing), None
