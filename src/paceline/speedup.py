@@ -110,10 +110,10 @@ class Claim:
         Args:
             load: of the machine before it was measured.
         """
-        busy = f"; the machine was busy before ({load}), so measure again when it is quiet"
+        busy = f"; the machine was already busy ({load}): measure again when it is idle"
         remark = busy if load is not None and load.is_busy else ""
         if self.untold is not None:
-            return f"no speed-up can be told: {self.untold}{remark or '; measure again'}"
+            return f"the speed-up could not be measured: {self.untold}{remark or '; measure again'}"
         return self._comparison() + remark
 
     def _comparison(self) -> str:
@@ -179,9 +179,9 @@ def _deviations(groups: Sequence[Sequence[Round]]) -> tuple[list[float], int]:
 def _why_untold(share: float, noise: float) -> str | None:
     if share > MOST_OVER:
         return (
-            f"the machine was busy, since a plain step took {share:.1f} times as long as a "
-            "speculative one, which does more"
+            f"a plain step took {share:.1f} times as long as a speculative one, which does more "
+            "work, so the machine must have been busy"
         )
     if noise > MOST_NOISE:
-        return f"the machine was busy, since equal rounds differ so much (by {noise:.0%} and more)"
+        return f"equal rounds differ by {noise:.0%} or more, so the machine must have been busy"
     return None

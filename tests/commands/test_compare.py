@@ -75,8 +75,9 @@ def test_a_speedup_that_noise_made_is_not_claimed() -> None:
         pair.rounds = [Round(Arm(106.0, 100, 100), Arm(2.0, 40, 40, 90))]
     said = verdict(measured, True)
     assert said == (
-        "identical output, and no speed-up can be told: the machine was busy, since a plain step "
-        "took 21.2 times as long as a speculative one, which does more; measure again"
+        "identical output, and the speed-up could not be measured: a plain step took 21.2 times as "
+        "long as a speculative one, which does more work, so the machine must have been busy; "
+        "measure again"
     )
 
 
@@ -95,7 +96,7 @@ def test_compare(cli: Cli) -> None:
     document = result.document
     assert result.code == 0
     assert document["identical"] is True
-    assert ("no speed-up can be told" in result.err) == (document["disturbed"] is not None)
+    assert ("could not be measured" in result.err) == (document["disturbed"] is not None)
     assert (document["claim"] is None) == (document["disturbed"] is not None)
     assert document["repeat"] == 2
     assert document["plain"]["output_tokens"] == document["speculative"]["output_tokens"] == 16
@@ -165,7 +166,7 @@ def test_a_verdict_says_that_other_programs_computed(monkeypatch: pytest.MonkeyP
     found = Arms([0.2] * 3, [0.25] * 3).compared(monkeypatch, 1, repeat=3)
     assert verdict(found, True) == (
         "identical output, slower: 0.80x the speed of plain decoding (0.80x to 0.80x); the machine "
-        "was busy before (load 3.1 on 2 cores), so measure again when it is quiet"
+        "was already busy (load 3.1 on 2 cores): measure again when it is idle"
     )
     assert found.facts()["load"] == {"average": 3.1, "cores": 2}
 

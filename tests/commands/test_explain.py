@@ -199,9 +199,9 @@ def test_steps_without_candidates_are_one_line() -> None:
 def test_the_verdict_claims_no_more_than_the_saved_steps_allow() -> None:
     nothing = explanation([], list(range(32)))
     assert list(verdict_lines(nothing)) == [
-        "32 tokens took 31 steps instead of 31 after the prompt: no speed-up can be told: the "
-        "machine was busy, since a plain step took 2.0 times as long as a speculative one, "
-        "which does more; measure again; output identical to plain decoding's"
+        "32 tokens took 31 steps instead of 31 after the prompt: the speed-up could not be "
+        "measured: a plain step took 2.0 times as long as a speculative one, which does more work, "
+        "so the machine must have been busy; measure again; output identical to plain decoding's"
     ]
     # Half the steps, each as long as a plain one: twice as fast, and no more.
     pair = StepTimes(0.0, {"forward": 0.004}, 2, 1, 1, 2)

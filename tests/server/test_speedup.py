@@ -36,7 +36,7 @@ def test_a_single_pair_is_no_proof() -> None:
     # The page said "1.66x the speed" of such a pair, at 1.13 tokens per step.
     said = ask({"rounds": rounds((2.49, 1.5))})
     assert (said["speedup"], said["is_certain"]) == (None, False)
-    assert said["sentence"].startswith("no speed-up can be told: ")
+    assert said["sentence"].startswith("the speed-up could not be measured: ")
 
 
 def test_rounds_that_agree_are_certain() -> None:
@@ -50,8 +50,8 @@ def test_the_load_is_said() -> None:
     measured = rounds((1.0, 0.93), steps=68, drafted=0)
     said = ask({"rounds": measured, "load": {"average": 4.2, "cores": 2}})
     assert said["sentence"] == (
-        "about as fast as plain decoding: nothing was drafted; the machine was busy before (load "
-        "4.2 on 2 cores), so measure again when it is quiet"
+        "about as fast as plain decoding: nothing was drafted; the machine was already busy "
+        "(load 4.2 on 2 cores): measure again when it is idle"
     )
 
 
@@ -59,4 +59,5 @@ def test_the_load_is_said() -> None:
 def test_nothing_measured_tells_nothing(seconds: list[tuple[float, float]]) -> None:
     said = ask({"rounds": rounds(*seconds)})
     assert (said["speedup"], said["low"], said["high"]) == (None, None, None)
-    assert said["sentence"] == "no speed-up can be told: nothing was measured; measure again"
+    because = "nothing was measured; measure again"
+    assert said["sentence"] == f"the speed-up could not be measured: {because}"
