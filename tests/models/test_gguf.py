@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.errors import UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.gguf_container import read_container
 from paceline.models.rope import rope_tables
@@ -193,6 +194,16 @@ def test_the_attention_factor_of_yarn(
     convert(family, tmp_path / "m.gguf", metadata=keys)
     params = dict(load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.rope.params)
     assert params.get("attention_factor") == (wanted and pytest.approx(wanted))
+
+
+def test_attention_to_later_tokens_is_refused(tmp_path: Path) -> None:
+    """llama.cpp (b11549) reads the key of every architecture: models for embeddings may have it."""
+    path = tmp_path / "m.gguf"
+    convert("qwen3", path, metadata={"ARCH.attention.causal": False})
+    with pytest.raises(UnsupportedModelError, match="bidirectional attention"):
+        load_checkpoint(path)
+    convert("qwen3", path, metadata={"ARCH.attention.causal": True})
+    assert load_checkpoint(path).config.num_layers
 
 
 def test_sampling_that_the_file_states_is_above_llama_cpps_defaults(tmp_path: Path) -> None:

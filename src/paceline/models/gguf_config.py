@@ -128,6 +128,8 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     is_latent = architecture == LATENT
     if keys.get("attention.value_length", head_dim) != head_dim and not is_latent:
         raise UnsupportedModelError("keys and values of different sizes are not supported")
+    if not keys.get("attention.causal", True) and architecture not in HEADS:
+        raise UnsupportedModelError("models with bidirectional attention are not supported")
     biases = _biases(container)
     return {
         **_sizes(container, keys, head_dim),

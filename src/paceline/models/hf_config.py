@@ -180,7 +180,8 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
                 f"the checkpoint is quantised ({str(kind)[:40]}); here its unquantised form is "
                 "needed"
             )
-    if raw.get("use_bidirectional_attention") not in (None, False, "vision"):  # which text is not
+    looks_ahead = raw.get("use_bidirectional_attention") not in (None, False, "vision")
+    if looks_ahead or raw.get("is_causal") is False:  # "vision" is not text
         raise UnsupportedModelError("models with bidirectional attention are not supported")
     if raw.get("clip_qkv") is not None:
         raise UnsupportedModelError("models that clip queries, keys and values are not supported")

@@ -203,7 +203,7 @@ def layer_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     own = Fields(raw).mapping(LAYER) or raw
     shared = ("draft_vocab_size", "dtype", "torch_dtype")
     return {
-        **{key: value for key, value in own.items() if key != "architectures"},
+        **{key: value for key, value in own.items() if key not in ("architectures", "is_causal")},
         **{key: raw[key] for key in shared if key in raw},
         "tie_word_embeddings": False,
     }
