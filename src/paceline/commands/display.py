@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from paceline.commands.word_wrap import WordWrap
 from paceline.request import TARGET_ORIGIN
 from paceline.sampling_defaults import NEUTRAL, SamplingDefaults
 from paceline.sampling_params import SamplingParams
@@ -92,6 +93,9 @@ class Screen:
 
     Args:
         json: standard output is for one document: what people read goes to standard error.
+
+    Attributes:
+        wraps: whether lines on a terminal end between words.
     """
 
     def __init__(
@@ -107,15 +111,26 @@ class Screen:
         self._colours = dict(zip(origins, PALETTE, strict=False))
         self._coloured = wants_colour(self.out)
         self._at_line_start = True
+        self.wraps = True
+        can_wrap = self.out.isatty() and os.environ.get("TERM") != "dumb"
+        self._wrap = WordWrap() if can_wrap else None
 
     def write(self, pieces: Sequence[tuple[str, str]]) -> None:
         """Generated text, each piece with its origin."""
         for text, origin in pieces:
             shown = printable(text) if self.out.isatty() else text
             colour = self._colours.get(origin, "") if self._coloured else ""
-            self.out.write(f"{colour}{shown}{RESET}" if colour else shown)
-            self._at_line_start = text.endswith("\n")
+            for part, hue in self._wrapped(shown, colour):
+                self.out.write(f"{hue}{part}{RESET}" if hue else part)
+            if text:
+                self._at_line_start = text.endswith("\n")
         self.out.flush()
+
+    def _wrapped(self, text: str, colour: str) -> list[tuple[str, str]]:
+        columns = _columns(self.out) if self._wrap is not None and self.wraps else 0
+        if self._wrap is None or not columns:
+            return [(text, colour)]
+        return self._wrap.wrapped(text, colour, columns)
 
     def end_line(self) -> None:
         """End the line of generated text, if it has not ended."""
@@ -123,6 +138,8 @@ class Screen:
             self.out.write("\n")
             self.out.flush()
             self._at_line_start = True
+        if self._wrap is not None:
+            self._wrap.begin_line()
 
     def say(self, line: str, *, dim: bool = False) -> None:
         """A line of results, on standard output."""
@@ -160,6 +177,14 @@ class Screen:
         with Progress(console=Console(file=self.err), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda done: bar.update(task, completed=done)
+
+
+def _columns(stream: TextIO) -> int:
+    """Of the terminal, which may change meanwhile; 0 where that is not known."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # it has no descriptor, or none of a terminal
+        return 0
 
 
 def _dimmed(text: str) -> str:

@@ -29,6 +29,7 @@ SET_HELP = """\
 /set think, nothink          ask the chat template for thoughts, or for none
 /set format json             answer with JSON objects; /set noformat with anything
 /set verbose, quiet          show figures after each answer, or none
+/set wordwrap, nowordwrap    end lines between words, or at the edge
 /set history, nohistory      keep what is typed for later chats, or do not
 /set drop, nodrop            forget the oldest turns by itself where the context is full"""
 SHOW_HELP = """\
@@ -161,6 +162,11 @@ def _set_figures(talk: Conversation, wanted: bool) -> None:
     talk.screen.note(f"figures after each answer are {'on' if wanted else 'off'}")
 
 
+def _set_wrapping(talk: Conversation, wanted: bool) -> None:
+    talk.screen.wraps = wanted
+    talk.screen.note(f"lines end {'between words' if wanted else 'at the edge'}")
+
+
 def _set_history(talk: Conversation, wanted: bool) -> None:
     talk.keeps_typed = wanted
     talk.screen.note(f"what is typed is {'kept' if wanted else 'not kept'} for later chats")
@@ -212,6 +218,8 @@ _SETTINGS: Mapping[str, Callable[[Conversation, str], None]] = {
     "noformat": lambda talk, _: _set_format(talk, ""),
     "verbose": lambda talk, _: _set_figures(talk, True),
     "quiet": lambda talk, _: _set_figures(talk, False),
+    "wordwrap": lambda talk, _: _set_wrapping(talk, True),
+    "nowordwrap": lambda talk, _: _set_wrapping(talk, False),
     "history": lambda talk, _: _set_history(talk, True),
     "nohistory": lambda talk, _: _set_history(talk, False),
     "drop": lambda talk, _: _set_dropping(talk, True),
