@@ -248,6 +248,17 @@ def test_training_options_are_the_configurations_fields(
     assert dataclasses.replace(config(**values), command="") == config(**required, steps=1)
 
 
+@pytest.mark.parametrize(
+    ("command", "own", "shared"),
+    [("tune", "--prompts", "--dtype"), ("serve", "--host", "--method"), ("trace", "-o", "--dtype")],
+)
+def test_help_lists_a_commands_own_options_before_those_that_it_shares(
+    cli: Callable[..., Result], command: str, own: str, shared: str
+) -> None:
+    shown = cli(command, "--help").out
+    assert shown.index("\n  MODEL ") < shown.index(f"\n  {own}") < shown.index(f"\n  {shared} ")
+
+
 STATED = {
     "max_num_seqs": EngineConfig().max_num_seqs,
     "max_regret": DEFAULT_MAX_REGRET,

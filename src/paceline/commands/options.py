@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from paceline.commands.config_file import take_config_file, without_overruled
 from paceline.config import (
@@ -76,7 +77,7 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
     hints = get_type_hints(options)
     kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     parameters = [inspect.Parameter("context", kind, annotation=typer.Context)]
-    for each in fields(options):  # type: ignore[arg-type]
+    for each in _in_order(options):
         default = empty if each.default is MISSING else each.default
         declared: Any = Annotated[hints[each.name], each.metadata["declare"](each.name)]
         parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=declared))
@@ -88,6 +89,21 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
+
+
+def _in_order(options: type[Any]) -> list[Field[Any]]:
+    """The fields as help lists them: arguments, a command's own options, those that it shares."""
+    shared = {field.name for base in options.__mro__[1:] for field in _fields_of(base)}
+
+    def rank(field: Field[Any]) -> tuple[bool, bool]:
+        is_option = isinstance(field.metadata["declare"](field.name), OptionInfo)
+        return is_option, is_option and field.name in shared
+
+    return sorted(_fields_of(options), key=rank)
+
+
+def _fields_of(options: type[Any]) -> tuple[Field[Any], ...]:
+    return fields(options) if is_dataclass(options) else ()
 
 
 def refuse_empty_variables(context: typer.Context) -> None:

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 class TuneOptions(EngineOptions, ModelOptions):
     """Options of ``paceline tune``."""
 
+    prompts: str | None = option(None, "JSONL file of your usual prompts, as for paceline run.")
+    traces: str | None = option(
+        None, "Folder to keep the answers in. Without --prompts, the answers in it are used."
+    )
     draft: list[str] | None = option(
         None,
         "Draft to try: a draft model, which may have another vocabulary or draft in parallel, "
@@ -53,10 +57,6 @@ class TuneOptions(EngineOptions, ModelOptions):
     )
     draft_dtype: str | None = option(
         None, "Also try the model itself in this lower precision as a draft."
-    )
-    prompts: str | None = option(None, "JSONL file of your usual prompts, as for paceline run.")
-    traces: str | None = option(
-        None, "Folder to keep the answers in. Without --prompts, the answers in it are used."
     )
     max_tokens: int = option(128, "Maximum tokens per answer.")
     temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
