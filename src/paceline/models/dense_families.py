@@ -39,11 +39,6 @@ _GLM4_NAMES = (
     (r"\.post_mlp_layernorm\.", ".post_feedforward_layernorm."),
 )
 HUNYUAN_NAMES = ((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm."))
-_MULTIPLIERS = {
-    "embedding_multiplier": "embedding_multiplier",
-    "residual_multiplier": "residual_multiplier",
-    "logits_scaling": "logits_divisor",
-}
 _LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 _BIASED_NORMS = {"layer_norm": True, "norm_bias": True}
 _ALL_BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
@@ -218,9 +213,8 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         keys={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
     ),
     "minicpm": Family(
-        {**_DEFAULTS, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+        {**_DEFAULTS, "tie_word_embeddings": True},
         biases=_BOTH,
-        multipliers=_MULTIPLIERS,
         depth_scaled=True,
     ),
     "helium": Family(

@@ -284,13 +284,15 @@ def _rope(
     if keys.get("rope.freq_base") is not None:
         found["rope_theta"] = keys.get("rope.freq_base")
     dim = int(keys.number("rope.dimension_count", head_dim))
-    if architecture_of(container) != LATENT:
+    architecture = architecture_of(container)
+    if architecture == "granitehybrid" and dim != head_dim:
+        found["rotary_dim"] = dim  # its configurations have no share
+    elif architecture != LATENT:
         # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
         found["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
     trained = keys.get("rope.scaling.original_context_length")
     if trained is not None:
         found["original_max_position_embeddings"] = trained
-    architecture = architecture_of(container)
     scaling = _stored_factors(container, keys, dim, read) or _scaling(keys, architecture == LATENT)
     if scaling.get("rope_type") == "yarn" and architecture in _WHOLE_RAMPS:
         scaling["truncate"] = False

@@ -39,8 +39,8 @@ def dense_keys(
         return {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256}
     if architecture == "minicpm":
         return {
-            "embedding_multiplier": get("embedding_scale", 1.0),
-            "residual_multiplier": get("residual_scale", 1.0),
-            "logits_scaling": get("logit_scale", 1.0),
+            "scale_emb": get("embedding_scale", 1.0),
+            "scale_depth": get("residual_scale", 1.0) * max(get("block_count", 1), 1) ** 0.5,
+            "dim_model_base": get("embedding_length", 1) / (get("logit_scale", 1.0) or 1.0),
         }
     return {}

@@ -180,21 +180,34 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
                 f"the checkpoint is quantised ({str(kind)[:40]}); here its unquantised form is "
                 "needed"
             )
-    looks_ahead = raw.get("use_bidirectional_attention") not in (None, False, "vision")
-    if looks_ahead or raw.get("is_causal") is False:  # "vision" is not text
+    _refuse_by_name(raw, name, FAMILIES[name])
+    return name, FAMILIES[name]
+
+
+def _refuse_by_name(raw: Mapping[str, Any], name: str, family: Family) -> None:
+    """Raise :class:`UnsupportedModelError` for a key that would make it another model."""
+    # transformers 5.24 lets every family see later tokens where this key is there and not true.
+    is_causal = raw.get("is_causal", True)
+    if not is_causal:
+        raise UnsupportedModelError(
+            f"the model configuration says is_causal = {str(is_causal)[:40]}; models with "
+            "bidirectional attention are not supported"
+        )
+    if raw.get("use_bidirectional_attention") not in (None, False, "vision"):  # which text is not
         raise UnsupportedModelError("models with bidirectional attention are not supported")
     if raw.get("clip_qkv") is not None:
         raise UnsupportedModelError("models that clip queries, keys and values are not supported")
-    for key in FAMILIES[name].refused:
+    for key in family.refused:
         if raw.get(key):
             raise UnsupportedModelError(f"{name} models with {key} are not supported")
-    for key, only in FAMILIES[name].only.items():
-        if raw.get(key) not in (None, only):
+    rotary = raw.get("rope_parameters")
+    told = {**(rotary if isinstance(rotary, Mapping) else {}), **raw}
+    for key, only in family.only.items():
+        if told.get(key) not in (None, only):
             raise UnsupportedModelError(
-                f"{name} models with {key} = {str(raw[key])[:40]} are not supported; only "
+                f"{name} models with {key} = {str(told[key])[:40]} are not supported; only "
                 f"{str(only).lower()} is"
             )
-    return name, FAMILIES[name]
 
 
 def _is_generator(architecture: str) -> bool:
@@ -390,9 +403,18 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
         traits |= scales_from_hf(fields, sizes["head_dim"])
     if family.logit_scale:
         traits["logits_divisor"] = 1.0 / fields.number("logit_scale", 1e-9, 1e9, 1.0)
-    if family.depth_scaled and fields.get("scale_emb") is not None:
-        depth, base = sizes["num_layers"] ** 0.5, fields.integer("dim_model_base", 1, 1 << 17)
-        traits["embedding_multiplier"] = fields.number("scale_emb", 1e-9, 1e9)
-        traits["residual_multiplier"] = fields.number("scale_depth", 1e-9, 1e9) / depth
-        traits["logits_divisor"] = sizes["hidden_size"] / base
+    if family.depth_scaled:
+        traits |= _depth_scales(fields, sizes)
     return traits
+
+
+def _depth_scales(fields: Fields, sizes: Mapping[str, Any]) -> dict[str, float]:
+    """MiniCPM's scalars. In its own class each is 1 where the configuration does not say it."""
+    base = fields.number("dim_model_base", 1e-9, 1e9, 1.0)
+    return {
+        "embedding_multiplier": fields.number("scale_emb", 1e-9, 1e9, 1.0),
+        "residual_multiplier": (
+            fields.number("scale_depth", 1e-9, 1e9, 1.0) / sizes["num_layers"] ** 0.5
+        ),
+        "logits_divisor": sizes["hidden_size"] / base,
+    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import Experts
@@ -41,6 +42,7 @@ class ExpertKeys:
         own_norms, own_scales: as :class:`~paceline.models.config.Experts` has them.
         jitter: key of what SparseMixer weighs with; empty where the family does not.
         weighs_inputs: whether weights are those of what experts read.
+        scaled_or_one: whether weights may either be scaled or add up to 1, but not both.
     """
 
     width: str = "intermediate_size"
@@ -59,6 +61,7 @@ class ExpertKeys:
     own_scales: bool = False
     jitter: str = ""
     weighs_inputs: bool = False
+    scaled_or_one: bool = False
 
 
 def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Experts | None:
@@ -67,7 +70,8 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
     Raises:
         ModelLoadError: a number is missing or out of bounds: no experts, more chosen than there
             are, or groups that are not of one size.
-        UnsupportedModelError: the scores are of an unknown kind.
+        UnsupportedModelError: the scores are of an unknown kind, or it is not known what weighs
+            experts.
     """
     if not _has_experts(fields, keys):
         return None
@@ -96,8 +100,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         number=number,
         per_token=_same(fields, keys.per_token).integer(keys.per_token, 1, most),
         width=width,
-        renormalise=_renormalise(fields, keys.renormalise),
-        scale=fields.number("routed_scaling_factor", 1e-9, 1e9, 1.0),
+        **_weights(fields, keys),
         shared_width=shared,
         shared_gate=keys.shared_gate and shared > 0,
         biases=keys.biases,
@@ -145,7 +148,7 @@ def _is_sigmoid(fields: Fields, keys: ExpertKeys) -> bool:
     return kind == _SCORES[True]
 
 
-def _groups(fields: Fields, keys: ExpertKeys, number: int) -> dict[str, int]:
+def _groups(fields: Fields, keys: ExpertKeys, number: int) -> dict[str, Any]:
     method = fields.text("topk_method")
     if not keys.group_best or _METHODS.get(method) is False:
         return {"groups": 1, "groups_per_token": 1}
@@ -162,10 +165,19 @@ def _groups(fields: Fields, keys: ExpertKeys, number: int) -> dict[str, int]:
     return {"groups": groups, "groups_per_token": chosen, "group_best": best}
 
 
-def _renormalise(fields: Fields, default: bool | None) -> bool:
-    if default is None:
-        return True
-    return default if fields.get("norm_topk_prob") is None else fields.flag("norm_topk_prob")
+def _weights(fields: Fields, keys: ExpertKeys) -> dict[str, Any]:
+    """Whether the weights of the chosen experts add up to 1, and what they are multiplied with."""
+    told = None if keys.renormalise is None else fields.get("norm_topk_prob")
+    renormalise = keys.renormalise is not False if told is None else fields.flag("norm_topk_prob")
+    scale = fields.number("routed_scaling_factor", 1e-9, 1e9, 1.0)
+    # Of DeepSeek-V2, whose own code then leaves out the factor; llama.cpp's does both, and that of
+    # transformers 5.24 leaves the sum as it is. No published model says both.
+    if keys.scaled_or_one and renormalise and scale != 1.0:
+        raise UnsupportedModelError(
+            f"the model configuration says norm_topk_prob = true and routed_scaling_factor = "
+            f"{scale:g}; with this family one of them alone is supported"
+        )
+    return {"renormalise": renormalise, "scale": scale}
 
 
 def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:

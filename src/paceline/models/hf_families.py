@@ -38,7 +38,8 @@ class Family:
         keys: a key as most families call it -> as this one does.
         switches: a key -> the fields that it switches on.
         refused: keys that ask for what is not supported.
-        only: a key -> its one value that is supported, which is that of a key that is absent.
+        only: a key, also one among the rotary entries -> its one value that is supported, which is
+            that of a key that is absent.
         rotates: which layers rotate heads: ``all``, ``none``, ``if_asked`` (all where
             ``position_embedding_type`` is ``rope``, else none), ``with_theta`` (all where there is
             a base frequency), ``listed`` (``no_rope_layers`` or

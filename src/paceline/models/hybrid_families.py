@@ -307,6 +307,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
         biases=_BOTH,
         partial_rotary=True,  # of Bamba's GGUF files, which say that they are of this family
+        only={"partial_rotary_factor": 1.0},  # transformers 5.24 heeds it with some scalings alone
         multipliers=GRANITE_SCALARS,
         experts=ExpertKeys(shared="shared_intermediate_size", switch="num_local_experts"),
         rotates="if_asked",

@@ -93,6 +93,7 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             shared_count=True,
             some_dense=True,
             group_best=1,
+            scaled_or_one=True,
         ),
         latent=True,
     ),
