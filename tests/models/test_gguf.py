@@ -189,7 +189,7 @@ def test_the_log_multiplier_of_yarn(
 def test_the_attention_factor_of_yarn(
     tmp_path: Path, family: str, told: dict[str, float], wanted: float | None
 ) -> None:
-    """As llama.cpp (b11549), which reads the keys with ``yarn_`` of Grok's files alone."""
+    """As llama.cpp (b11549), which reads these keys with ``yarn_`` of Grok's files alone."""
     keys = {f"ARCH.rope.scaling.{key}": value for key, value in told.items()}
     convert(family, tmp_path / "m.gguf", metadata=keys)
     params = dict(load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.rope.params)
