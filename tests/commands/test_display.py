@@ -8,11 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.commands.display import OriginSplitter, Screen, closing_line, table
+from paceline.commands.display import (
+    OriginSplitter,
+    Screen,
+    answer_line,
+    closing_line,
+    cut_line,
+    table,
+)
 from paceline.commands.report import Figures
 from paceline.llm import embedded_model
 from paceline.models.detokenizer import TextStream
 from paceline.models.tokenizer import Tokenizer
+from paceline.outputs import Completion
+from paceline.sampling_params import SamplingParams
 
 TOKENIZER = Tokenizer.from_folder(embedded_model("target"))
 PROMPT = TOKENIZER.encode("Once")
@@ -124,3 +133,18 @@ def test_table() -> None:
     assert table([{"a": "first", "long": "1"}, {"a": "b", "long": "22.5"}]) == (
         "a      long\n-----  ----\nfirst     1\nb      22.5"
     )
+
+
+def test_answer_line() -> None:
+    figures = Figures(2.0, 100, num_steps=70, num_draft_tokens=60, num_accepted_tokens=30)
+    told = "100 tokens, 50.0 tok/s, first token after 0.25 s, guessed 30 of 100"
+    assert answer_line(figures, 0.25) == told
+    assert answer_line(Figures(2.0, 100), None) == "100 tokens, 50.0 tok/s"
+
+
+def test_where_an_answer_was_cut() -> None:
+    whole = Completion(0, token_ids=[1, 2, 3], finish_reason="length")
+    assert cut_line(whole, SamplingParams(max_tokens=3), 9) == "cut at the limit of 3 tokens"
+    at_the_end = cut_line(whole, SamplingParams(max_tokens=None), 9)
+    assert at_the_end == "cut at the end of the context of 9 tokens"
+    assert cut_line(Completion(0, finish_reason="stop"), SamplingParams(), 9) is None

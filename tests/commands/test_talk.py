@@ -91,6 +91,7 @@ def test_a_chat_remembers(chat: Chat) -> None:
 def test_without_a_template_each_text_stands_alone(chat: Chat) -> None:
     said = chat("first", KeyboardInterrupt(), "second", uses_chat=False)
     assert said.asked == ["first", "second"]
+    assert "Ctrl-D or /bye leaves\n" in said.err
 
 
 def test_an_interrupt_ends_the_answer_alone(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ from paceline.commands.display import Screen
 screen = Screen()
 for each in ("It is mean", "ingful", " where", " lines end,", " and ", "words", " are whole."):
     screen.write([(each, "target")])
-screen.note("Done.")
+screen.note("It is done in two lines.")
 """
 
 
@@ -112,5 +112,14 @@ def test_answers_at_a_terminal() -> None:
         text = terminal.to_the_end().replace("\r", "")
     paper = Paper(14)
     paper.write(text)
-    told = ["It is", "meaningful", "where lines", "end, and words", "are whole.", "Done.", ""]
+    told = [
+        "It is",
+        "meaningful",
+        "where lines",
+        "end, and words",
+        "are whole.",
+        "It is done in",
+        "two lines.",
+        "",
+    ]
     assert [line.rstrip() for line in paper.lines] == told

@@ -24,9 +24,11 @@ from paceline.commands.compare import (
     open_arms,
     verdict,
 )
-from paceline.commands.display import OriginSplitter, Screen, table
+from paceline.commands.display import Screen, table
 from paceline.commands.options import JSON_HELP, option
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
+from paceline.commands.report import Figures
+from paceline.commands.streaming import stream_answer, tell_cut
 from paceline.config import BACKENDS, DTYPES
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import FetchError
@@ -169,10 +171,9 @@ def _stream(
         text = str(prompt.content)
         screen.say(f"\n--- {number} of {len(ids)}: {prompt.kind}", dim=True)
         screen.say(_shown(text, llm.tokenizer.has_chat_template), dim=True)
-        splitter = OriginSplitter(llm.tokenizer, token_ids)
-        for output in llm.stream(token_ids, params):
-            screen.write(splitter.split(output.token_ids, output.origins, output.text))
+        answer = stream_answer(llm, token_ids, params, screen, Figures())
         screen.end_line()
+        tell_cut(llm, answer, params, screen)
 
 
 def _shown(prompt: str, is_question: bool) -> str:

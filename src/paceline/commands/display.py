@@ -9,6 +9,7 @@ from __future__ import annotations
 import json as json_format
 import os
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,7 +155,8 @@ class Screen:
     def note(self, line: str) -> None:
         """A remark, on standard error."""
         self.end_line()
-        print(_dimmed(line) if wants_colour(self.err) else line, file=self.err, flush=True)
+        text = _fitted(line, _columns(self.err)) if self.wraps else line
+        print(_dimmed(text) if wants_colour(self.err) else text, file=self.err, flush=True)
 
     def legend(self) -> None:
         """Which colour stands for which proposer; nothing without colours."""
@@ -185,6 +187,17 @@ def _columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # it has no descriptor, or none of a terminal
         return 0
+
+
+def _fitted(text: str, columns: int) -> str:
+    """The same, broken between words where it is too long."""
+    lines = [
+        textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False)
+        if 0 < columns < len(line)
+        else [line]
+        for line in text.split("\n")
+    ]
+    return "\n".join(part for parts in lines for part in parts)
 
 
 def _dimmed(text: str) -> str:

@@ -18,7 +18,6 @@ from paceline.commands.display import (
     Screen,
     banner,
     closing_line,
-    cut_line,
     sampling_line,
 )
 from paceline.commands.options import RunOptions
@@ -33,7 +32,7 @@ from paceline.commands.resolve import (
     structured_outputs,
     without_memory,
 )
-from paceline.commands.streaming import stream_answer
+from paceline.commands.streaming import stream_answer, tell_cut
 from paceline.commands.talk import talk
 from paceline.errors import ConfigError
 from paceline.outputs import GenerationOutput
@@ -145,7 +144,7 @@ def _answer(
     if len(prompts) == 1:
         screen.legend()
         outputs = [stream_answer(llm, prompts[0], params, screen, figures, lora=lora)]
-        _tell_cut(llm, outputs[0], params, screen)
+        tell_cut(llm, outputs[0], params, screen)
     else:
         outputs = _answer_batch(llm, prompts, params, screen, figures, lora)
     for _ in range(options.repetitions - 1):
@@ -179,15 +178,8 @@ def _answer_batch(
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
         screen.note(f"--- prompt {number}")
         show(llm, prompt, output, screen)
-        _tell_cut(llm, output, params, screen)
+        tell_cut(llm, output, params, screen)
     return outputs
-
-
-def _tell_cut(llm: LLM, output: GenerationOutput, params: SamplingParams, screen: Screen) -> None:
-    assert llm.config.max_model_len is not None
-    cut = cut_line(output.completions[0], params, llm.config.max_model_len)
-    if cut is not None:
-        screen.note(cut)
 
 
 def show(llm: LLM, prompt: Sequence[int], output: GenerationOutput, screen: Screen) -> None:

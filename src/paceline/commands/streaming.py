@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from paceline.commands.display import OriginSplitter, Screen
+from paceline.commands.display import OriginSplitter, Screen, cut_line
 from paceline.commands.report import Figures
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
@@ -43,3 +43,11 @@ def stream_answer(
     answer = GenerationOutput(prompt, [completion])
     figures.add(seconds, [answer])
     return answer
+
+
+def tell_cut(llm: LLM, answer: GenerationOutput, params: SamplingParams, screen: Screen) -> None:
+    """Say where an answer was cut, if it was."""
+    assert llm.config.max_model_len is not None
+    cut = cut_line(answer.completions[0], params, llm.config.max_model_len)
+    if cut is not None:
+        screen.note(cut)

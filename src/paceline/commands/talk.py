@@ -31,6 +31,7 @@ def talk(conversation: Conversation, read: Read, remember: Remember = lambda tex
             return 0
         except KeyboardInterrupt:
             screen.say("")
+            screen.note("Ctrl-D or /bye leaves")
             continue
         if conversation.keeps_typed and str(asked).strip():
             remember(str(asked))
