@@ -155,7 +155,7 @@ def test_both_answers_of_a_comparison_are_kept(visit: OpenPage) -> None:
     page.one("[name=compare]").click()
     page.ask("What is a paceline?")
     verdict = page.verdict()
-    assert verdict.startswith("Same text, ")
+    assert verdict.startswith("Same text")
     page.open(seen.url)
     heads = [head.text for head in page.all(".pair .answer strong")]
     assert heads == ["Speculation on", "Speculation off"]

@@ -47,10 +47,11 @@ export class Turn {
     return problem !== null;
   }
 
-  /** Say how the arms compare: what the server made of their times. */
-  judge({ speedup, sentence }, goesOn) {
-    const told = speedup === null ? `and ${sentence}` : sentence;
-    this.verdict.textContent = `Same text, ${told}.${goesOn ? " Measuring again…" : ""}`;
+  /** Say how the arms compare: what the server made of their times in so many rounds. */
+  judge({ speedup, sentence, rounds }, goesOn) {
+    const over = `Over ${rounds} ${rounds === 1 ? "round" : "rounds"}: ${sentence}`;
+    const told = speedup === null ? `Same text, and ${sentence}` : `Same text. ${over}`;
+    this.verdict.textContent = `${told}.${goesOn ? " Measuring again…" : ""}`;
   }
 
   /** Say why there is no comparison. */
