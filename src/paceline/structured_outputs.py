@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import RequestError
 from paceline.json_schema.references import endless_reference
 
-KINDS = ("json", "regex", "choice", "grammar", "structural_tag", "json_object")
+KINDS = ("json", "regex", "choice", "grammar", "structural_tag", "json_object", "free")
 MAX_SOURCE_BYTES = 1 << 16
 """Of a schema as JSON, a grammar, or all choices together."""
 MAX_REGEX_BYTES = 4096
@@ -38,16 +38,21 @@ class ThoughtMarks:
         opening: one of them opens the thoughts.
         closing: whichever of them comes first closes them.
         opened: the prompt ends inside of thoughts.
+        budget: tokens after which thoughts that go on are closed by the first closing mark; None is
+            any number.
 
     Raises:
-        RequestError: there is no mark, or one is empty.
+        RequestError: there is no mark, or one is empty, or the budget is negative.
     """
 
     opening: Sequence[str]
     closing: Sequence[str]
     opened: bool = False
+    budget: int | None = None
 
     def __post_init__(self) -> None:
+        if self.budget is not None and self.budget < 0:
+            raise RequestError(f"the budget of thoughts is {self.budget}; allowed are 0 and more")
         for name in ("opening", "closing"):
             marks = getattr(self, name)
             object.__setattr__(self, name, (marks,) if isinstance(marks, str) else tuple(marks))
@@ -67,6 +72,7 @@ class StructuredOutputs:
         structural_tag: shapes for parts of a text that is free elsewhere, as a mapping or as its
             text: :mod:`paceline.structural_tags`.
         json_object: any JSON object.
+        free: anything; what ``after`` says of thoughts is all that holds.
         after: the output may begin with thoughts between these marks; the shape holds for what
             follows them.
         composed: a program wrote it, of schemas that were within the limits by themselves.
@@ -84,6 +90,7 @@ class StructuredOutputs:
     grammar: str | None = None
     structural_tag: Mapping[str, Any] | str | None = None
     json_object: bool = False
+    free: bool = False
     after: ThoughtMarks | None = None
     composed: bool = False
 
@@ -102,10 +109,13 @@ class StructuredOutputs:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise RequestError(f"structured_outputs.{name} must be a text that is not empty")
-        if not isinstance(self.json_object, bool):
-            raise RequestError(
-                f"structured_outputs.json_object is {self.json_object!r}; allowed is true"
-            )
+        for name in ("json_object", "free"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(
+                    f"structured_outputs.{name} is {getattr(self, name)!r}; allowed is true"
+                )
+        if self.free and self.after is None:
+            raise RequestError("structured_outputs.free says nothing; give after with a budget")
         if self.structural_tag is not None:
             object.__setattr__(self, "structural_tag", _tag_text(self.structural_tag, self._times))
         self._check_size()

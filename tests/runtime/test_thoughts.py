@@ -104,3 +104,66 @@ def test_committing_equals_looking_ahead(compiler: GrammarCompiler) -> None:
 def test_marks_must_be_something() -> None:
     with pytest.raises(RequestError, match="closing marks"):
         ThoughtMarks("<think>", [""])
+
+
+def allowed(mask: bytes) -> set[int]:
+    bits = int.from_bytes(mask, "little")
+    return {token for token in range(len(TOKENS)) if bits >> token & 1}
+
+
+EVERYTHING = set(range(len(TOKENS)))
+ONLY = {"</>": 9, "/>": 8, ">": 4}
+"""The longest token for what of the closing mark is to come."""
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 3])
+@pytest.mark.parametrize("opened", [False, True])
+def test_thoughts_are_closed_when_their_budget_is_spent(
+    compiler: GrammarCompiler, budget: int, opened: bool
+) -> None:
+    spec = StructuredOutputs(free=True, after=replace(MARKS, opened=opened, budget=budget))
+    (constraint,) = compiler.constraints(spec, 1)
+    start = () if opened else (TOKENS.index("<t>"),)
+    paths = [
+        [*start, *thoughts] for n in range(4) for thoughts in itertools.product("ab</", repeat=n)
+    ]
+    for path in paths:
+        ids = [token if isinstance(token, int) else TOKENS.index(token) for token in path]
+        text = "".join(TOKENS[i] for i in ids[len(start) :])
+        found, certain = allowed(constraint.mask(ids)), constraint.certain(ids)
+        if len(ids) - len(start) < budget:
+            assert (found, certain) == (EVERYTHING, None)
+            continue
+        begun = next(each for each in ("</", "<", "") if text.endswith(each))
+        only = ONLY["</>".removeprefix(begun)]
+        assert (found, certain) == ({only}, only)
+        behind = [*ids, only]
+        assert (allowed(constraint.mask(behind)), constraint.certain(behind)) == (EVERYTHING, None)
+        assert not constraint.is_complete
+
+
+def test_an_answer_without_thoughts_has_no_budget(compiler: GrammarCompiler) -> None:
+    spec = StructuredOutputs(free=True, after=replace(MARKS, budget=0))
+    (constraint,) = compiler.constraints(spec, 1)
+    for token in (1, 2, 5, 1):
+        assert allowed(constraint.mask(())) == EVERYTHING
+        constraint.advance(token)
+
+
+@pytest.mark.parametrize("budget", [0, 2])
+def test_the_shape_of_the_answer_holds_behind_a_budget_too(
+    compiler: GrammarCompiler, budget: int
+) -> None:
+    after = replace(MARKS, opened=True, budget=budget)
+    (constraint,) = compiler.constraints(StructuredOutputs(regex="ab", after=after), 1)
+    for token in (*[TOKENS.index("a")] * budget, TOKENS.index("</>")):
+        assert token in allowed(constraint.mask(()))
+        constraint.advance(token)
+    assert allowed(constraint.mask(())) == {TOKENS.index("a")}
+
+
+def test_a_budget_alone_is_no_shape() -> None:
+    with pytest.raises(RequestError, match="free says nothing"):
+        StructuredOutputs(free=True)
+    with pytest.raises(RequestError, match="budget of thoughts is -1"):
+        ThoughtMarks("<t>", "</>", budget=-1)

@@ -21,6 +21,7 @@ from paceline.models.worker_process import WorkerSlot
 from paceline.request import Constraint
 from paceline.runtime import lark
 from paceline.runtime.constraint import MatcherConstraint
+from paceline.runtime.free_text import Anything
 from paceline.runtime.grammar_tables import TablesOnce
 from paceline.runtime.tag_grammar import tag_grammar
 from paceline.runtime.thought_marks import Marks
@@ -93,6 +94,8 @@ class GrammarCompiler:
             matcher = self._matcher(spec)
             return [self._constraint(matcher, tokenizer) for _ in range(count)]
         marks = self._marks(spec.after)
+        if spec.free:
+            return [self._freely(marks, spec.after, tokenizer) for _ in range(count)]
         answer = self._matcher(spec, has_gap=True)
         direct = None if spec.after.opened else self._matcher(spec)
         return [
@@ -101,9 +104,17 @@ class GrammarCompiler:
                 self._constraint(answer, tokenizer),
                 None if direct is None else self._constraint(direct, tokenizer),
                 _spelling(tokenizer),
+                spec.after.budget,
             )
             for _ in range(count)
         ]
+
+    def _freely(self, marks: Marks, after: ThoughtMarks, tokenizer: LLTokenizer) -> AfterThoughts:
+        """What holds for an answer whose thoughts alone are limited."""
+        answer = Anything(len(marks.pieces))
+        direct = None if after.opened else answer
+        spelling = _spelling(tokenizer)
+        return AfterThoughts(marks, answer, direct, spelling, after.budget, may_end=True)
 
     def _constraint(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> MatcherConstraint:
         return MatcherConstraint(matcher.deep_copy(), tokenizer, self._eos)

@@ -22,6 +22,8 @@ class Marks:
         closers: tokens that can complete a closing mark and write more, by the part of it before
             them.
         openers: tokens that can go on with an opening mark, by the part of it before them.
+        spellings: the longest token that a closing mark can go on with, by the part of it that is
+            to come.
     """
 
     opening: tuple[bytes, ...]
@@ -31,6 +33,7 @@ class Marks:
     free: bytes
     closers: dict[bytes, list[int]]
     openers: dict[bytes, list[int]]
+    spellings: dict[bytes, int]
 
     @classmethod
     def of(cls, marks: ThoughtMarks, pieces: Sequence[bytes], eos: Iterable[int]) -> Marks:
@@ -43,7 +46,8 @@ class Marks:
             bits &= ~(1 << token)
         free = bits.to_bytes(-(-len(pieces) // 8), "little")
         closers, openers = _closers(closing, pieces), _openers(opening, pieces)
-        return cls(opening, closing, pieces, ends, free, closers, openers)
+        spellings = _spellings(closing, pieces)
+        return cls(opening, closing, pieces, ends, free, closers, openers, spellings)
 
 
 def _closers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, list[int]]:
@@ -64,4 +68,17 @@ def _openers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, lis
             for at in range(len(mark)):
                 if piece.startswith(mark[at:]) or mark.startswith(piece, at):
                     found.setdefault(mark[:at], []).append(token)
+    return found
+
+
+def _spellings(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, int]:
+    rests = {mark[at:] for mark in marks for at in range(len(mark))}
+    firsts, found = {rest[0] for rest in rests}, dict[bytes, int]()
+    for token, piece in enumerate(pieces):
+        if piece and piece[0] in firsts:
+            for rest in rests:
+                known = found.get(rest)
+                is_longest = known is None or len(piece) > len(pieces[known])
+                if is_longest and rest.startswith(piece):
+                    found[rest] = token
     return found

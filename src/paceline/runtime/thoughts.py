@@ -2,8 +2,9 @@
 
 Thoughts are free: any token may follow there but one that ends the text, since the answer is still
 to come. Marks are found in the bytes that tokens write, so a mark may span several tokens, and one
-token may end the thoughts and begin the answer. Where a path stands depends on the committed tokens
-and the path alone. Knows no grammar library: the answer's own constraints are handed in.
+token may end the thoughts and begin the answer. Thoughts that have a budget of tokens are closed by
+force when it is spent, at the end of a character. Where a path stands depends on the committed
+tokens and the path alone. Knows no grammar library: the answer's own constraints are handed in.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from paceline.request import Constraint
+from paceline.runtime.free_text import everything
 from paceline.runtime.thought_marks import Marks
 from paceline.span import ROOT, DraftTree
 
@@ -30,13 +32,16 @@ class _State(NamedTuple):
 
     ``text`` is all of it at the beginning, and in thoughts the end that may begin a closing mark.
     ``answer`` are tokens that the answer's constraint takes; at the beginning, those that it takes
-    if there are no thoughts. ``thought`` says whether thoughts came before it.
+    if there are no thoughts. ``thought`` says whether thoughts came before it. ``num_tokens`` are
+    those of the thoughts, and ``num_open`` bytes that the last character of these lacks.
     """
 
     place: Place
     text: bytes = b""
     answer: Sequence[int] = ()
     thought: bool = True
+    num_tokens: int = 0
+    num_open: int = 0
 
 
 class AnswerConstraint(Constraint, Protocol):
@@ -55,6 +60,8 @@ class AfterThoughts:
         answer: holds from the end of the thoughts on.
         direct: holds if there are none; None where the prompt ends inside of thoughts.
         tokenize: tokens, of whatever spelling, that write some bytes.
+        budget: most tokens of thoughts; None is any number.
+        may_end: thoughts may end the text, since nothing has to follow them.
     """
 
     def __init__(
@@ -63,8 +70,12 @@ class AfterThoughts:
         answer: AnswerConstraint,
         direct: AnswerConstraint | None,
         tokenize: Callable[[bytes], list[int]],
+        budget: int | None = None,
+        may_end: bool = False,
     ) -> None:
         self._marks = marks
+        self._budget = budget
+        self._free = everything(len(marks.pieces)) if may_end else marks.free
         self._answer = answer
         self._direct = direct
         self._tokenize = tokenize
@@ -107,7 +118,7 @@ class AfterThoughts:
 
     def certain(self, path: Sequence[int]) -> int | None:
         within = self._within_answer(path)
-        return None if within is None else within[0].certain(within[1])
+        return self._forced(self._behind(path)) if within is None else within[0].certain(within[1])
 
     def usual(self, path: Sequence[int]) -> int | None:
         within = self._within_answer(path)
@@ -138,7 +149,8 @@ class AfterThoughts:
             return state._replace(answer=[*state.answer, token])
         if token in self._marks.eos_token_ids:
             return state
-        text = state.text + self._marks.pieces[token]
+        piece = self._marks.pieces[token]
+        text, num_tokens = state.text + piece, state.num_tokens + 1
         if state.place is Place.BEGIN:
             opened = next((mark for mark in self._marks.opening if text.startswith(mark)), None)
             if opened is None:
@@ -146,7 +158,9 @@ class AfterThoughts:
                 place = Place.BEGIN if is_open else Place.ANSWER
                 return _State(place, text, [*state.answer, token], thought=False)
             text = text[len(opened) :]
-        return self._thinking(text)
+            num_tokens = 1 if text else 0
+        num_open = _num_open(state.num_open, piece)
+        return self._thinking(text)._replace(num_tokens=num_tokens, num_open=num_open)
 
     def _thinking(self, text: bytes) -> _State:
         """Behind thoughts that end with this text."""
@@ -169,21 +183,35 @@ class AfterThoughts:
             case Place.BEGIN:
                 return self._mask_of_beginning(state)
 
+    def _forced(self, state: _State) -> int | None:
+        """The token of the closing mark that has to follow, once the budget of thoughts is spent.
+
+        None where something else may follow.
+        """
+        is_spent = self._budget is not None and state.num_tokens >= self._budget
+        if state.place is not Place.THOUGHTS or not is_spent or state.num_open:
+            return None
+        mark = next(each for each in self._marks.closing if each.startswith(state.text))
+        return self._marks.spellings.get(mark[len(state.text) :])
+
     def _mask_of_thoughts(self, state: _State) -> bytes:
+        forced = self._forced(state)
+        if forced is not None:
+            return (1 << forced).to_bytes(len(self._free), "little")
         closers = self._marks.closers
         text = state.text
         likely = [t for at in range(len(text) + 1) for t in closers.get(text[at:], ())]
         bad = [token for token in likely if not self._may_begin(self._next(state, token))]
         if not bad:
-            return self._marks.free
-        bits = bytearray(self._marks.free)
+            return self._free
+        bits = bytearray(self._free)
         for token in bad:
             bits[token // 8] &= ~(1 << token % 8)
         return bytes(bits)
 
     def _mask_of_beginning(self, state: _State) -> bytes:
         assert self._direct is not None
-        bits = bytearray(len(self._marks.free))
+        bits = bytearray(len(self._free))
         if self._direct.takes(state.answer):
             direct = self._direct.mask(state.answer)[: len(bits)]
             bits[: len(direct)] = direct
@@ -200,6 +228,17 @@ class AfterThoughts:
         if begin not in self._begins:
             self._begins[begin] = self._answer.takes(begin)
         return self._begins[begin]
+
+
+def _num_open(before: int, piece: bytes) -> int:
+    """Bytes that the last character lacks behind these, where it lacked so many before."""
+    left = before
+    for byte in piece:
+        if byte & 0xC0 == 0x80:
+            left = max(0, left - 1)
+        else:
+            left = 0 if byte < 0xC0 else 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
+    return left
 
 
 def _allows(mask: bytes, token: int) -> bool:

@@ -32,6 +32,7 @@ def chat_of(body: Conversation) -> ChatCompletionRequest:
     if thinking is not None:
         is_on = thinking.type != "disabled"
         chat["chat_template_kwargs"] = {"enable_thinking": is_on, "thinking": is_on}
+        chat["thinking_token_budget"] = thinking.budget_tokens
     output = body.output_config
     if output is not None and output.format is not None:
         schema = {"schema": output.format.schema_}

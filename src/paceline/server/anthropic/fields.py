@@ -20,7 +20,6 @@ from paceline.server.protocol.common import (
     Speculation,
     StopString,
     TopP,
-    Whole,
 )
 from paceline.server.protocol.thoughts import MayHaveThoughts
 
@@ -122,10 +121,8 @@ class ToolChoice(LenientModel):
 
 
 class Thinking(LenientModel):
-    """``budget_tokens`` is taken and without effect."""
-
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Whole | None = None
+    budget_tokens: Annotated[int, Field(ge=0, le=1 << 32), TAKES_FLOATS] | None = None
 
 
 class OutputFormat(LenientModel):

@@ -73,6 +73,8 @@ def constraint(
         form = _strict(tool_use)
     if form is not None:
         response = StructuredOutputs(structural_tag={"format": form}, composed=True)
+    if response is None and thoughts is not None and thoughts.budget is not None:
+        return StructuredOutputs(free=True, after=thoughts)
     return response and replace(response, after=thoughts)
 
 

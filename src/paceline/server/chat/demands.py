@@ -5,7 +5,7 @@ Owns the way from the fields of the request to a grammar, and which field an err
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import RequestError
@@ -71,6 +71,8 @@ class Demands:
         Raises:
             ApiError: tools or a response format cannot be served, or exclude each other.
         """
+        if isinstance(thoughts, ThoughtMarks):
+            thoughts = replace(thoughts, budget=body.thinking_budget)
         use = _tool_use(body, form, in_harmony=isinstance(thoughts, Harmony))
         must_call = use is not None and use.must_call
         param = "tools" if must_call else shape_param(body) or "tools"

@@ -166,6 +166,10 @@ def switched_by_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"enable_thinking": False, "thinking": False, **options}
 
 
+Budget = Annotated[int, Field(ge=NO_LIMIT, le=1 << 32), TAKES_FLOATS]
+"""Of thoughts, in tokens."""
+
+
 class ChatCompletionRequest(GenerationFields):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -191,6 +195,9 @@ class ChatCompletionRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
+    reasoning_budget_tokens: Budget | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -241,6 +248,18 @@ class ChatCompletionRequest(GenerationFields):
         effort = self.reasoning_effort
         told = {} if effort is None else switched_by_effort({"reasoning_effort": effort})
         return told | (self.chat_template_kwargs or {})
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Most tokens of thoughts, by vLLM's name or llama.cpp's; None is any number."""
+        names = (
+            self.thinking_token_budget,
+            self.reasoning_budget_tokens,
+            self.thinking_budget_tokens,
+        )
+        told = next((each for each in names if each is not None), NO_LIMIT)
+        has_none = told == NO_LIMIT or (self.limit is not None and told >= self.limit)
+        return None if has_none else told
 
     @property
     def limit(self) -> int | None:

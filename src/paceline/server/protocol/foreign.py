@@ -100,7 +100,7 @@ WHY: Mapping[str, str] = {
     "mm_processor_kwargs": _TEXT,
     "images_config": _TEXT,
     "repetition_detection": _PENALTIES,
-    "thinking_token_budget": "thoughts have no limit of their own; send max_tokens",
+    "thinking_token_budget": "completions have no thoughts that are known as such; send a chat",
     "kv_transfer_params": _ROUTING,
     "vllm_xargs": "there are no plugins that read it",
     "custom_params": "there are no plugins that read it",
