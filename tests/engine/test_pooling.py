@@ -18,6 +18,7 @@ from tests.engine.test_faults import break_forward
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.reference import VOCAB, save_model
 from tests.models.vocabularies import byte_level_json
+from tests.quick import once
 from tests.toy import USUAL, Job, assert_no_leak, lookup_config, run_jobs, toy_engine
 from tests.toy import VOCAB as TOY_VOCAB
 
@@ -102,9 +103,8 @@ def assert_is_transformers(data: bytes, model: Any, prompt: torch.Tensor, kind: 
     assert abs(float(ours.norm()) - 1) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", POOLINGS)
-def test_what_shares_the_batch_changes_no_bit(dtype: str, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "dtype"), once(POOLINGS, DTYPES))
+def test_what_shares_the_batch_changes_no_bit(kind: str, dtype: str) -> None:
     wanted = alone(LONG, kind, dtype)
     proposers = [PromptLookupProposer(lookup_config())]
     engine = toy_engine(proposers, dtype, max_num_batched_tokens=24)
