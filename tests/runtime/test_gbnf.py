@@ -109,6 +109,18 @@ def test_tokens_by_name(
         assert (is_taken and bool(constraint.mask(())[0] & 1)) is (path in good), path
 
 
+def test_parts_of_characters_are_tokens_too(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    """llama.cpp b11549 never takes one for ``!<token>``."""
+    parts = tokenizer.encode("😀", add_special_tokens=False)
+    assert len(parts) > 1
+    (constraint,) = compiler.constraints(StructuredOutputs(grammar="root ::= !<[5]>+"), 1)
+    for token in parts:
+        assert constraint.mask(())[token // 8] >> token % 8 & 1
+        constraint.advance(token)
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
