@@ -181,7 +181,7 @@ def test_parameters_are_ollamas(chat: Chat) -> None:
     assert (params.temperature, params.max_tokens, params.repetition_penalty) == (0.5, None, 1.1)
     assert tuple(params.stop) == ("A", "B")
     assert "cut at the limit of 2 tokens" in said.err
-    assert "num_predict 2\n" in said.err
+    assert "num_predict 2\nstop A B\n" in said.err
 
 
 @pytest.mark.parametrize(

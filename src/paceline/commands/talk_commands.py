@@ -187,13 +187,20 @@ def _show(talk: Conversation, text: str) -> None:
             _show_system(talk)
         case "parameters":
             for name, (field, _) in PARAMETERS.items():
-                talk.screen.note(f"{name} {getattr(talk.params, field)}")
+                talk.screen.note(f"{name} {_told(getattr(talk.params, field))}")
         case "template":
             tokenizer = talk.encoder.tokenizer
             template = tokenizer.chat_template if tokenizer is not None else None
             talk.screen.note(printable(template or "the model has no chat template"))
         case _:
             talk.screen.note(SHOW_HELP)
+
+
+def _told(value: Any) -> str:
+    """A parameter as :data:`PARAMETERS` reads it."""
+    if value is None:
+        return "-1"
+    return printable(" ".join(value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _show_system(talk: Conversation) -> None:
