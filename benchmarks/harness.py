@@ -81,7 +81,7 @@ def among(allowed: Iterable[str]) -> Callable[[str], list[str]]:
         found = names(text)
         for word in found:
             if word not in known:
-                wrong = f"{word!r} is unknown; allowed are {', '.join(known)}"
+                wrong = f"{word!r} is unknown; allowed: {', '.join(known)}"
                 raise argparse.ArgumentTypeError(wrong)
         return found
 

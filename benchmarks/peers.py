@@ -69,7 +69,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     for model in options.models:
         if models.is_file(model) and not Path(model).is_file():
             allowed = ", ".join(models.PAIRS)
-            parser.error(f"there is no model {model!r}; allowed are {allowed} and GGUF files")
+            parser.error(f"there is no model {model!r}; allowed: {allowed} and GGUF files")
     options.sequences = [1, 16] if options.quick else list(SEQUENCES)
     options.widths = sorted({1, *options.widths})  # the width that all costs are relative to
     options.inner = 2 if options.quick else 3

@@ -52,7 +52,7 @@ def load_prompts(source: str = "auto") -> PromptSets:
         FileNotFoundError: its files are absent.
     """
     if source not in SOURCES:
-        raise ValueError(f"the source of prompts is {source!r}; allowed are {', '.join(SOURCES)}")
+        raise ValueError(f"the source of prompts is {source!r}; allowed: {', '.join(SOURCES)}")
     folder = data_folder()
     if source == "embedded" or (source == "auto" and not folder.is_dir()):
         sets: dict[str, list[str]] = {}

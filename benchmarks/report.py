@@ -37,7 +37,7 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.bound not in ("at most", "at least"):
-            raise ValueError(f"bound is {self.bound!r}; allowed are 'at most' and 'at least'")
+            raise ValueError(f"bound is {self.bound!r}; allowed: 'at most' and 'at least'")
 
     @property
     def met(self) -> bool:

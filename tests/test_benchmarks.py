@@ -162,7 +162,7 @@ def test_calibration_needs_a_prompt_to_fit_to_and_one_that_judges(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         module("research.calibration").options_of(["--num-prompts", "1"])
-    assert "--num-prompts is 1; allowed are 2 or more" in capsys.readouterr().err
+    assert "--num-prompts is 1; allowed: 2 or more" in capsys.readouterr().err
 
 
 def test_an_arm_that_drafts_nothing_on_the_prompts_that_judge_is_a_failed_sample(

@@ -470,7 +470,7 @@ def test_chats(chatty: LLM) -> None:
     assert [o.text for o in chatty.chat([CHAT, CHAT], GREEDY)] == [one.text] * 2
     assert chatty.chat(CHAT, GREEDY, loud=True).prompt_token_ids == chatty.encode("!" + PROMPTS[1])
     for nothing in ("hello", [1, 2], ["hello"], [CHAT, "hello"], [[]], 1):
-        with pytest.raises(RequestError, match=r"allowed are"):
+        with pytest.raises(RequestError, match=r"allowed:"):
             chatty.chat(nothing)  # type: ignore[call-overload]
 
 
@@ -481,7 +481,7 @@ def test_types_tell_one_prompt_from_several() -> None:
 
 
 def test_refusals(plain: LLM) -> None:
-    with pytest.raises(ConfigError, match="allowed are dtype"):
+    with pytest.raises(ConfigError, match="allowed: dtype"):
         LLM(temprature=1)
     with pytest.raises(ModelLoadError):
         LLM("/nowhere/at/all")

@@ -344,7 +344,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.num_prompts < LEAST_PROMPTS:
         parser.error(
-            f"--num-prompts is {options.num_prompts}; allowed are {LEAST_PROMPTS} or more: priors "
+            f"--num-prompts is {options.num_prompts}; allowed: {LEAST_PROMPTS} or more: priors "
             "are fitted to every other prompt, and the rest judges"
         )
     return options

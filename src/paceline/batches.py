@@ -34,7 +34,7 @@ def is_single(prompts: Any) -> bool:
         return True
     if not isinstance(prompts, Sequence):
         raise RequestError(
-            f"prompts is a {type(prompts).__name__}; allowed are a string, a list of token ids, a "
+            f"prompts is a {type(prompts).__name__}; allowed: a string, a list of token ids, a "
             "list of messages, or a list of these"
         )
     return bool(prompts) and isinstance(prompts[0], int | Mapping)
@@ -46,7 +46,7 @@ def check_chats(messages: Any) -> None:
     for chat in chats:
         if isinstance(chat, str) or not chat or not all(isinstance(m, Mapping) for m in chat):
             raise RequestError(
-                f"{chat!r:.60} is no chat; allowed are lists of messages, such as "
+                f"{chat!r:.60} is not a chat; allowed: lists of messages, such as "
                 '{"role": "user", "content": "Hello"}; generate() takes texts and token ids'
             )
 

@@ -30,7 +30,7 @@ def seconds_of(value: object) -> float:
         seconds = math.nan
     if math.isnan(seconds):
         raise ConfigError(
-            f"{str(value)[:40]!r} is no duration; write seconds, 5m or 1h30m, and -1 for ever"
+            f"{str(value)[:40]!r} is not a duration; write seconds, 5m or 1h30m, or -1 for no limit"
         )
     return math.inf if seconds < 0 else seconds
 
@@ -50,7 +50,7 @@ def check_number(
     allowed = (int, float) if kind is float else int
     if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
         what = "numbers" if kind is float else "whole numbers"
-        raise error(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
+        raise error(f"{name} is {value!r}; allowed: {what} from {low} to {high}")
 
 
 def check_output(path: str | Path) -> None:
@@ -65,7 +65,7 @@ def check_output(path: str | Path) -> None:
 def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Raise :class:`ConfigError` unless a value is one of those allowed."""
     if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+        raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
 
 
 def require_torch(purpose: str) -> None:

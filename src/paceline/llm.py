@@ -97,7 +97,7 @@ class LLM:
         allowed = [f.name for f in fields(EngineConfig) if f.name != "speculative"]
         for name in options:
             if name not in allowed:
-                raise ConfigError(f"unknown option {name!r}; allowed are {', '.join(allowed)}")
+                raise ConfigError(f"unknown option {name!r}; allowed: {', '.join(allowed)}")
         self._source = model
         speculative = self._speculative(speculative_config)
         options.setdefault("self_drafts", speculative_config is None)
@@ -301,7 +301,7 @@ class LLM:
             params: and all others as in :meth:`generate`.
 
         Raises:
-            RequestError: something is no chat; otherwise as in :meth:`generate`.
+            RequestError: something is not a chat; otherwise as in :meth:`generate`.
         """
         check_chats(messages)
         return self.generate(

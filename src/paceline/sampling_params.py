@@ -65,9 +65,7 @@ class SpeculativeParams:
 
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
-            raise RequestError(
-                f"speculative.enabled is {self.enabled!r}; allowed are true and false"
-            )
+            raise RequestError(f"speculative.enabled is {self.enabled!r}; allowed: true and false")
         if self.num_speculative_tokens is not None:
             _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
         if self.methods is not None:
@@ -95,7 +93,7 @@ def _biases(value: Any) -> Mapping[int, float]:
         return {}
     if not isinstance(value, Mapping):
         raise RequestError(
-            f"logit_bias is {value!r:.80}; allowed are mappings of token ids to numbers"
+            f"logit_bias is {value!r:.80}; allowed: mappings of token ids to numbers"
         )
     return value
 
@@ -108,7 +106,7 @@ def _speculation(value: Any) -> SpeculativeParams:
         return SpeculativeParams()
     if not isinstance(value, Mapping) or set(value) - set(names):
         raise RequestError(
-            f"speculative is {value!r:.80}; allowed are SpeculativeParams, and mappings of "
+            f"speculative is {value!r:.80}; allowed: SpeculativeParams, and mappings of "
             f"{', '.join(names)}"
         )
     return SpeculativeParams(**value)
@@ -182,11 +180,11 @@ class SamplingParams:
                 _check_number(name, value, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens is {self.min_tokens}; allowed are values up to max_tokens, which is "
+                f"min_tokens is {self.min_tokens}; allowed: values up to max_tokens, which is "
                 f"{self.max_tokens}"
             )
         if self.top_p == 0.0:
-            raise RequestError("top_p is 0; allowed are values above 0 up to 1")
+            raise RequestError("top_p is 0; allowed: values above 0 up to 1")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise RequestError(
                 f"structured_outputs is {self.structured_outputs!r:.80}; it must be a "
@@ -195,13 +193,13 @@ class SamplingParams:
         if self.pooling is not None:
             if self.pooling not in POOLINGS:
                 raise RequestError(
-                    f"pooling is {self.pooling!r:.80}; allowed are {', '.join(POOLINGS)}"
+                    f"pooling is {self.pooling!r:.80}; allowed: {', '.join(POOLINGS)}"
                 )
             if self.n != 1:
                 raise RequestError(f"n is {self.n}; with pooling it must be 1")
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} is {getattr(self, name)!r}; allowed are true and false")
+                raise RequestError(f"{name} is {getattr(self, name)!r}; allowed: true and false")
 
     def _check_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -213,7 +211,7 @@ class SamplingParams:
         ]:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise RequestError(
-                    f"{name} holds {str(text)[:40]!r}; allowed are strings of 1 to "
+                    f"{name} holds {str(text)[:40]!r}; allowed: strings of 1 to "
                     f"{MAX_STOP_LENGTH} characters"
                 )
         if not all(self.bad_words_ids):
@@ -223,7 +221,7 @@ class SamplingParams:
         named = self.logprob_token_ids
         if named is not None and not 0 < len(named) <= MAX_LOGPROB_TOKEN_IDS:
             raise RequestError(
-                f"logprob_token_ids names {len(named)} tokens; allowed are 1 to "
+                f"logprob_token_ids names {len(named)} tokens; allowed: 1 to "
                 f"{MAX_LOGPROB_TOKEN_IDS}"
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

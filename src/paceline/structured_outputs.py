@@ -52,7 +52,7 @@ class ThoughtMarks:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget < 0:
-            raise RequestError(f"the budget of thoughts is {self.budget}; allowed are 0 and more")
+            raise RequestError(f"the budget of thoughts is {self.budget}; allowed: 0 and more")
         for name in ("opening", "closing"):
             marks = getattr(self, name)
             object.__setattr__(self, name, (marks,) if isinstance(marks, str) else tuple(marks))
@@ -112,7 +112,7 @@ class StructuredOutputs:
         for name in ("json_object", "free"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(
-                    f"structured_outputs.{name} is {getattr(self, name)!r}; allowed is true"
+                    f"structured_outputs.{name} is {getattr(self, name)!r}; allowed: true"
                 )
         if self.free and self.after is None:
             raise RequestError("structured_outputs.free says nothing; give after with a budget")
@@ -126,7 +126,7 @@ class StructuredOutputs:
             size = len(self.source.encode())
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"structured_outputs.{self.kind} is no valid text: {error}"
+                f"structured_outputs.{self.kind} is not valid text: {error}"
             ) from None
         if size > limit:
             raise RequestError(
@@ -166,13 +166,12 @@ def _choices(choices: object) -> tuple[str, ...]:
         raise RequestError("structured_outputs.choice must be a list of strings")
     if not 0 < len(choices) <= MAX_CHOICES:
         raise RequestError(
-            f"structured_outputs.choice holds {len(choices)} strings; allowed are 1 to "
-            f"{MAX_CHOICES}"
+            f"structured_outputs.choice holds {len(choices)} strings; allowed: 1 to {MAX_CHOICES}"
         )
     for text in choices:
         if not isinstance(text, str) or not text:
             raise RequestError(
-                f"structured_outputs.choice holds {str(text)[:40]!r}; allowed are strings that "
+                f"structured_outputs.choice holds {str(text)[:40]!r}; allowed: strings that "
                 "are not empty"
             )
     return tuple(choices)

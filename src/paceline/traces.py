@@ -174,7 +174,7 @@ def read_meta(folder: str | Path) -> dict[str, Any]:
         raise TraceError(f"{path} does not describe traces")
     if meta.get("format_version") != FORMAT_VERSION:
         raise TraceError(
-            f"{path} has format version {meta.get('format_version')!r}; known is {FORMAT_VERSION}"
+            f"{path} has format version {meta.get('format_version')!r}; known: {FORMAT_VERSION}"
         )
     return meta
 

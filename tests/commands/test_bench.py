@@ -206,11 +206,11 @@ def test_nothing_completed_is_exit_code_1(bench: Callable[..., Result], fake: Fa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "vllm"), "allowed are openai, openai-chat"),
+        (("--backend", "vllm"), "allowed: openai, openai-chat"),
         (("--metric-percentiles", "101"), "write numbers like 50,90,99"),
         (("--goodput", "itl:5"), "METRIC:MILLISECONDS"),
         (("--request-rate", "0"), "must be above 0"),
-        (("--trace-path", "x.csv", "--request-rate", "1"), "exclude each other"),
+        (("--trace-path", "x.csv", "--request-rate", "1"), "cannot be used together"),
         (("--extra-body", "[1]"), "must be a JSON object"),
         (("--api-key", ""), "--api-key is empty"),
         (("--header", "nonsense"), "write KEY=VALUE"),

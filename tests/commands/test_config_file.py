@@ -189,13 +189,13 @@ def test_one_prompt_replaces_a_file_of_them(call: Call) -> None:
         ({"kv_cache_memory": True}, "kv_cache_memory is True; it must be text"),
         ({"dtype": {}}, "dtype is {}; it must be text"),
         ({"repeat": 0}, "repeat is 0; it must be at least 1"),
-        ({"threds": 1}, "unknown option 'threds' (did you mean threads?); allowed are backend"),
+        ({"threds": 1}, "unknown option 'threds' (did you mean threads?); allowed: backend"),
         ({"config": "FILE"}, "unknown option 'config'"),
         ({"help": True}, "unknown option 'help'"),
         ({"max-tokens": 1, "max_tokens": 1}, "has max_tokens twice"),
         ([1], "must hold one object"),
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_key(
@@ -209,7 +209,7 @@ def test_what_is_wrong_is_said_with_file_and_key(
 
 def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe{")
-    for name, problem in (("absent.json", "cannot read"), ("binary.json", "is no JSON")):
+    for name, problem in (("absent.json", "cannot read"), ("binary.json", "is not valid JSON")):
         with pytest.raises(ConfigError, match=problem):
             read_config_file(tmp_path / name)
     with pytest.raises(ConfigError, match="cannot read"):
@@ -224,7 +224,7 @@ def test_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_config_file(path) == expected
     for text in ("a: [", "a: !!python/object:os.system {}", "? {}\n: 1"):
         path.write_text(text)
-        with pytest.raises(ConfigError, match="is no YAML"):
+        with pytest.raises(ConfigError, match="is not valid YAML"):
             read_config_file(path)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigError, match=re.escape(pip_install("pyyaml"))):

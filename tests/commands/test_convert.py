@@ -56,7 +56,7 @@ def test_what_it_says_to_mistakes(tmp_path: Path, cli: Cli) -> None:
     for arguments, words in (
         (
             (draft, tmp_path / "a", "--dtype", "float8"),
-            "allowed are auto, float32, bfloat16, float16, file, int8, int4",
+            "allowed: auto, float32, bfloat16, float16, file, int8, int4",
         ),
         ((draft, tmp_path / "full"), "not an empty folder"),
         ((tmp_path / "nothing", tmp_path / "a"), "no model at"),

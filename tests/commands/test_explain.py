@@ -80,10 +80,10 @@ def never(*_: object, **__: object) -> Any:
         ((), "--prompt"),
         (("-p", "x", "--no-speculation"), "leave out --no-speculation"),
         (("-p", "x", "--steps", "0-3"), "--steps has '0-3'"),
-        (("-p", "x", "--plot", "run.bmp"), "allowed are files in .png, .svg, .pdf"),
+        (("-p", "x", "--plot", "run.bmp"), "allowed: files in .png, .svg, .pdf"),
         (("-p", "x", "--plot", "nowhere/run.png"), "no folder nowhere"),
         (("-p", "x", "--trace", "nowhere/run.json"), "no folder nowhere"),
-        (("-p", "x", "--temperature", "-1"), "temperature is -1.0; allowed are"),
+        (("-p", "x", "--temperature", "-1"), "temperature is -1.0; allowed:"),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(
@@ -103,7 +103,7 @@ def test_run_writes_a_trace_of_plain_steps_too(cli: Cli, tmp_path: Path) -> None
     assert sum(event["name"] == "forward" for event in events) == 4
     refused = cli(*arguments, "--compare")
     assert refused.code == 2
-    assert "--trace and --compare exclude each other" in refused.err
+    assert "--trace and --compare cannot be used together" in refused.err
 
 
 # --- the view ------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_the_example_of_the_page(
     wanted = ("--speculative-config", config, "--planner", "fixed", "--strict")
     refused = cli(*run, *wanted)
     assert refused.code == 2
-    assert "method is 'phrasebook'; allowed are prompt_lookup, suffix" in refused.err
+    assert "method is 'phrasebook'; allowed: prompt_lookup, suffix" in refused.err
     installer(tmp_path, monkeypatch)(source, entries)
     found = cli(*run, *wanted)
     assert found.code == 0, found.err

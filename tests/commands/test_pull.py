@@ -82,7 +82,7 @@ def test_a_path_of_the_user_that_leads_nowhere_is_told(cli: Cli) -> None:
     name_models('[mine]\npath = "/nowhere/mine.gguf"')
     result = cli("pull", "mine")
     assert result.code == 2
-    assert "says that mine is /nowhere/mine.gguf, and nothing is there" in result.err
+    assert "says that mine is /nowhere/mine.gguf, which does not exist" in result.err
 
 
 def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
@@ -167,7 +167,7 @@ def test_a_malformed_file_of_names_is_one_line(cli: Cli) -> None:
     for arguments in (("models",), ("run", "smollm2", "-p", "x")):
         result = cli(*arguments)
         assert result.code == 2
-        assert result.err.startswith(f"error: {users_catalogue()} is no TOML")
+        assert result.err.startswith(f"error: {users_catalogue()} is not valid TOML")
     with pytest.raises(ConfigError):
         pull_command(PullOptions(name="smollm2"), put_wheels)
 

@@ -99,7 +99,7 @@ def test_answers_of_a_shape(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--json-schema", "s.json", "--regex", "a"], "exclude each other"),
+        (["--json-schema", "s.json", "--regex", "a"], "cannot be used together"),
         (["--json-schema", "nowhere.json"], "cannot read --json-schema nowhere.json"),
         (["--regex", ""], "not empty"),
     ],
@@ -202,10 +202,10 @@ def test_options_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["-p", "x", "--prompts", "y"], "exclude each other"),
-        (["-p", "x", "--speculative-config", '{"gamma": 1}'], "allowed are method, model"),
-        (["-p", "x", "--temperature", "-1"], "temperature is -1.0; allowed are"),
-        (["-p", "x", "--dtype", "int7"], "dtype is 'int7'; allowed are"),
+        (["-p", "x", "--prompts", "y"], "cannot be used together"),
+        (["-p", "x", "--speculative-config", '{"gamma": 1}'], "allowed: method, model"),
+        (["-p", "x", "--temperature", "-1"], "temperature is -1.0; allowed:"),
+        (["-p", "x", "--dtype", "int7"], "dtype is 'int7'; allowed:"),
         (["-p", "x", "--kv-cache-memory", "lots"], "512M"),
         (["/nowhere/model", "-p", "x"], "no model at /nowhere/model"),
         (["--prompts", "/nowhere/prompts"], "cannot read prompts from /nowhere/prompts"),

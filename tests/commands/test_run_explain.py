@@ -72,8 +72,8 @@ def test_answers_of_a_shape_are_explained(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("-p", "x", "--compare"), "--explain and --compare exclude each other"),
-        (("-p", "x", "--repeat", "2"), "--explain and --repeat exclude each other"),
+        (("-p", "x", "--compare"), "--explain and --compare cannot be used together"),
+        (("-p", "x", "--repeat", "2"), "--explain and --repeat cannot be used together"),
         (("-p", "x", "--no-speculation"), "leave out --no-speculation"),
         (("-p", "x", "--trace", "nowhere/run.json"), "no folder nowhere"),
         (("--prompts", "two.jsonl"), "--explain shows one prompt, and two.jsonl has 2"),

@@ -120,7 +120,7 @@ def test_the_model_is_that_of_the_traces(
 
 def test_a_folder_of_traces_is_needed(cli: Cli, tmp_path: Path) -> None:
     assert "simulate needs a folder of traces" in cli("simulate").err
-    assert "there is no folder of traces nowhere" in cli("simulate", "nowhere").err
+    assert "there is not a folder of traces nowhere" in cli("simulate", "nowhere").err
 
 
 def test_a_target_that_drafts_for_itself(cli: Cli, folder: Path) -> None:
@@ -214,7 +214,7 @@ def test_curves_are_no_profile_and_gaps_are_said(cli: Cli, folder: Path, tmp_pat
     assert result.code == 2
     assert "paceline profile --import FILE keeps published curves" in result.err
     file.write_text("{}")
-    assert f"{file}: this is no profile" in cli(*plain, "--cost", str(file)).err
+    assert f"{file}: this is not a profile" in cli(*plain, "--cost", str(file)).err
     said = cli(*plain, "--cost", profile_file(tmp_path, 1.5))
     assert "note: by hand: no step between these widths was measured" in said.err
     assert [note for note in said.document["notes"] if note.endswith("1 and 4")]
@@ -224,11 +224,11 @@ def test_curves_are_no_profile_and_gaps_are_said(cli: Cli, folder: Path, tmp_pat
     ("arguments", "message"),
     [
         (("--cost", "nowhere"), "neither the file of a profile nor the name"),
-        (("--draft-cost", "-1"), "--draft-cost is -1; allowed are"),
-        (("--draft-cost", "nan"), "--draft-cost is nan; allowed are"),
+        (("--draft-cost", "-1"), "--draft-cost is -1; allowed:"),
+        (("--draft-cost", "nan"), "--draft-cost is nan; allowed:"),
         (("--draft-cost", "nowhere"), "neither the file of a profile nor the name"),
-        (("--planner", "clever"), "allowed are auto, fixed"),
-        (("--concurrency", "0"), "--concurrency is 0; allowed are whole numbers from 1 to 512"),
+        (("--planner", "clever"), "allowed: auto, fixed"),
+        (("--concurrency", "0"), "--concurrency is 0; allowed: whole numbers from 1 to 512"),
         (("--concurrency", "513"), "--concurrency is 513"),
         (("--speculative-config", '{"k": 4}'), "unknown speculative key 'k'"),
     ],
@@ -256,7 +256,7 @@ def test_a_damaged_profile_is_named_with_what_makes_one(
 def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:
     nowhere = cli("simulate", str(tmp_path / "nowhere"))
     assert nowhere.code == 2
-    assert f"there is no folder of traces {tmp_path / 'nowhere'}; paceline trace" in nowhere.err
+    assert f"there is not a folder of traces {tmp_path / 'nowhere'}; paceline trace" in nowhere.err
     assert "Errno" not in nowhere.err
     assert "it has no meta.json; paceline trace MODEL" in cli("simulate", str(tmp_path)).err
     meta = json.loads((folder / "meta.json").read_text())

@@ -187,11 +187,11 @@ def test_parameters_are_ollamas(chat: Chat) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("/set parameter temperature hot", "temperature is 'hot'; allowed is a number"),
-        ("/set parameter temperature -1", "temperature is -1.0; allowed are"),
-        ("/set parameter num_ctx 9", "there is no parameter 'num_ctx'; allowed are temperature"),
+        ("/set parameter temperature hot", "temperature is 'hot'; allowed: a number"),
+        ("/set parameter temperature -1", "temperature is -1.0; allowed:"),
+        ("/set parameter num_ctx 9", "there is no parameter 'num_ctx'; allowed: temperature"),
         ("/set nothink", "the chat template does not know thinking"),
-        ("/set format xml", "format is 'xml'; allowed is json"),
+        ("/set format xml", "format is 'xml'; allowed: json"),
     ],
 )
 def test_what_cannot_be_set_is_an_error(chat: Chat, line: str, problem: str) -> None:

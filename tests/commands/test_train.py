@@ -52,4 +52,4 @@ def test_the_target_comes_first_or_is_an_option(
 def test_a_target_is_needed(cli: Cli, kind: str) -> None:
     result = cli("train", kind, "--traces", "traces", "-o", "out")
     assert result.code == 2
-    assert "name the model that is drafted for, as MODEL or with --target" in result.err
+    assert "name the model to draft for, as MODEL or with --target" in result.err

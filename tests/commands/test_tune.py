@@ -348,11 +348,11 @@ def never(*_: object, **__: object) -> Any:
     ("arguments", "message"),
     [
         ((), "tune needs --prompts FILE"),
-        (("--prompts", "x", "--plot", "best.bmp"), "allowed are files in .png"),
+        (("--prompts", "x", "--plot", "best.bmp"), "allowed: files in .png"),
         (("--prompts", "x", "-o", "nowhere/x.json"), "no folder nowhere"),
         (("--prompts", "x", "--budget", "0"), "--budget"),
         (("--prompts", "x", "--draft", "missing"), "missing"),
-        (("--prompts", "x", "--concurrency", "0"), "--concurrency is 0; allowed are whole"),
+        (("--prompts", "x", "--concurrency", "0"), "--concurrency is 0; allowed: whole"),
         (("--prompts", "x", "-o", "."), "it is a folder"),
     ],
 )

@@ -149,7 +149,7 @@ def test_requests_keep_an_adapter_that_is_unloaded(
     assert got.answer == want.answer
     assert other.error is None
     assert list(model.adapters) == ["two"]
-    with pytest.raises(UnknownAdapterError, match="'one' is loaded; loaded are two"):
+    with pytest.raises(UnknownAdapterError, match="'one' is loaded; loaded: two"):
         model.add_request(PROMPT, ALL, adapter="one")
     with pytest.raises(UnknownAdapterError):
         model.unload_adapter("one")

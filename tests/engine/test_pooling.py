@@ -155,7 +155,7 @@ def test_a_step_that_fails_and_is_run_again_counts_once() -> None:
 
 
 def test_other_ways_of_pooling_are_refused() -> None:
-    with pytest.raises(RequestError, match="pooling is 'rank'; allowed are mean, last, cls, max"):
+    with pytest.raises(RequestError, match="pooling is 'rank'; allowed: mean, last, cls, max"):
         SamplingParams(pooling="rank")
     with pytest.raises(RequestError, match="n is 2; with pooling it must be 1"):
         SamplingParams(pooling="mean", n=2)

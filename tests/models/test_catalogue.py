@@ -56,11 +56,11 @@ def test_a_path_is_relative_to_the_file_that_says_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[tiny", "is no TOML"),
+        ("[tiny", "is not valid TOML"),
         ("tiny = 3", "[tiny]: an entry is a table"),
         ('["../up"]\npath = "x"', "a name has lower-case letters"),
         ('["org/name"]\npath = "x"', "a name has lower-case letters"),
-        (entry_text(colour='"red"'), "[tiny]: unknown key 'colour'; allowed are drafts, licence, "),
+        (entry_text(colour='"red"'), "[tiny]: unknown key 'colour'; allowed: drafts, licence, "),
         (entry_text(size="0"), "size is 0; it must be the number of bytes"),
         (entry_text(size="true"), "size is True"),
         (entry_text(size='"98 MB"'), "size is '98 MB'"),

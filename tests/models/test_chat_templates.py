@@ -79,11 +79,11 @@ def test_a_template_that_refuses_a_short_chat_is_one(tmp_path: Path) -> None:
 
 
 def test_what_is_no_template_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'chatlm', which is no file; built in are plain, alp"):
+    with pytest.raises(ConfigError, match=r"'chatlm', which is not a file; built in: plain, alp"):
         chosen_template("chatlm")
     path = tmp_path / "broken.jinja"
     path.write_text("{% for %}")
-    with pytest.raises(ConfigError, match="is no template: "):
+    with pytest.raises(ConfigError, match="is not a valid template: "):
         chosen_template(str(path))
     path.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):

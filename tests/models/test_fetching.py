@@ -207,7 +207,7 @@ def test_terms_are_accepted_by_asking_for_the_model() -> None:
 
 def test_a_path_that_leads_nowhere_is_told() -> None:
     name_models('[tiny]\npath = "/nowhere/tiny.gguf"')
-    with pytest.raises(ModelLoadError, match=r"tiny is /nowhere/tiny.gguf, and nothing is there"):
+    with pytest.raises(ModelLoadError, match=r"tiny is /nowhere/tiny.gguf, which does not exist"):
         load_checkpoint("tiny")
 
 
@@ -218,7 +218,7 @@ def test_a_mistyped_name_is_told() -> None:
 
 def test_a_malformed_file_of_names_is_no_unusable_path() -> None:
     name_models("[malformed")
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="is not valid TOML"):
         load_checkpoint("smollm2")
 
 
@@ -250,7 +250,7 @@ def test_what_pip_says_when_it_fails_is_told(folder: Path) -> None:
 
 @needs_pip
 def test_patience_ends(folder: Path) -> None:
-    with pytest.raises(FetchError, match="not brought it within 0 s"):
+    with pytest.raises(FetchError, match="not downloaded it within 0 s"):
         pip_download(["tiny-model==1.0"], folder, patience=1e-3)
 
 

@@ -146,9 +146,7 @@ def test_absurd_tensors(tmp_path: Path, dims: tuple[int, ...], code: int, offset
 
 def test_unsupported_architecture(tmp_path: Path) -> None:
     entry = text("general.architecture") + struct.pack("<I", 8) + text("mamba")
-    with pytest.raises(
-        UnsupportedModelError, match="'mamba' is not supported; supported are llama"
-    ):
+    with pytest.raises(UnsupportedModelError, match="'mamba' is not supported; supported: llama"):
         load_bytes(tmp_path, header(entry) + bytes(64))
 
 

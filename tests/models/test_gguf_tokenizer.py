@@ -154,7 +154,7 @@ def test_templates_and_bos(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"tokenizer.ggml.model": "bert"}, "of kind 'bert'"),
-        ({"tokenizer.ggml.pre": "mystery"}, "'mystery'; supported are"),
+        ({"tokenizer.ggml.pre": "mystery"}, "'mystery'; supported:"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "no list of strings"),
         ({"tokenizer.ggml.merges": ["ab"]}, "joins nothing"),
         ({"tokenizer.ggml.merges": ["zz qq"]}, "does not fit"),

@@ -164,13 +164,13 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "bloom"}, "supported are llama, mistral, qwen2"),
+        ({"model_type": "bloom"}, "supported: llama, mistral, qwen2"),
         ({"model_type": None}, "model_type is missing; it has 'model_type', "),
         ({"model_type": "llama4"}, "'llama4' is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "does not generate text"),
         ({"architectures": ["LlamaForRewardModel"]}, "ForConditionalGeneration or Model is needed"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
-        ({"hidden_act": "relu"}, "activation 'relu' is not supported; supported are silu, swish"),
+        ({"hidden_act": "relu"}, "activation 'relu' is not supported; supported: silu, swish"),
         ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
         ({"hidden_act": "gelu_10"}, "activation 'gelu_10'"),
         ({"hidden_act": "xielu"}, "activation 'xielu'"),

@@ -83,7 +83,7 @@ def test_a_name_and_its_other_form_at_once(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     twice = {"model.layers.0.self_attn.q_norm.weight": torch.ones(16)}
     save_file({**tensors, **twice}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="is there twice"):
+    with pytest.raises(ModelLoadError, match="appears twice"):
         load_checkpoint(tmp_path, with_tokenizer=False)
 
 

@@ -174,7 +174,7 @@ def test_a_pickled_tokenizer_matches_the_same_tokens(tmp_path: Path, case: str) 
         (CONFIG, {"eos_token": 5}, "eos_token of the tokenizer must be text, or an object"),
         (CONFIG, {"eos_token": {"content": "<x>", "special": "yes"}}, "eos_token of the tokenizer"),
         (CONFIG, {"added_tokens_decoder": ["<x>"]}, "added_tokens_decoder of the tokenizer must"),
-        (CONFIG, {"added_tokens_decoder": {"one": token("<x>")}}, "has a key that is no id"),
+        (CONFIG, {"added_tokens_decoder": {"one": token("<x>")}}, "has a key that is not an id"),
         (CONFIG, {"added_tokens_decoder": {"1": {"special": True}}}, "and flags"),
         (CONFIG, {"extra_special_tokens": "<x>"}, "must be a list or an object of tokens"),
         (CONFIG, {"extra_special_tokens": [3]}, "extra_special_tokens of the tokenizer"),

@@ -145,7 +145,7 @@ def test_parts_that_are_not_run_may_be_quantised_in_any_way(tmp_path: Path) -> N
 def test_a_weight_that_is_plain_and_quantised(tmp_path: Path) -> None:
     save_quantised(tmp_path / "tiny", "gptq")
     change(tmp_path / "tiny", model__layers__1__mlp__up_proj__weight=torch.ones(128, 64))
-    with pytest.raises(ModelLoadError, match=r"up_proj\.weight is there twice"):
+    with pytest.raises(ModelLoadError, match=r"up_proj\.weight appears twice"):
         load_checkpoint(tmp_path / "tiny")
 
 

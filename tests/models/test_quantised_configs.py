@@ -19,7 +19,7 @@ from tests.models.test_quantised_checkpoints import change, logits
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quant_method": "hqq"}, r"'hqq', .* supported are gptq, awq, compressed-tensors, fp8, "),
+        ({"quant_method": "hqq"}, r"'hqq', .* supported: gptq, awq, compressed-tensors, fp8, "),
         ({"quant_method": ["gptq"]}, "is quantised by .*gptq.* not supported"),
         ({"bits": 4}, "is quantised by 'unknown'"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' .* gptq, gptq_v2"),

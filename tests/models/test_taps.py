@@ -120,5 +120,5 @@ def test_rows_of_a_tree_have_the_features_of_their_paths(float_ops: Any) -> None
 def test_a_layer_that_is_not_there_is_refused(float_ops: Any, tap: int) -> None:
     model = toy(float_ops)
     model.taps = (tap,)
-    with pytest.raises(ValueError, match=f"{tap}; allowed are 0 to 3"):
+    with pytest.raises(ValueError, match=f"{tap}; allowed: 0 to 3"):
         model.forward(span_of(model, LONG[:3], range(3)))

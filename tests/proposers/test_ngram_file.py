@@ -93,13 +93,13 @@ def test_the_vocabulary_must_be_the_targets(image: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: b"", "no n-gram model"),
-        (lambda d: d[:191], "no n-gram model"),
-        (lambda d: patched(d, 0, b"GGUF"), "no n-gram model"),
-        (lambda d: patched(d, 8, b"\x03"), "format version 3; known are 1 and 2"),
+        (lambda d: b"", "not an n-gram model"),
+        (lambda d: d[:191], "not an n-gram model"),
+        (lambda d: patched(d, 0, b"GGUF"), "not an n-gram model"),
+        (lambda d: patched(d, 8, b"\x03"), "format version 3; known: 1 and 2"),
         (lambda d: patched(d, 12, b"\x09"), "order 9"),
         (lambda d: patched(d, 52, b"\x06"), "flags 0x6"),
-        (lambda d: d[:-8], "is not whole"),
+        (lambda d: d[:-8], "it is incomplete"),
         (lambda d: patched(d, len(d) - 9, b"\xff"), "checksum"),
         (lambda d: signed(patched(d, 48, b"\xff" * 4)), "beyond its end"),
         (lambda d: signed(patched(d, 48, bytes(4))), "damaged"),

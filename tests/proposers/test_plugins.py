@@ -70,7 +70,7 @@ def build(method: str, **options: Any) -> Proposer:
 
 
 def test_a_plugin_is_found_configured_and_named_by_its_method(install: Install) -> None:
-    with pytest.raises(ConfigError, match=r"'repeats'; allowed are .*suffix.*: none"):
+    with pytest.raises(ConfigError, match=r"'repeats'; allowed: .*suffix.*: none"):
         build("repeats")
     install(SOURCE, ENTRIES)
     proposer = build("repeats", options={"length": 2}, num_speculative_tokens=8)

@@ -128,7 +128,7 @@ def test_parts_of_characters_are_tokens_too(
         ('root ::= "a" x\n\ny ::= "b"', "Rule 'x' not found at line 1, column 14"),
         ('root ::= "a" x{0}', "Rule 'x' not found at line 1, column 14"),
         ('root ::= "a" | item\r\nitem ::= (root | ) "b"', "Left recursion: rule 'root'"),
-        ('root ::= "\\d"', "\\d is no escape; allowed are \\n "),
+        ('root ::= "\\d"', "\\d is not an escape; allowed: \\n "),
         ('root ::= "a"{3,2}', "At least 3 and at most 2 repetitions at line 1, column 13"),
         ("root ::= <|tool|>", "No single token of the model at line 1, column 10"),
         ("root ::= <[0]>", "No text matches the GBNF"),

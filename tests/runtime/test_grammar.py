@@ -93,7 +93,7 @@ def test_gbnf(
     [
         ('root ::= "a"\nx ::= (', r"grammar cannot be used: .*Expected '\)' at line 2"),
         ("root ::= x", "Rule 'x' not found"),
-        ('x ::= "a"', "No 'root' rule"),
+        ('x ::= "a"', "no 'root' rule"),
         ("root ::= " + "(" * 20_000, "cannot be used"),
     ],
 )
@@ -321,13 +321,13 @@ def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
         ({"json": {"const": "x" * 70000}}, "at most"),
         ({"regex": "a" * 5000}, "at most 4096"),
         ({"regex": ""}, "not empty"),
-        ({"regex": "\ud800"}, "no valid text"),
+        ({"regex": "\ud800"}, "not valid text"),
         ({"choice": []}, "1 to 1000"),
         ({"choice": "yes"}, "list of strings"),
         ({"choice": ["a", ""]}, "not empty"),
         ({"choice": [1]}, "strings"),
         ({"grammar": 3}, "must be a text"),
-        ({"json_object": "yes"}, "allowed is true"),
+        ({"json_object": "yes"}, "allowed: true"),
     ],
 )
 def test_malformed_specifications(options: dict[str, Any], message: str) -> None:

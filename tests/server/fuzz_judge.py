@@ -95,7 +95,7 @@ def _as_openais(case: Case, document: Any) -> Any:
 
 
 def _is_about_another(case: Case, named: str) -> bool:
-    """Fields that exclude each other: the one that was there before may be named as well."""
+    """Fields that cannot be used together: the one that was there before may be named as well."""
     names = json.loads(case.body) if case.field else {}
     return any(re.search(rf"\b{re.escape(name)}\b", named) for name in names)
 

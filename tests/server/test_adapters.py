@@ -97,7 +97,7 @@ def test_adapters_come_and_go() -> None:
     assert (error["type"], error["param"]) == ("not_found_error", "lora_name")
     error = refused(app, "/v1/completions", {"model": "new", "prompt": "Hi"}, 404)
     assert error["code"] == "model_not_found"
-    assert error["message"].endswith("served is base, sql")
+    assert error["message"].endswith("available: base, sql")
 
 
 def test_a_folder_is_found_again_wherever_an_engine_starts(

@@ -104,10 +104,10 @@ def test_a_second_run_asks_only_for_what_is_missing(tmp_path: Path, target: Path
 
 
 BAD = [
-    (b"{\n", "no JSON"),
-    (b"[1]\n", "no JSON object"),
-    (b"\xff\xfe{}\n", "no JSON"),
-    (b"[" * 100_000 + b"\n", "no JSON"),
+    (b"{\n", "not valid JSON"),
+    (b"[1]\n", "not a JSON object"),
+    (b"\xff\xfe{}\n", "not valid JSON"),
+    (b"[" * 100_000 + b"\n", "not valid JSON"),
     (dump({"method": "POST", "url": URL, "body": {}}), "custom_id"),
     (dump({**request("x"), "custom_id": 7}), "custom_id"),
     (dump({**request("x"), "method": "GET"}), "method"),

@@ -26,7 +26,7 @@ PATH = "/v1/completions"
         ({"prompt": "a", "top_q": 1}, "unknown field 'top_q'", "top_q"),
         ({"prompt": "a", "suffix": "b"}, "cannot fill a gap before a suffix", None),
         ({"prompt": "a", "best_of": 2}, "best_of is 2; only what asks for nothing", "best_of"),
-        ({"prompt": []}, "prompt has 0 prompts; allowed are 1 to 4096", "prompt"),
+        ({"prompt": []}, "prompt has 0 prompts; allowed: 1 to 4096", "prompt"),
         ({"prompt": [[]]}, "none of them empty", "prompt"),
         ({"prompt": ["a", [1]]}, "a string, a list of token ids, or a list", "prompt"),
         ({"prompt": [[1, True]]}, "token ids are whole numbers", "prompt"),
@@ -52,12 +52,12 @@ PATH = "/v1/completions"
         ),
         (
             {"prompt": "a", "speculative": {"method": ["suffix"], "methods": ["suffix"]}},
-            "speculative.method is given beside speculative.methods",
+            "speculative.method is given together with speculative.methods",
             "speculative",
         ),
         (
             {"prompt": "a", "max_tokens": 4, "min_tokens": 5},
-            "min_tokens is 5; allowed are values up to max_tokens, which is 4",
+            "min_tokens is 5; allowed: values up to max_tokens, which is 4",
             "min_tokens",
         ),
         (

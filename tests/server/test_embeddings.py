@@ -87,7 +87,7 @@ def test_pooling_is_the_requests_or_the_servers() -> None:
     ):
         found = post(asked, input=TEXTS[0], **fields)["data"][0]["embedding"]
         assert found == wanted(server, ids, kind)
-    with pytest.raises(ConfigError, match="pooling is 'rank'; allowed are mean, last"):
+    with pytest.raises(ConfigError, match="pooling is 'rank'; allowed: mean, last"):
         ServerConfig(pooling="rank")
 
 
@@ -110,7 +110,7 @@ def test_a_models_pooling_that_is_not_offered_is_named() -> None:
     server.engine.info = replace(server.engine.info, pooling="mean, then Dense")
     error = post(server, status=400, input="a")["error"]
     assert "pooling by 'mean, then Dense', which is not offered" in error["message"]
-    assert "allowed are mean, last" in error["message"]
+    assert "allowed: mean, last" in error["message"]
     assert post(server, input="a", pooling="mean")["data"]
 
 

@@ -100,7 +100,7 @@ def refused_fields() -> dict[str, list[Any]]:
         assert why
         for field in cell.split("; "):
             name, *values = CODE.findall(field)
-            assert name not in found, f"{name} is there twice"
+            assert name not in found, f"{name} appears twice"
             found[name] = [json.loads(value) for value in values]
     return found
 

@@ -215,9 +215,9 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
-        ('{"max_queue_size": 4}', "allowed is an object of enable_kv_cache_events, publisher"),
-        ('{"publisher": "kafka"}', "publisher is 'kafka'; allowed are zmq, null"),
+        ("{", "is not valid JSON"),
+        ('{"max_queue_size": 4}', "allowed: an object of enable_kv_cache_events, publisher"),
+        ('{"publisher": "kafka"}', "publisher is 'kafka'; allowed: zmq, null"),
         ('{"endpoint": 5557}', "endpoint is 5557"),
         ('{"enable_kv_cache_events": 1}', "neither true nor false"),
         ('{"buffer_steps": 0}', "buffer_steps is 0"),

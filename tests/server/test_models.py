@@ -61,7 +61,7 @@ def test_a_model_is_loaded_when_a_request_asks_for_it() -> None:
             assert (await server.get("/v1/models/b")).json()["backend"] == "paper"
             told = await complete(server, "c", 404)
             assert told["error"]["code"] == "model_not_found"
-            assert told["error"]["message"].endswith("served is a, b")
+            assert told["error"]["message"].endswith("available: a, b")
 
     run(story())
 
@@ -203,7 +203,7 @@ def test_ollamas_keep_alive_says_how_long_a_model_stays() -> None:
             for wrong in ("soon", "5 parsecs", [1]):
                 response = await server.post(GENERATE, model="b", keep_alive=wrong)
                 assert response.status_code == 400
-                assert "keep_alive" in response.text or "is no duration" in response.text
+                assert "keep_alive" in response.text or "is not a duration" in response.text
 
     run(story())
 

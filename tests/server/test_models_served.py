@@ -68,7 +68,7 @@ def test_requests_to_both_at_once_get_the_answers_that_each_gives_alone() -> Non
             told = [*pool.map(lambda a: (a[0], complete(client, a[0], stream=a[1])), asked)]
         assert all(text == alone[name] for name, text in told)
         assert list(running(url)) == [*NAMES]
-        with pytest.raises(openai.NotFoundError, match="served is embedded, draft"):
+        with pytest.raises(openai.NotFoundError, match="available: embedded, draft"):
             complete(client, "other")
         first, other = sorted(engines(process.pid))
         stream = client.completions.create(

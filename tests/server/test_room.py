@@ -315,7 +315,7 @@ def test_durations(text: object, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5 minutes", "m", "nan", True, None, [], "5x"])
 def test_what_is_no_duration(text: object) -> None:
-    with pytest.raises(ConfigError, match="is no duration"):
+    with pytest.raises(ConfigError, match="is not a duration"):
         seconds_of(text)
 
 

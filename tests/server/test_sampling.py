@@ -117,7 +117,7 @@ def test_the_makers_defaults_hold_unless_something_is_said() -> None:
             "at most 1024 are allowed",
         ),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
-        ({"min_tokens": 6}, "min_tokens is 6; allowed are values up to max_tokens, which is 5"),
+        ({"min_tokens": 6}, "min_tokens is 6; allowed: values up to max_tokens, which is 5"),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> None:

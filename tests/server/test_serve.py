@@ -78,7 +78,7 @@ def check_client(client: openai.OpenAI) -> None:
     assert chat.usage.prompt_tokens > 0  # the plain template: the embedded model has none
     with pytest.raises(openai.BadRequestError, match="fill-in-the-middle"):
         client.completions.create(**wishes, suffix="x")
-    with pytest.raises(openai.NotFoundError, match="served is embedded"):
+    with pytest.raises(openai.NotFoundError, match="available: embedded"):
         client.completions.create(**(wishes | {"model": "other"}))
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()

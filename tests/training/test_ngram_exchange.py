@@ -70,7 +70,10 @@ def test_a_model_of_uzu_says_the_same_here(tmp_path: Path) -> None:
         (lambda d: struct.pack("<I", 9) + d[4:], "order 9"),
         (lambda d: d + b"\0", "goes on"),
         (lambda d: d[:8] + b"\xff" * 12 + d[20:], "impossible sizes"),
-        (lambda d: d.replace(struct.pack("<f", 0.75), struct.pack("<f", -1.0)), "no probability"),
+        (
+            lambda d: d.replace(struct.pack("<f", 0.75), struct.pack("<f", -1.0)),
+            "not a probability",
+        ),
         (lambda d: d.replace(struct.pack("<I", 4), struct.pack("<I", 600)), "a token 600"),
     ],
 )

@@ -83,7 +83,7 @@ def test_the_most_frequent_tokens_and_the_special_ones() -> None:
     assert frequent_tokens(tokens, 12, 5, []).tolist() == [1, 3, 4, 7, 9]
     assert frequent_tokens(tokens, 12, 12, [0]).tolist() == list(range(12))
     for count in (1, 13, -1):
-        with pytest.raises(TrainingError, match="allowed are 2 to 12"):
+        with pytest.raises(TrainingError, match="allowed: 2 to 12"):
             frequent_tokens(tokens, 12, count, [0, 11])
 
 

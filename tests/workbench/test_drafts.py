@@ -306,7 +306,7 @@ def test_a_damaged_file(recorded: RecordedDrafts, tmp_path: Path, name: str, cha
     arrays = load_file(path)
     arrays[name] = np.ascontiguousarray(change(arrays[name]))
     save_file(arrays, path, said)
-    with pytest.raises(TraceError, match="damaged: its checksum is another"):
+    with pytest.raises(TraceError, match="damaged: its checksum does not match"):
         read_drafts(path, recorded.key)
 
 
@@ -465,7 +465,7 @@ def test_traces_of_another_vocabulary_are_refused(
         (None, "do not say how"),
         ({}, "seed is None"),
         ({"seed": True}, "seed is True"),
-        ({"seed": 1, "temperature": "hot"}, "impossibly: temperature"),
+        ({"seed": 1, "temperature": "hot"}, "impossible sampling parameters: temperature"),
         ({"seed": 1, "temperature": 0.0}, "max_model_len is None"),
     ],
 )

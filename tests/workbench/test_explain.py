@@ -332,7 +332,7 @@ def test_plot(tmp_path: Path) -> None:
     plot_steps(run.records, ["$x_\n\u4e2d"] * len(run.records), path)
     assert path.read_bytes().startswith(b"\x89PNG")
     plot_steps([], [], path)
-    with pytest.raises(ConfigError, match="allowed are files in"):
+    with pytest.raises(ConfigError, match="allowed: files in"):
         plot_steps(run.records, [""] * len(run.records), tmp_path / "run.bmp")
 
 

@@ -136,7 +136,7 @@ def test_damaged_files_are_ignored_with_a_warning(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 2}, "version is 2; known is 1"),
+        ({"format_version": 2}, "version is 2; known: 1"),
         ({"format": "other"}, "no profile"),
         ({"more": 1}, "a profile must have"),
         ({"table": {}}, "a cost table must be"),

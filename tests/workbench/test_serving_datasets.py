@@ -170,7 +170,7 @@ def test_files_that_are_no_datasets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"dataset_name": "poem"}, "allowed are random, sonnet"),
+        ({"dataset_name": "poem"}, "allowed: random, sonnet"),
         ({"dataset_path": "x"}, "reads no --dataset-path"),
         ({"dataset_name": "custom"}, "needs --dataset-path"),
         ({"random_range_ratio": 1.0}, "below 1"),

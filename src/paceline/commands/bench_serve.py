@@ -51,7 +51,7 @@ def _check(options: BenchServeOptions) -> None:
     """Raise for what can be seen before a server is asked."""
     check_choice("--backend", options.backend, BACKENDS)
     if options.trace_path is not None and not math.isinf(options.request_rate):
-        raise ConfigError("--trace-path and --request-rate exclude each other")
+        raise ConfigError("--trace-path and --request-rate cannot be used together")
     if options.compare_extra_body is not None and options.compare_with is None:
         raise ConfigError("--compare-extra-body is for the server of --compare-with")
     percentiles(options)
@@ -139,7 +139,7 @@ def _headers(options: BenchServeOptions) -> dict[str, str]:
     for header in options.header or ():
         name, equals, value = header.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"--header {header!r} is none; write KEY=VALUE")
+            raise ConfigError(f"--header {header!r} is not a header; write KEY=VALUE")
         headers[name.strip()] = value.strip()
     return headers
 
@@ -148,7 +148,7 @@ def _json_object(text: str | None, name: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
-        raise ConfigError(f"{name} is no JSON: {error}") from error
+        raise ConfigError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{name} must be a JSON object, not {text}")
     return found

@@ -210,7 +210,7 @@ def open_arms(
         raise ConfigError("--compare needs speculation: leave out --no-speculation")
     if settings.get("pipeline_stages"):
         raise ConfigError(
-            "a stage serves one engine, and a comparison has two: leave --pipeline-stage away; "
+            "a stage serves one engine, and a comparison has two: leave --pipeline-stage out; "
             "--pipeline-parallel-size alone has stages on this machine, for each engine its own"
         )
     if is_timed:

@@ -63,9 +63,9 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
             f"{path} needs PyYAML: {pip_install('pyyaml')}, or write the options as JSON"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no {kind}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not valid {kind}: {' '.join(str(error).split())}") from error
     if not isinstance(document, Mapping):
-        raise ConfigError(f"{path} must hold one object whose keys are long names of options")
+        raise ConfigError(f"{path} must hold one object whose keys are the long names of options")
     values: dict[str, Any] = {}
     for key, value in document.items():
         name = str(key).replace("-", "_")
@@ -146,7 +146,7 @@ def _unknown(path: str, key: str, allowed: Mapping[str, str]) -> str:
 
     near = get_close_matches(key, allowed, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"{path}: unknown option {key!r}{hint}; allowed are {', '.join(sorted(allowed))}"
+    return f"{path}: unknown option {key!r}{hint}; allowed: {', '.join(sorted(allowed))}"
 
 
 def _checked(path: str, key: str, value: Any, annotation: Any) -> Any:

@@ -74,7 +74,7 @@ def _piped_text(names_itself: bool) -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise RequestError(f"standard input is no text: {error}") from error
+        raise RequestError(f"standard input is not text: {error}") from error
 
 
 def _is_silent() -> bool:
@@ -112,7 +112,7 @@ class Encoder:
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise ConfigError(
-                "the model has no tokenizer, so it can read no text; give --prompts a file of "
+                "the model has no tokenizer, so it cannot read text; give --prompts a file of "
                 'token ids, with rows such as {"prompt": [1, 2, 3]}'
             )
         return self.tokenizer

@@ -68,7 +68,7 @@ def _entry(name: str) -> CatalogueEntry:
         )
     if entry.path and not entry.is_here:
         raise ConfigError(
-            f"{users_catalogue()} says that {name} is {entry.path}, and nothing is there"
+            f"{users_catalogue()} says that {name} is {entry.path}, which does not exist"
         )
     return entry
 

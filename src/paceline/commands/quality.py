@@ -75,7 +75,7 @@ def _dtypes(options: VerifyOptions) -> list[str]:
     wanted = [name.strip() for name in options.dtypes.split(",")]
     for name in wanted:
         if name not in DTYPES:
-            raise ConfigError(f"--dtypes names {name!r}; allowed are {', '.join(DTYPES)}")
+            raise ConfigError(f"--dtypes names {name!r}; allowed: {', '.join(DTYPES)}")
     return [name for name in dict.fromkeys(wanted) if name != REFERENCE]
 
 
@@ -97,7 +97,7 @@ def _check(options: VerifyOptions) -> None:
             raise ConfigError("--llama-kv-type belongs to --llama; add that, or drop it")
         check_choice("--llama-kv-type", options.llama_kv_type, KV_TYPES)
     if options.dtype != "auto":
-        raise ConfigError("--quality measures several: say --dtypes instead of --dtype")
+        raise ConfigError("--quality measures several dtypes: use --dtypes instead of --dtype")
 
 
 def _pieces(options: VerifyOptions, source: Checkpoint) -> list[Window]:
@@ -105,9 +105,9 @@ def _pieces(options: VerifyOptions, source: Checkpoint) -> list[Window]:
     length = min(length, options.max_model_len or length)
     stride = options.stride or length // 2
     if stride >= length:
-        raise ConfigError(f"--stride is {stride}; allowed are 1 to {length - 1}, below the window")
+        raise ConfigError(f"--stride is {stride}; allowed: 1 to {length - 1}, below the window")
     if source.tokenizer is None:
-        raise ConfigError(f"{source.name} has no tokenizer, so it can read no text")
+        raise ConfigError(f"{source.name} has no tokenizer, so it cannot read text")
     left, found = options.text_tokens or DEFAULT_TEXT_TOKENS, list[Window]()
     bos = begins_with(source.tokenizer)
     for text in _texts(options):

@@ -124,8 +124,8 @@ def _shell(command: str, *words: object) -> str:
 def _confirmed(paths: list[Path]) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"this would delete {', '.join(map(str, paths))}; nobody can be asked here, so say "
-            "--yes if it is meant"
+            f"this would delete {', '.join(map(str, paths))}; there is no terminal to "
+            "ask on, so confirm with --yes"
         )
     for path in paths:
         typer.echo(printable(str(path)), err=True)

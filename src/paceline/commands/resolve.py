@@ -210,7 +210,9 @@ def memory_bytes(text: str) -> int:
     match = _MEMORY.fullmatch(text.strip())
     size = int(float(match[1]) * 1024 ** _UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise ConfigError(f"{text!r} is no amount of memory; write 512M, 2G or a number of bytes")
+        raise ConfigError(
+            f"{text!r} is not an amount of memory; write 512M, 2G or a number of bytes"
+        )
     return size
 
 
@@ -234,14 +236,14 @@ def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
     """What answers must match; None where anything may be said.
 
     Raises:
-        ConfigError: options that exclude each other, or a file that cannot be read.
+        ConfigError: options that cannot be used together, or a file that cannot be read.
         RequestError: a schema or an expression is malformed or too large.
     """
     path, regex = options.json_schema, options.regex
     if path is None:
         return None if regex is None else StructuredOutputs(regex=regex)
     if regex is not None:
-        raise ConfigError("--json-schema and --regex exclude each other")
+        raise ConfigError("--json-schema and --regex cannot be used together")
     try:
         return StructuredOutputs(json=Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:

@@ -55,14 +55,14 @@ def run_command(options: RunOptions) -> int:
     params = replace(sampling_params(options, options.seed), structured_outputs=shape)
     speculative = speculative_config(options, options.model)
     if options.lora is not None and (options.explain or options.compare):
-        raise ConfigError("--lora is for answers alone: leave out --explain and --compare")
+        raise ConfigError("--lora works for answers only: leave out --explain and --compare")
     if options.explain:
         from paceline.commands.explain import explain_prompt  # other runs need not wait for it
 
         return explain_prompt(options, _only_prompt(options, prompts or []), params, speculative)
     if options.trace is not None:
         if options.compare:
-            raise ConfigError("--trace and --compare exclude each other: tracing takes time")
+            raise ConfigError("--trace and --compare cannot be used together: tracing takes time")
         check_output(options.trace)
     if options.compare:
         return compare_command(options, prompts or [], params, speculative)
@@ -106,7 +106,7 @@ def _prompts(options: RunOptions) -> list[Prompt] | None:
     """What to answer; None means to ask the person at the terminal."""
     if options.prompts is not None:
         if options.prompt is not None or options.question:
-            raise ConfigError("--prompts and a prompt on the command line exclude each other")
+            raise ConfigError("--prompts and a prompt on the command line cannot be used together")
         return read_prompts(options.prompts)
     asked = asked_prompt(options.prompt, options.question)
     if asked is not None:
@@ -122,9 +122,11 @@ def _prompts(options: RunOptions) -> list[Prompt] | None:
 def _only_prompt(options: RunOptions, prompts: Sequence[Prompt]) -> Prompt:
     """The prompt that is explained; what cannot be combined with that is refused."""
     if options.compare:
-        raise ConfigError("--explain and --compare exclude each other: --explain compares already")
+        raise ConfigError(
+            "--explain and --compare cannot be used together: --explain compares already"
+        )
     if options.repetitions > 1:
-        raise ConfigError("--explain and --repeat exclude each other: steps are shown of one run")
+        raise ConfigError("--explain and --repeat cannot be used together: --explain shows one run")
     if len(prompts) != 1:
         raise ConfigError(
             f"--explain shows one prompt, and {options.prompts} has {len(prompts)}: give -p or a "

@@ -186,7 +186,7 @@ def clients(
 
     events = parse_kv_events(options.kv_events_config)
     if events is not None and len(models) > 1:
-        raise ConfigError("--kv-events-config tells of one model's cache; serve one model")
+        raise ConfigError("--kv-events-config publishes one model's cache: serve a single model")
     first, *others = models
     taken = {name for names in models.values() for name in names}
     adapters = named_folders(options.lora or (), taken)

@@ -114,5 +114,5 @@ def memory_budget(text: str | None, is_shared: bool) -> float:
         return memory_bytes(text)
     share, (total, _) = text.strip()[:-1], memory()
     if not share.replace(".", "", 1).isdecimal() or not 0 < float(share) <= 100:
-        raise ConfigError(f"{text!r} is no share of the memory; write 1% to 100%, or 8GiB")
+        raise ConfigError(f"{text!r} is not a share of memory; write 1% to 100%, or 8GiB")
     return math.inf if total is None else total * float(share) / 100

@@ -27,7 +27,7 @@ def serve_or_replicate(options: ServeOptions) -> int:
     """The work of ``paceline serve``."""
     if options.replicas is None:
         if options.ray_address is not None:
-            raise ConfigError("--ray-address goes with --replicas: say how many")
+            raise ConfigError("--ray-address needs --replicas: give their number")
         return serve_command(options)
     served = replicated(options, shares_machine=options.ray_address is None)
     from paceline.ray.run import run
@@ -48,12 +48,13 @@ def replicated(options: ServeOptions, *, shares_machine: bool) -> Served:
     """
     if options.kv_events_config is not None:
         raise ConfigError(
-            "--kv-events-config tells of one engine's cache, and --replicas has several; use one"
+            "--kv-events-config publishes one engine's cache, and --replicas starts several; use "
+            "one of the two"
         )
     if options.allow_runtime_lora_updating:
         raise ConfigError(
-            "--allow-runtime-lora-updating would reach one of the --replicas; name all adapters "
-            "with --lora"
+            "--allow-runtime-lora-updating would update only one of the --replicas; name all "
+            "adapters with --lora"
         )
     try:
         from paceline.ray.replica import Served
@@ -75,7 +76,7 @@ def as_replica(options: Options, shares_machine: bool) -> Options:
     """The options with which each engine is started: its part of what they do not say."""
     if options.pipeline_stage:
         raise ConfigError(
-            "a stage serves one engine, and --replicas are several: leave --pipeline-stage away"
+            "a stage serves one engine, and --replicas starts several: leave --pipeline-stage out"
         )
     own = replace(options, threads=threads_of(options))
     if options.kv_cache_memory is None and shares_machine:

@@ -38,7 +38,7 @@ def costs_of(
         return table, table_named(draft_cost)
     if not 0.0 < time <= MAX_MS:
         raise ConfigError(
-            f"--draft-cost is {draft_cost}; allowed are the milliseconds of a step, above "
+            f"--draft-cost is {draft_cost}; allowed: the milliseconds of a step, above "
             "0, the file of a profile, and the name of an imported curve"
         )
     return table, time

@@ -131,12 +131,12 @@ def _unquoted(text: str) -> str:
 def _set_parameter(talk: Conversation, text: str) -> None:
     name, _, value = text.partition(" ")
     if name not in PARAMETERS:
-        raise RequestError(f"there is no parameter {name!r}; allowed are {', '.join(PARAMETERS)}")
+        raise RequestError(f"there is no parameter {name!r}; allowed: {', '.join(PARAMETERS)}")
     field, read = PARAMETERS[name]
     try:
         given = read(_unquoted(value.strip()))
     except ValueError as error:
-        raise RequestError(f"{name} is {value.strip()!r}; allowed is a number") from error
+        raise RequestError(f"{name} is {value.strip()!r}; allowed: a number") from error
     talk.params = replace(talk.params, **{field: given})
     talk.screen.note(f"{name} is {given if given is not None else 'without a limit'}")
 
@@ -151,7 +151,7 @@ def _set_thinking(talk: Conversation, wanted: bool) -> None:
 
 def _set_format(talk: Conversation, text: str) -> None:
     if text not in ("json", ""):
-        raise RequestError(f"format is {text!r}; allowed is json (--json-schema takes schemas)")
+        raise RequestError(f"format is {text!r}; allowed: json (--json-schema takes schemas)")
     shape = StructuredOutputs(json_object=True) if text else None
     talk.params = replace(talk.params, structured_outputs=shape)
     talk.screen.note("answers are JSON objects" if text else "answers may have any form")

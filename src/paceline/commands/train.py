@@ -163,7 +163,7 @@ def config_values(config: type[TrainingConfig], given: Mapping[str, Any]) -> dic
     if TARGET in values:
         values[TARGET] = values.pop("model") or values[TARGET]
         if values[TARGET] is None:
-            raise ConfigError("name the model that is drafted for, as MODEL or with --target")
+            raise ConfigError("name the model to draft for, as MODEL or with --target")
     values["command"] = command_line()
     if any(field.name == "shape" for field in fields(config)):
         values["shape"] = ModelShape(**{f.name: values.pop(f.name) for f in fields(ModelShape)})

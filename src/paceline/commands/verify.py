@@ -95,7 +95,7 @@ def _check(options: VerifyOptions) -> None:
     for name in (name for name in names if getattr(options, name) is not None):
         raise ConfigError(f"--{name.replace('_', '-')} belongs to --quality; add that, or drop it")
     if options.prompt is not None and options.prompts is not None:
-        raise ConfigError("--prompt and --prompts exclude each other")
+        raise ConfigError("--prompt and --prompts cannot be used together")
     if options.num_tokens is not None:
         for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos"):
             if getattr(options, name) != getattr(SamplingOptions, name):

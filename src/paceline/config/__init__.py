@@ -140,7 +140,7 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "self_drafts", "strict", "deterministic"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (value is not None or name != "deterministic"):
-                raise ConfigError(f"{name} is {value!r}; allowed are True and False")
+                raise ConfigError(f"{name} is {value!r}; allowed: True and False")
         if self.seed is not None:
             check_number("seed", self.seed, -(2**63), 2**64 - 1)
         for name in ("kv_cache_memory", "weight_memory", "packed_space"):
@@ -158,7 +158,7 @@ class EngineConfig:
         if self.pipeline_parallel_size > 1 and (self.weight_memory or self.device != "cpu"):
             raise ConfigError(
                 "pipeline_parallel_size is for CPUs, and no part reads its weights from disk: "
-                "leave weight_memory and device away"
+                "leave weight_memory and device out"
             )
         if self.max_step_ms is not None:
             check_number("max_step_ms", self.max_step_ms, 0.001, 1e9, float)

@@ -50,7 +50,7 @@ class KVEventsConfig:
         for name in ("endpoint", "replay_endpoint", "topic"):
             value = getattr(self, name)
             if not isinstance(value, str):
-                raise ConfigError(f"{name} is {value!r}; allowed is a string")
+                raise ConfigError(f"{name} is {value!r}; allowed: a string")
         if not isinstance(self.enable_kv_cache_events, bool):
             raise ConfigError("enable_kv_cache_events is neither true nor false")
 
@@ -63,9 +63,9 @@ def parse_kv_events(text: str | None) -> KVEventsConfig | None:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{OPTION} {text!r} is no JSON: {error}") from error
+        raise ConfigError(f"{OPTION} {text!r} is not valid JSON: {error}") from error
     if not isinstance(given, dict) or not given.keys() <= set(allowed):
-        raise ConfigError(f"{OPTION} is {text}; allowed is an object of {', '.join(allowed)}")
+        raise ConfigError(f"{OPTION} is {text}; allowed: an object of {', '.join(allowed)}")
     config = KVEventsConfig(**{name: value for name, value in given.items() if value is not None})
     is_wanted = config.enable_kv_cache_events and config.publisher != "null"
     return config if is_wanted else None

@@ -71,7 +71,7 @@ def check_method(
         return method
     others = ", ".join(sorted(plugins())) or "none"
     raise error(
-        f"{key} is {str(name)[:60]!r}; allowed are {', '.join(METHODS)}, and installed plugins "
+        f"{key} is {str(name)[:60]!r}; allowed: {', '.join(METHODS)}, and installed plugins "
         f"(entry points {ENTRY_POINTS}): {others}"
     )
 

@@ -11,7 +11,7 @@ from paceline.checks import check_number
 from paceline.errors import ConfigError
 
 OBJECTIVES = ("throughput", "latency", "tpot")
-_ALLOWED = 'allowed are throughput, latency and {"tpot_ms": milliseconds per token}'
+_ALLOWED = 'allowed: throughput, latency and {"tpot_ms": milliseconds per token}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ def parse_objective(source: str | Mapping[str, Any] | Objective) -> Objective:
         try:
             value = json.loads(source)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"objective {source!r} is no JSON: {error}; {_ALLOWED}") from error
+            raise ConfigError(
+                f"objective {source[:60]!r} is not valid JSON: {error}; {_ALLOWED}"
+            ) from error
     if isinstance(value, Mapping):
         if set(value) != {"tpot_ms"}:
             raise ConfigError(f"objective is {dict(value)}; {_ALLOWED}")

@@ -181,7 +181,7 @@ class SpeculativeConfig:
         check_choice("dtype", self.dtype, DTYPES)
         for key in ("deterministic", "use_heterogeneous_vocab"):
             if not isinstance(getattr(self, key), bool):
-                raise ConfigError(f"{key} is {getattr(self, key)!r}; allowed are true and false")
+                raise ConfigError(f"{key} is {getattr(self, key)!r}; allowed: true and false")
         self._check_replacements()
         self._check_model()
         if self.method == "self":
@@ -231,7 +231,7 @@ class SpeculativeConfig:
             raise ConfigError(f"options is {self.options!r}; it must be an object")
         if self.options and self.method in METHODS:
             raise ConfigError(
-                f"options is for plugins; {self.method} takes its keys beside its method"
+                f"options is for plugins; {self.method} takes its keys next to its method"
             )
 
     @property
@@ -307,7 +307,7 @@ def _parse_one(item: object) -> SpeculativeConfig:
         name = _KEY_ALIASES.get(key, key)
         if name not in allowed:
             known = ", ".join([*allowed, *_KEY_ALIASES])
-            raise ConfigError(f"unknown speculative key {key!r}; allowed are {known}")
+            raise ConfigError(f"unknown speculative key {key!r}; allowed: {known}")
         if name in values:
             raise ConfigError(f"{key!r} is given twice, under two names")
         values[name] = value
@@ -339,7 +339,7 @@ def _dtype_of(bits: object, dtype: object) -> str:
     if dtype is not None:
         raise ConfigError(f"bits is {bits!r} and dtype {dtype!r}: give one of them")
     if type(bits) is not int or bits not in BITS:
-        raise ConfigError(f"bits is {bits!r}; allowed are {', '.join(map(str, BITS))}")
+        raise ConfigError(f"bits is {bits!r}; allowed: {', '.join(map(str, BITS))}")
     return BITS[bits]
 
 

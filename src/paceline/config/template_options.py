@@ -28,13 +28,13 @@ def check_template_options(options: Any) -> None:
     """
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise ConfigError(
-            f"{OPTION} is {str(options)[:60]!r}; allowed is an object such as "
+            f"{OPTION} is {str(options)[:60]!r}; allowed: an object such as "
             '{"enable_thinking": false}'
         )
     name = protected_among(options)
     if name is not None:
         raise ConfigError(
-            f"{OPTION} holds {name[:60]!r}, which requests say themselves; leave it out"
+            f"{OPTION} holds {name[:60]!r}, which each request sets itself; leave it out"
         )
 
 
@@ -42,13 +42,13 @@ def parse_template_options(text: str | None) -> dict[str, Any]:
     """The options in JSON; none where there is no text.
 
     Raises:
-        ConfigError: it is no JSON; otherwise as :func:`check_template_options`.
+        ConfigError: it is not valid JSON; otherwise as :func:`check_template_options`.
     """
     if text is None:
         return {}
     try:
         options: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{OPTION} {text!r} is no JSON: {error}") from error
+        raise ConfigError(f"{OPTION} {text!r} is not valid JSON: {error}") from error
     check_template_options(options)
     return options

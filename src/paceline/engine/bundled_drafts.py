@@ -120,7 +120,7 @@ def _usable(path: Path) -> SpeculativeConfig | None:
             return _parsed(method="ngram_model", model=str(path))
         if path.name == _FOREIGN_NGRAMS:
             raise ConfigError(
-                "n-grams of another program have to be taken over: paceline train ngram "
+                "n-grams of another program have to be converted: paceline train ngram "
                 f"--target MODEL --import-uzu {path} -o {path.with_suffix(_NGRAM_SUFFIX)}"
             )
         return draft_at(path if path.suffix == _GGUF_SUFFIX else path.parent)
@@ -154,7 +154,7 @@ def draft_at(place: Path) -> SpeculativeConfig:
         raise ValueError(f"its config.json has more than {_MAX_CONFIG_BYTES} bytes")
     config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, Mapping):
-        raise ValueError("its config.json is no object")
+        raise ValueError("its config.json is not an object")
     kind = config.get("speculators_model_type")
     head = head_kind(config)
     if head is None and kind not in _PLAIN_TYPES:

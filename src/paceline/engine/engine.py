@@ -187,7 +187,9 @@ class Engine:
     def _isolate(self, step: Step, error: Exception) -> list[Verdict | None]:
         """Undo a failed step; run its requests one by one, without drafts: only the cause fails."""
         items = step.items
-        log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
+        log.warning(
+            "a step of %d requests failed and is run again one by one: %r", len(items), error
+        )
         for item in items:
             self.kv.rollback(item.request.request_id)
         step.drop_drafts()
@@ -326,7 +328,7 @@ class Engine:
         found = self.adapters.get(name)
         if found is None:
             known = ", ".join(self.adapters) or "none"
-            raise UnknownAdapterError(f"no adapter {name[:100]!r} is loaded; loaded are {known}")
+            raise UnknownAdapterError(f"no adapter {name[:100]!r} is loaded; loaded: {known}")
         return found
 
     # --- the rest ------------------------------------------------------------------------------

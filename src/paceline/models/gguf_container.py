@@ -116,7 +116,9 @@ def _opened(path: Path, in_memory: bool = False) -> tuple[_Cursor, int, int]:
 def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", 32)
     if not isinstance(value, int) or value < 8 or value > 1 << 20 or value & (value - 1):
-        raise ModelLoadError(f"{path} says general.alignment = {str(value)[:40]}, no power of two")
+        raise ModelLoadError(
+            f"{path} says general.alignment = {str(value)[:40]}, which is not a power of two"
+        )
     return value
 
 

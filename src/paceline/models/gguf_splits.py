@@ -225,7 +225,7 @@ def split_rule(name: str) -> SplitRule:
         )
     if name not in _BY_NAME:
         raise UnsupportedModelError(
-            f"the GGUF file splits text in the way {name[:40]!r}; supported are "
+            f"the GGUF file splits text in the way {name[:40]!r}; supported: "
             f"{', '.join(sorted((_BY_NAME.keys() | PIECES) - {''}))}"
         )
     return _BY_NAME[name]

@@ -62,7 +62,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | 
         ModelLoadError: a list is missing or does not fit the others.
     """
     if PREFIX + "tokens" not in metadata:
-        logger.warning("%s has no vocabulary: token ids alone can be given and got, no text", where)
+        logger.warning("%s has no vocabulary: it takes and gives token ids only, not text", where)
         return None
     tokens = string_list(metadata, "tokens", where)
     if not 0 < len(tokens) <= _MAX_TOKENS:
@@ -84,7 +84,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | 
             piece_scores = _scores_that_tie(tokens, types, merges, metadata)
     else:
         raise UnsupportedModelError(
-            f"{where} has a tokenizer of kind {kind or 'unknown'!r}; supported are gpt2, llama and "
+            f"{where} has a tokenizer of kind {kind or 'unknown'!r}; supported: gpt2, llama and "
             "gemma4"
         )
     _add_special(backend, _special(metadata, tokens, types, splits=rule is not None))

@@ -164,7 +164,7 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
         )
     if name not in FAMILIES:
         raise UnsupportedModelError(
-            f"model type {name!r} is not supported; supported are "
+            f"model type {name!r} is not supported; supported: "
             f"{', '.join(FAMILIES)} (SmolLM and Llama 2 and 3 are llama)"
         )
     heads = raw.get("architectures")
@@ -295,7 +295,7 @@ def _activation(fields: Fields, family: Family) -> str:
         return XIELU
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f"activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+            f"activation {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
 
@@ -304,7 +304,7 @@ def _dtype(fields: Fields) -> str:
     name = (fields.text("dtype") or fields.text("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPES:
         raise UnsupportedModelError(
-            f"checkpoints of dtype {name!r} are not supported; supported are {', '.join(DTYPES)}"
+            f"checkpoints of dtype {name!r} are not supported; supported: {', '.join(DTYPES)}"
         )
     return name
 
@@ -372,7 +372,7 @@ def _layer_types(types: object, num_layers: int, sliding: str) -> tuple[bool, ..
     unknown = [kind for kind in types if kind not in (FULL, sliding)]
     if unknown:
         raise UnsupportedModelError(
-            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are {FULL} and "
+            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported: {FULL} and "
             f"{sliding}"
         )
     return tuple(kind == sliding for kind in types)

@@ -142,7 +142,7 @@ def _is_sigmoid(fields: Fields, keys: ExpertKeys) -> bool:
     kind = fields.text("scoring_func") or _SCORES[keys.sigmoid]
     if kind not in _SCORES:
         raise UnsupportedModelError(
-            f"scores of experts by {kind[:40]!r} are not supported; supported are "
+            f"scores of experts by {kind[:40]!r} are not supported; supported: "
             f"{' and '.join(_SCORES)}"
         )
     return kind == _SCORES[True]

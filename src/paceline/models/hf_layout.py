@@ -98,7 +98,7 @@ class LaidOutTensors(StoredTensors):
             if layout.ignored and re.fullmatch(layout.ignored, stored):
                 continue
             if name in self._where:
-                raise ModelLoadError(f"tensor {name} is there twice, the second time as {stored}")
+                raise ModelLoadError(f"tensor {name} appears twice, the second time as {stored}")
             self._where[name] = stored
 
     def _stored(self, name: str) -> str:

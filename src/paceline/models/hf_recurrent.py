@@ -78,7 +78,7 @@ def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     unknown = [each for each in types if each not in (*_ATTENTION, *_RECURRENT, *_MLP)]
     if unknown:
         raise UnsupportedModelError(
-            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are "
+            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported: "
             f"{', '.join((*_ATTENTION, *_RECURRENT))}"
         )
     return tuple(each in _RECURRENT for each in types)

@@ -78,7 +78,7 @@ def rope_from_hf(
         theta *= fields.number("alpha", 1e-3, 1e9) ** (dim / max(dim - 2, 1))
     if kind not in _SCALINGS:
         raise UnsupportedModelError(
-            f"rope scaling {kind!r} is not supported; supported are {', '.join(_SCALINGS)}"
+            f"rope scaling {kind!r} is not supported; supported: {', '.join(_SCALINGS)}"
         )
     params = _params(config, fields, kind, dim)
     if grows and fields.get(QUERY_GROWTH) is not None:

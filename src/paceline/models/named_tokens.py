@@ -130,7 +130,9 @@ def _by_id(declared: Any) -> dict[int, AddedToken]:
     try:
         return {int(index): _token(key, value) for index, value in entries.items()}
     except ValueError as error:
-        raise ModelLoadError(f"{key} of the tokenizer has a key that is no id: {error}") from error
+        raise ModelLoadError(
+            f"{key} of the tokenizer has a key that is not an id: {error}"
+        ) from error
 
 
 def _spelled(added: Mapping[str, Any], special: set[str]) -> dict[int, AddedToken]:

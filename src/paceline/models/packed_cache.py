@@ -46,7 +46,7 @@ def packed_place(checkpoint: Checkpoint, dtype: str) -> Path:
     if not checkpoint.files:
         raise ConfigError(
             f"weights are read from disk out of files, and {checkpoint.name} was given in memory: "
-            "name its folder or file, or leave --weight-memory away"
+            "name its folder or file, or leave --weight-memory out"
         )
     known = xxhash.xxh3_128(f"{model_fingerprint(checkpoint)} {VERSION}".encode())
     for path in checkpoint.files:
@@ -90,7 +90,7 @@ def packed_tensors(checkpoint: Checkpoint, dtype: str, limit: int | None = None)
     make_room(folder, needed, limit)
     _check_room(checkpoint.name, folder, needed)
     log.warning(
-        "packs %s once, so that its weights can be read from disk as they are needed: %.2f GB in "
+        "packing %s once, so that its weights can be read from disk as they are needed: %.2f GB in "
         "%s, which may be deleted at any time",
         checkpoint.name,
         size / 1e9,

@@ -38,7 +38,7 @@ class PrunedHead:
             ModelLoadError: it has no integers, or tokens that do not ascend within the vocabulary.
         """
         if offsets.dtype not in (np.int64, np.int32):
-            raise ModelLoadError(f"{HEAD_TOKENS} is of type {offsets.dtype}; int64 is allowed")
+            raise ModelLoadError(f"{HEAD_TOKENS} is of type {offsets.dtype}; it must be int64")
         ids = offsets.astype(np.int64) + np.arange(len(offsets))
         if ids[0] < 0 or ids[-1] >= vocab_size or (ids[1:] <= ids[:-1]).any():
             raise ModelLoadError(

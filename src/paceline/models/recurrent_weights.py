@@ -83,7 +83,7 @@ def _decay(reader: TensorReader, prefix: str, heads: int) -> Any:
         decay = as_floats(reader.vector(prefix + "A", heads))
     if not (decay <= 0).all():
         raise ModelLoadError(
-            f"tensor {prefix}A has values above 0, or that are no numbers; what decays a state "
+            f"tensor {prefix}A has values that are above 0 or not numbers; what decays a state "
             "must be below 0"
         )
     return reader.pack(decay)

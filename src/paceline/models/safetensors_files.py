@@ -82,7 +82,7 @@ class SafetensorsFolder(StoredTensors):
         if name in self._where:
             other, stored_there = self._where[name]
             raise ModelLoadError(
-                f"{name} is there twice: {stored_there} in {other.path} and {stored} in {file.path}"
+                f"{name} appears twice: {stored_there} in {other.path} and {stored} in {file.path}"
             )
         self._where[name] = (file, stored)
 

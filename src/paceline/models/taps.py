@@ -34,7 +34,7 @@ class Taps(NamedTuple):
         """Make room for a forward's features; ``ValueError`` where the model has no such layer."""
         for layer in layers:
             if not 0 <= layer <= num_layers + 1:
-                raise ValueError(f"a tap is {layer}; allowed are 0 to {num_layers + 1}")
+                raise ValueError(f"a tap is {layer}; allowed: 0 to {num_layers + 1}")
         return Taps(tuple(layers), np.empty((rows, len(layers), hidden), np.float32))
 
 

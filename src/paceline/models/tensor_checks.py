@@ -75,7 +75,7 @@ def check_floats(name: str, tensor: Any, kind: str) -> None:
     """Refuse weights that are not floats of 16 bits or more, and so need scales to be read."""
     if str(tensor.dtype).removeprefix("torch.") not in FLOAT_NAMES:
         raise UnsupportedModelError(
-            f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "
+            f"tensor {name} is of type {kind}, which is not a weight by itself: the checkpoint is "
             "quantised, and config.json does not say how. Use its unquantised form with --dtype "
             "int8, or a GGUF file"
         )

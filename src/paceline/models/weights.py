@@ -99,7 +99,7 @@ class WeightReader(LayeredReader):
         is_row = self._tensors[name].ndim == 2
         bias = self.vector(name, *([1] if is_row else []), experts.number)
         if not np.isfinite(as_floats(bias)).all():
-            raise ModelLoadError(f"tensor {name} has values that are no finite numbers")
+            raise ModelLoadError(f"tensor {name} has values that are not finite numbers")
         return self._ops.pack_vector(bias.reshape(-1))
 
     def _feed_forward(self, prefix: str, width: int, bias: bool) -> FeedForward:

@@ -102,7 +102,7 @@ def check_points(points: Sequence[CostPoint]) -> None:
         if point.samples > point.width:
             raise ProfileError(f"{point.samples} of {point.width} rows of a point are sampled")
         if type(point.ms) not in (int, float) or not 0 < point.ms <= MAX_MS:
-            raise ProfileError(f"ms of a cost point is {point.ms!r}; allowed are numbers above 0")
+            raise ProfileError(f"ms of a cost point is {point.ms!r}; allowed: numbers above 0")
         check_number("spread of a cost point", point.spread, 0, MAX_MS, float, ProfileError)
         steps.add((point.requests, point.context, point.width, point.samples))
     if len(steps) != len(points):

@@ -21,7 +21,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """See :func:`paceline.ray.build_app`."""
     known = [each.name for each in fields(ServeOptions) if each.name not in NOT_HERE]
     if unknown := sorted(set(args) - set(known)):
-        raise ConfigError(f"args has {', '.join(unknown)}; allowed are {', '.join(known)}")
+        raise ConfigError(f"args has {', '.join(unknown)}; allowed: {', '.join(known)}")
     options = ServeOptions(**args)
     served = replicated(options, shares_machine=False)
     return application(served, num_replicas(options), threads_of(options))

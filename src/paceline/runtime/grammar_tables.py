@@ -115,7 +115,7 @@ class TablesOnce:
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                 raise
             raise RequestError(
-                f"structured_outputs cannot be had with this model's tokenizer: {error}"
+                f"structured_outputs cannot be used with this model's tokenizer: {error}"
             ) from error
         names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
         script = Path(__file__).with_name("grammar_worker.py")

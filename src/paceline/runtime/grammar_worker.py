@@ -61,7 +61,7 @@ def try_out(tokenizer: LLTokenizer, limits: LLParserLimits, request: dict[str, A
         began = time.process_time()
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
         if time.process_time() - began > request["mask_seconds"]:
-            raise TooSlowError("what it allows takes too long to tell")
+            raise TooSlowError("computing what it allows takes too long")
         if not bits:
             break
         matcher.consume_token(_any_bit(bits, chance))

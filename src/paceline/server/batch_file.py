@@ -61,9 +61,9 @@ def _parse(number: int, data: bytes, seen: set[str]) -> BatchLine:
     try:
         row = json.loads(data)
     except (ValueError, RecursionError) as error:
-        return BatchLine(number, problem=f"line {number} is no JSON: {error}")
+        return BatchLine(number, problem=f"line {number} is not valid JSON: {error}")
     if not isinstance(row, dict):
-        return BatchLine(number, problem=f"line {number} is no JSON object")
+        return BatchLine(number, problem=f"line {number} is not a JSON object")
     custom_id = row.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         return BatchLine(
@@ -82,7 +82,7 @@ def _problem(row: dict[str, Any], is_known: bool) -> str:
         return "an earlier line has this custom_id"
     for name in row:
         if name not in ("custom_id", "method", "url", "body"):
-            return f"unknown field {name[:100]!r}; allowed are custom_id, method, url and body"
+            return f"unknown field {name[:100]!r}; allowed: custom_id, method, url and body"
     if row.get("method", "POST") != "POST":
         return "method must be POST"
     if row.get("url") not in URLS:

@@ -33,7 +33,7 @@ async def read_body(request: Request, model: type[Model]) -> Model:
             can send a browser here without asking only with other types or none. No type, and the
             one that curl and wget write unless told otherwise, are taken unless a page sends them,
             whose origin a browser tells.
-        ApiError: 400, it is no JSON, or nests deeper than 200 levels, or a number overflows.
+        ApiError: 400, it is not valid JSON, or nests deeper than 200 levels, or a number overflows.
         ValidationError: it is not what the model says.
         ClientGoneError: the client left before all of it had arrived.
     """

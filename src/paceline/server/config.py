@@ -126,12 +126,12 @@ class ServerConfig:
         for host in self.allowed_hosts:
             if host != "*" and not _HOST.fullmatch(host):
                 raise ConfigError(
-                    f"an allowed host is {host!r}; allowed are names such as llm.example.org, "
+                    f"an allowed host is {host!r}; allowed: names such as llm.example.org, "
                     "without http:// and without a port, and *"
                 )
         if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ConfigError(
-                f"metrics_prefix is {self.metrics_prefix!r}; allowed are letters, digits and _"
+                f"metrics_prefix is {self.metrics_prefix!r}; allowed: letters, digits and _"
             )
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)

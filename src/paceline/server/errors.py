@@ -155,7 +155,7 @@ def _http_error(error: HTTPException) -> ApiError:
 
 
 def _named_field(message: str) -> str | None:
-    """The field that a message of ours begins with: ``top_p is 0; allowed are ...``."""
+    """The field that a message of ours begins with: ``top_p is 0; allowed: ...``."""
     match = _BEGINS_WITH_FIELD.match(message)
     return match[1] if match else None
 

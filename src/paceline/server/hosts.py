@@ -52,7 +52,7 @@ class Hosts:
             if not self._allows(name):
                 raise ApiError(
                     403,
-                    f"the host {name[:100]!r} is not a name of this server; allowed are addresses "
+                    f"the host {name[:100]!r} is not a name of this server; allowed: addresses "
                     "and localhost, and names that it is started with: --allowed-hosts NAME",
                     code="host_not_allowed",
                 )

@@ -71,7 +71,8 @@ class Models:
         free = [name for name in offer.names if name not in self._by_name]
         if not free:
             raise ConfigError(
-                f"two models are named {offer.names[0]!r}: give one another --served-model-name"
+                f"two models are named {offer.names[0]!r}: give one of them another "
+                "--served-model-name"
             )
         shared = (self.metrics, self._room, self.backlog, self._schemas)
         serving = Serving(offer.client, self.config, free, *shared, num_bytes=offer.num_bytes)
@@ -106,7 +107,7 @@ class Models:
             shown, more = ", ".join(served[:_MAX_NAMED]), len(served) - _MAX_NAMED
             raise ApiError(
                 404,
-                f"model {asked[:100]!r} is not served here; served is {shown}"
+                f"model {asked[:100]!r} is not served here; available: {shown}"
                 + (f" and {more} more, which /v1/models lists" if more > 0 else ""),
                 NOT_FOUND,
                 param="model",

@@ -165,7 +165,7 @@ class DrainingServer(uvicorn.Server):
             while models.num_unfinished and self._now() < deadline:
                 await asyncio.sleep(_POLL_SECONDS)
             if models.num_unfinished:
-                log.warning("drain timeout: %d samples are ended", models.num_unfinished)
+                log.warning("drain timeout: ending %d unfinished samples", models.num_unfinished)
                 await models.close()
         finally:
             self.should_exit = True
@@ -256,8 +256,8 @@ def why_exposed(config: ServerConfig, bound_to: str) -> str | None:
     if config.api_keys or ipaddress.ip_address(bound_to.partition("%")[0]).is_loopback:
         return None
     return (
-        f"everybody who reaches this machine at {bound_to} is answered: --api-key asks for a key, "
-        "and --host 127.0.0.1 listens to this machine alone"
+        f"anyone who can reach this machine at {bound_to} is answered: --api-key requires a key, "
+        "and --host 127.0.0.1 listens on this machine only"
     )
 
 

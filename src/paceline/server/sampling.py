@@ -35,7 +35,7 @@ def sampling_params(
     """What the engine is asked for.
 
     Raises:
-        RequestError: fields exclude each other or are out of range.
+        RequestError: fields cannot be used together or are out of range.
     """
     biases, banned = _logit_bias(fields.logit_bias or {}, tokenizer)
     return SamplingParams(
@@ -181,13 +181,16 @@ def speculative_params(fields: GenerationFields) -> SpeculativeParams:
     enabled = None if wish is None or "enabled" not in wish.model_fields_set else wish.enabled
     if fields.disable_spec_decode is not None:
         if enabled is not None and enabled == fields.disable_spec_decode:
-            raise RequestError("disable_spec_decode contradicts speculative.enabled; send one")
+            raise RequestError(
+                "disable_spec_decode contradicts speculative.enabled; send one of them"
+            )
         enabled = not fields.disable_spec_decode
     depth = None if wish is None else wish.num_speculative_tokens
     if fields.num_speculative_tokens is not None:
         if depth is not None and depth != fields.num_speculative_tokens:
             raise RequestError(
-                "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one"
+                "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one "
+                "of them"
             )
         depth = fields.num_speculative_tokens
     methods = None if wish is None else wish.method if wish.methods is None else wish.methods

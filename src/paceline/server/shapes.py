@@ -51,7 +51,7 @@ def response_shape(
             wish = body.response_format
             if told is not None and wish is not None and wish.type != "text":
                 raise RequestError(
-                    "structured_outputs is given beside response_format; use one of them"
+                    "structured_outputs is given together with response_format; use one of them"
                 )
             return told, ()
         assert body.response_format is not None

@@ -55,7 +55,8 @@ class ModelShape:
                 raise TrainingError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise TrainingError(
-                f"num_heads is {self.num_heads}, no multiple of num_kv_heads ({self.num_kv_heads})"
+                f"num_heads is {self.num_heads}, not a multiple of num_kv_heads "
+                f"({self.num_kv_heads})"
             )
         if self.head_dim % 2:
             raise TrainingError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
@@ -73,7 +74,9 @@ class ModelShape:
                 f"the first {self.num_layers}, as in ddda"
             )
         if self.layers and self.num_experts:
-            raise TrainingError("layers and num_experts exclude each other; leave one of them away")
+            raise TrainingError(
+                "layers and num_experts cannot be used together; leave one of them out"
+            )
 
     def mixture_keys(self, width: int) -> dict[str, Any]:
         """What a ``config.json`` says of experts of this width."""
@@ -214,7 +217,7 @@ class DraftTrainingConfig(TrainingConfig):
         for temperature in self.generate_temperatures:
             check_range("generate_temperatures", temperature, 0.0, 100.0)
         if self.shape.layers:
-            raise ConfigError("hybrids are not trained as drafts; leave layers away")
+            raise ConfigError("hybrids are not trained as drafts; leave layers out")
         if any(self.cuts.values()) and not self.init:
             raise ConfigError(f"{', '.join(CUTS)} cut a model; name it with init")
 

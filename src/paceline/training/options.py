@@ -162,7 +162,7 @@ def check_unused(config: Any, names: Iterable[str], reason: str) -> None:
     defaults = {field.name: field.default for field in fields(config)}
     given = [name for name in names if getattr(config, name) != defaults[name]]
     if given:
-        raise ConfigError(f"{reason}; leave {', '.join(given)} away")
+        raise ConfigError(f"{reason}; leave {', '.join(given)} out")
 
 
 def learning_rate(config: TrainingConfig, step: int, seconds: float) -> float:

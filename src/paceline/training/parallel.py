@@ -215,7 +215,7 @@ def make_parallel(model: TrainableModel, tokenizer: Any, wanted: int | None) -> 
             "token of its own); name one that is never written with mask_token_id"
         )
     if not 0 <= token < size:
-        raise TrainingError(f"mask_token_id is {token}; allowed are 0 to {size - 1}")
+        raise TrainingError(f"mask_token_id is {token}; allowed: 0 to {size - 1}")
     raw = {**model.raw, MASK_TOKEN: token, "spd_type": "pard"}
     return TrainableModel(raw, model.params, model.fixed)
 

@@ -95,7 +95,7 @@ def check_dense(model: TrainableModel, becomes: str, option: str) -> None:
     kind = model.raw.get("model_type")
     if kind != "qwen3":
         raise TrainingError(
-            f"a model of type {kind} cannot be made a {becomes}; one of type "
+            f"a model of type {kind} cannot be turned into a {becomes}; one of type "
             f"qwen3 can, such as paceline train lm writes without {option}"
         )
 
@@ -111,12 +111,12 @@ def _check(config: ModelConfig, drop_layers: int, mlp_width: int) -> None:
         raise TrainingError("a mixture of experts cannot be cut; begin from a dense model")
     if not 0 <= drop_layers < config.num_layers:
         raise TrainingError(
-            f"drop_layers is {drop_layers}; the model has {config.num_layers} layers, so allowed "
-            f"are 0 to {config.num_layers - 1}"
+            f"drop_layers is {drop_layers}; the model has {config.num_layers} layers; allowed: "
+            f"0 to {config.num_layers - 1}"
         )
     most = config.intermediate_size
     if not 0 <= mlp_width <= most:
-        raise TrainingError(f"mlp_width is {mlp_width}; allowed are 1 to {most} (0: unchanged)")
+        raise TrainingError(f"mlp_width is {mlp_width}; allowed: 1 to {most} (0: unchanged)")
 
 
 def kept_layers(total: int, keep: int) -> list[int]:
@@ -201,7 +201,7 @@ def frequent_tokens(
     if not max(1, len(kept)) <= count <= vocab_size:
         raise TrainingError(
             f"draft_vocab_size is {count}; the vocabulary has {vocab_size} tokens, {len(kept)} of "
-            f"them special, so allowed are {max(1, len(kept))} to {vocab_size} (0: all)"
+            f"them special; allowed: {max(1, len(kept))} to {vocab_size} (0: all)"
         )
     return np.sort(np.argsort(-occurrences, kind="stable")[:count])
 
@@ -216,7 +216,7 @@ def prune_head(model: TrainableModel, token_ids: npt.NDArray[np.int64]) -> Train
     if model.config.draft_vocab_size:
         raise TrainingError(
             f"the head has {model.config.draft_vocab_size} of {model.config.vocab_size} tokens "
-            "already; begin from the model that it was cut from, or leave draft_vocab_size away"
+            "already; begin from the model that it was cut from, or leave draft_vocab_size out"
         )
     ids = torch.from_numpy(token_ids)
     if len(ids) == model.config.vocab_size:

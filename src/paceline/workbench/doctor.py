@@ -233,15 +233,15 @@ def advise(
     yield from _setting_advice(machine)
     if model.can_be_int4 and model.best_plain_rate is not None:
         yield (
-            "--dtype int4 reads about half the bytes per step; what it costs in accuracy says "
-            "paceline verify --quality"
+            "--dtype int4 reads about half the bytes per step; paceline verify --quality "
+            "measures what that costs in accuracy"
         )
 
 
 def _kernel_advice(machine: Machine, kernels: Kernels) -> Iterator[str]:
     if kernels.problem is not None:
         yield (
-            "the native kernels do not run, which are several times as fast: to get them "
+            "the native kernels, which are several times faster, are not in use: to get them "
             f"{kernels.remedy} ({kernels.problem})"
         )
     elif kernels.levels and kernels.level != kernels.levels[0]:
@@ -257,7 +257,7 @@ def _kernel_advice(machine: Machine, kernels: Kernels) -> Iterator[str]:
     elif not DOT_PRODUCTS & set(machine.instructions):
         yield (
             "this processor has no 8-bit dot products (AVX-VNNI, AVX-512 VNNI or Arm's dot "
-            "product): one that has computes wide steps about twice as fast"
+            "product): a processor with them computes wide steps about twice as fast"
         )
 
 

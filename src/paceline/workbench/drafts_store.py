@@ -262,7 +262,7 @@ def read_drafts(path: Path, key: DraftsKey) -> RecordedDrafts:
         raise TraceError(f"{path} is damaged: {error}") from error
     forwards = said.get("forwards", "")
     if said.get("checksum") != _checksum(arrays, forwards):
-        raise TraceError(f"{path} is damaged: its checksum is another")
+        raise TraceError(f"{path} is damaged: its checksum does not match")
     first, further = json.loads(forwards)
     return RecordedDrafts(key, **arrays, forwards=(first, further))
 

@@ -49,7 +49,7 @@ def check_plot(path: str | Path) -> None:
 def _figure(path: str | Path, width: float = 4.0, height: float = 4.0) -> Any:
     """An empty picture of so many inches; raises :class:`ConfigError` where there can be none."""
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"{path} cannot be plotted; allowed are files in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{path} cannot be plotted; allowed: files in {', '.join(SUFFIXES)}")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

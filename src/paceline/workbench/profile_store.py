@@ -167,10 +167,10 @@ def from_document(document: object) -> Profile:
     if isinstance(document, dict) and isinstance(document.get("profiles"), list):
         document = next(iter(document["profiles"]), None)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ProfileError("this is no profile")
+        raise ProfileError("this is not a profile")
     if document.get("format_version") != FORMAT_VERSION:
         raise ProfileError(
-            f"the format's version is {document.get('format_version')!r}; known is {FORMAT_VERSION}"
+            f"the format's version is {document.get('format_version')!r}; known: {FORMAT_VERSION}"
         )
     if set(document) != set(_KEYS):
         raise ProfileError(f"a profile must have {', '.join(_KEYS)}")

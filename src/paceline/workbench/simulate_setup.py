@@ -163,12 +163,12 @@ def meta_in(folder: str | Path) -> dict[str, Any]:
     """What is said of the traces in a folder.
 
     Raises:
-        TraceError: it is no folder of traces.
+        TraceError: it is not a folder of traces.
     """
     if not Path(folder).is_dir():
-        raise TraceError(f"there is no folder of traces {folder}; {HINT}")
+        raise TraceError(f"there is not a folder of traces {folder}; {HINT}")
     if not (Path(folder) / META).exists():
-        raise TraceError(f"{folder} is no folder of traces: it has no {META}; {HINT}")
+        raise TraceError(f"{folder} is not a folder of traces: it has no {META}; {HINT}")
     return read_meta(folder)
 
 

@@ -42,7 +42,7 @@ def trace_params(trace: Trace, meta: Mapping[str, Any]) -> SamplingParams:
             seed=(seed + trace.prompt_index) % SEEDS,
         )
     except RequestError as error:
-        raise TraceError(f"the traces say that they were sampled impossibly: {error}") from error
+        raise TraceError(f"the traces give impossible sampling parameters: {error}") from error
 
 
 def trace_request(request_id: int, trace: Trace, meta: Mapping[str, Any]) -> Request:

@@ -40,7 +40,7 @@ def _load() -> ModuleType | Missing:
         return importlib.import_module(MODULE)
     except ImportError as error:
         found = explain(PACKAGE, error)
-        log.warning("without the native kernels, which are several times as fast: %s", found)
+        log.warning("running without the native kernels, which are several times faster: %s", found)
         return found
 
 

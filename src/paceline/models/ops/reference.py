@@ -93,7 +93,7 @@ class ReferenceOps:
         self, dtype: str = "float32", device: str = "cpu", deterministic: bool | None = None
     ) -> None:
         if dtype not in REFERENCE_DTYPES:
-            raise ConfigError(f"dtype is {dtype!r}; allowed are {', '.join(REFERENCE_DTYPES)}")
+            raise ConfigError(f"dtype is {dtype!r}; allowed: {', '.join(REFERENCE_DTYPES)}")
         torch.set_num_threads(num_threads())
         self.device, self._device = device, torch.device(device)
         on_cpu = self._device.type == "cpu"

@@ -120,8 +120,7 @@ def _nested_type(parts: Parts, state: str, settings: Fields) -> np.dtype[Any]:
     said = settings.text("nested_dtype") if settings.says("nested_dtype") else "float32"
     if said not in _TYPES:
         raise UnsupportedModelError(
-            f"{parts.name(state)} says nested_dtype = {said[:40]}; supported are "
-            f"{', '.join(_TYPES)}"
+            f"{parts.name(state)} says nested_dtype = {said[:40]}; supported: {', '.join(_TYPES)}"
         )
     return _TYPES[said]
 

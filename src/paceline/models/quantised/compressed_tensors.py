@@ -38,7 +38,7 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     for form in {str(part["format"]) for part in (config, *groups) if part.get("format")}:
         if form not in _FORMATS:
             raise UnsupportedModelError(
-                f"compressed-tensors of the format {form[:40]!r} are not supported; supported are "
+                f"compressed-tensors of the format {form[:40]!r} are not supported; supported: "
                 f"{', '.join(_FORMATS)}"
             )
     sparse = as_object(config.get("sparsity_config")).get("format") not in (None, "dense")

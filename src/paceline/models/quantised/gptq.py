@@ -31,7 +31,7 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     form = str(config.get("checkpoint_format") or "gptq")
     if form not in _FORMATS:
         raise UnsupportedModelError(
-            f"GPTQ checkpoints of the format {form[:40]!r} are not supported; supported are "
+            f"GPTQ checkpoints of the format {form[:40]!r} are not supported; supported: "
             f"{', '.join(_FORMATS)}"
         )
     opened = partial(GptqWeight, minus_one=_FORMATS[form], symmetric=config.get("sym") is True)
@@ -99,7 +99,7 @@ def awq_schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     if version != "gemm" or bits != 4:
         raise UnsupportedModelError(
             f"AWQ checkpoints of version {version[:40]!r} with {str(bits)[:40]} bits are not "
-            "supported; supported is 'gemm' with 4 bits"
+            "supported; supported: 'gemm' with 4 bits"
         )
     return (Scheme(".qweight", (".qweight", ".qzeros", ".scales"), AwqWeight),)
 

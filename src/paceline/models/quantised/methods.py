@@ -57,7 +57,7 @@ def _modelopt(config: Config) -> tuple[Scheme, ...]:
     if said not in _ALGORITHMS:
         raise UnsupportedModelError(
             f"modelopt checkpoints of the algorithm {str(said)[:40]!r} are not supported; "
-            f"supported are {', '.join(_ALGORITHMS)}"
+            f"supported: {', '.join(_ALGORITHMS)}"
         )
     parts = tuple(".weight" + end for end in ("", "_scale", "_scale_2"))
     return (Scheme(".weight_scale", parts, _modelopt_weight),)
@@ -94,7 +94,7 @@ def schemes_of(config: Config) -> tuple[Scheme, ...]:
     if method not in METHODS:
         raise UnsupportedModelError(
             f"the checkpoint is quantised by {method[:40]!r}, which is not supported; "
-            f"supported are {', '.join(METHODS)}. Use its unquantised form with --dtype int8, or "
+            f"supported: {', '.join(METHODS)}. Use its unquantised form with --dtype int8, or "
             "a GGUF file"
         )
     return METHODS[method](config)

@@ -56,7 +56,7 @@ class Parts:
         """Scales read from a part, as float32; ``ModelLoadError`` where one is not finite."""
         values = floats(values)
         if not np.isfinite(values).all():
-            raise self.error(part, "holds a scale that is infinite or no number", "finite")
+            raise self.error(part, "holds a scale that is infinite or not a number", "finite")
         return values
 
     def error(self, part: str, found: str, wanted: str) -> ModelLoadError:

@@ -55,7 +55,7 @@ class QuantisedTensors(StoredTensors):
         plain = [n for n in stored if n not in hidden and not _OF_ACTIVATIONS.fullmatch(n)]
         twice = found.keys() & set(plain)
         if twice:
-            raise ModelLoadError(f"{min(twice)} is there twice: plain and quantised")
+            raise ModelLoadError(f"{min(twice)} appears twice: plain and quantised")
         self._where = {**dict.fromkeys(plain), **found}
 
     def _weight(self, name: str) -> QuantisedWeight | None:

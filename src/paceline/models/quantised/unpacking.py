@@ -45,7 +45,7 @@ _NO_NUMBER = 255
 def powers_of_two(parts: Parts, part: str, exponents: Array, lower: int = 0) -> Array:
     """``2 ** (exponent - 127 - lower)``, float32 and exact; ``ModelLoadError`` for 255, a NaN."""
     if (exponents == _NO_NUMBER).any():
-        raise parts.error(part, "holds a scale that is no number", "below 255 throughout")
+        raise parts.error(part, "holds a scale that is not a number", "below 255 throughout")
     return np.asarray(np.ldexp(np.float32(1.0), exponents.astype(np.int32) - 127 - lower))
 
 

@@ -100,8 +100,8 @@ def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
         said = "says" if head.layer_ids else "says nothing, which stands for"
         raise ConfigError(
             f"{head.name} was made for another target: of the layers that it reads, counted from "
-            f"the embedding on, its configuration {said} {list(ids)}, and allowed are different "
-            f"numbers from 0 to {num_layers}, the target's layers"
+            f"the embedding on, its configuration {said} {list(ids)}; they must be "
+            f"different numbers from 0 to {num_layers}, the target's layers"
         )
     return ids
 
@@ -119,7 +119,7 @@ def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None
             )
         return
     if "fc.weight" not in head.fusion:
-        raise ConfigError(f"{head.name} has no fc.weight: it is not a whole head")
+        raise ConfigError(f"{head.name} has no fc.weight: it is incomplete")
     found = head.fusion.shape_of("fc.weight")
     if found[1:] != (num_taps * width,):
         raise ConfigError(

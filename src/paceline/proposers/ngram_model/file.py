@@ -116,20 +116,20 @@ def _header(data: bytes | mmap.mmap, name: str) -> tuple[int, bytes, int, int, i
     """Order, fingerprint, size of the vocabulary, flags, tokens and prompts, all checked."""
     check_fetched(name, data[:HEAD_BYTES])
     if len(data) < _DATA_AT or data[:8] != MAGIC:
-        raise ModelLoadError(f"{name} is no n-gram model; paceline train ngram makes one")
+        raise ModelLoadError(f"{name} is not an n-gram model; paceline train ngram makes one")
     _, version, order, size, digest, fingerprint, vocab_size, flags, num_tokens = (
         _HEADER.unpack_from(data)
     )
     if version not in KNOWN_VERSIONS:
         known = " and ".join(map(str, KNOWN_VERSIONS))
-        raise ModelLoadError(f"{name} has format version {version}; known are {known}")
+        raise ModelLoadError(f"{name} has format version {version}; known: {known}")
     if not MIN_ORDER <= order <= MAX_ORDER or flags & ~_BACKOFF:
         raise ModelLoadError(
-            f"{name} has order {order} and flags {flags:#x}; allowed are orders {MIN_ORDER} to "
+            f"{name} has order {order} and flags {flags:#x}; allowed: orders {MIN_ORDER} to "
             f"{MAX_ORDER} and flags 0 and 1"
         )
     if size != len(data):
-        raise ModelLoadError(f"{name} has {len(data)} bytes and states {size}; it is not whole")
+        raise ModelLoadError(f"{name} has {len(data)} bytes and states {size}; it is incomplete")
     if xxhash.xxh3_64_intdigest(memoryview(data)[_HASHED_FROM:]) != digest:
         raise ModelLoadError(f"{name} is damaged: its checksum is wrong")
     (num_prompts,) = _PROMPTS.unpack_from(data, _PROMPTS_AT) if version > 1 else (0,)
@@ -174,7 +174,7 @@ def _sections(tables: NgramTables) -> Iterator[tuple[NDArray[Any], str]]:
 
 def _problems(tables: NgramTables) -> Iterator[str]:
     if not _are_probabilities(tables.unigrams):
-        yield "a unigram is no probability"
+        yield "a unigram is not a probability"
     if (tables.prompts[1:] <= tables.prompts[:-1]).any():
         yield "the keys of its prompts do not ascend"
     for length, level in enumerate(tables.levels, start=1):
@@ -189,7 +189,7 @@ def _problems(tables: NgramTables) -> Iterator[str]:
         if len(level.tokens) and level.tokens.max() >= tables.vocab_size:
             yield of + "a continuation is outside the vocabulary"
         if not (_are_probabilities(level.values) and _are_probabilities(level.lower_weights)):
-            yield of + "a value is no probability"
+            yield of + "a value is not a probability"
 
 
 def _are_probabilities(values: NDArray[np.float32]) -> bool:

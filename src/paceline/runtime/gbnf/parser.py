@@ -63,7 +63,7 @@ class _Parser(Scanner):
             if number not in self._rules.bodies:
                 raise self.refusal(f"Rule {name!r} not found", self._met[number][1])
         if "root" not in self._numbers:
-            raise RequestError("No 'root' rule in the GBNF, with which a text begins")
+            raise RequestError("The GBNF has no 'root' rule, with which every text begins")
         self._rules.root = self._numbers["root"]
         circular = left_recursive(self._rules.bodies)
         if circular is not None:

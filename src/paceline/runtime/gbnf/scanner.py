@@ -65,7 +65,7 @@ class Scanner:
             return int(self.found(_HEX[kind], f"the hexadecimal digits of \\{kind}"), 16)
         if kind not in _ESCAPES:
             raise self.refusal(
-                f'\\{kind} is no escape; allowed are \\n \\r \\t \\\\ \\" \\[ \\] \\- \\x41 '
+                f'\\{kind} is not an escape; allowed: \\n \\r \\t \\\\ \\" \\[ \\] \\- \\x41 '
                 "\\u0041 \\U00000041",
                 at,
             )

@@ -132,7 +132,7 @@ class StagedForward:
         return StagedBatch(began, cut, own, sum(rows), offsets)
 
     def adapter(self, layers: AdaptedLayers) -> NoReturn:
-        raise ConfigError("adapters (--lora) are not divided among stages: leave one of them away")
+        raise ConfigError("adapters (--lora) are not divided among stages: leave one of them out")
 
     def _mend(self) -> None:
         """Find lost stages again, which then know nothing of what there was."""

@@ -64,13 +64,13 @@ class Link:
     def receive(self) -> tuple[Message, Sequence[Array]]:
         (size,) = SIZE.unpack(self._bytes(SIZE.size))
         if size > MOST_BYTES:
-            raise StageError("the other end does not speak as a stage does")
+            raise StageError("the other end is not a stage")
         try:
             head = json.loads(self._bytes(size))
             shapes = [(kind, tuple(map(int, shape))) for kind, shape in head["arrays"]]
             message = dict(head["message"])
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise StageError("the other end does not speak as a stage does") from error
+            raise StageError("the other end is not a stage") from error
         return message, [self._array(kind, shape) for kind, shape in shapes]
 
     def _array(self, kind: str, shape: tuple[int, ...]) -> Array:
@@ -109,7 +109,7 @@ def address_of(text: str) -> tuple[str, int]:
     """``HOST:PORT``; raises :class:`ConfigError` for anything else."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"{text!r} is no address of a stage; allowed is HOST:PORT")
+        raise ConfigError(f"{text!r} is not the address of a stage; write HOST:PORT")
     return host.strip("[]"), int(port)
 
 

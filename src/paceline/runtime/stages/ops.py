@@ -28,7 +28,7 @@ def split(config: ModelConfig, count: int) -> list[range]:
     layers = config.num_layers
     if not 1 <= count <= layers:
         raise ConfigError(
-            f"pipeline_parallel_size is {count}; allowed are 1 to {layers}, the model's layers"
+            f"pipeline_parallel_size is {count}; allowed: 1 to {layers}, the model's layers"
         )
     ends = [layers * index // count for index in range(count + 1)]
     parts = [range(a, b) for a, b in pairwise(ends)]
@@ -36,7 +36,7 @@ def split(config: ModelConfig, count: int) -> list[range]:
     if count > 1 and (config.layer_inputs or config.altup or config.entry or apart):
         raise ConfigError(
             f"layers of {config.architecture} read more than the residual stream, which is all "
-            "that stages hand on: leave pipeline_parallel_size away"
+            "that stages hand on: leave pipeline_parallel_size out"
         )
     return parts
 

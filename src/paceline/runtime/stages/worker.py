@@ -46,7 +46,7 @@ class Stage:
             set_num_threads(greeting["threads"])
         whole = load_checkpoint(greeting["model"], with_tokenizer=False)
         if model_fingerprint(whole) != greeting["fingerprint"]:
-            raise ConfigError(f"{greeting['model']} is another model here than at the engine")
+            raise ConfigError(f"{greeting['model']} is a different model here than at the engine")
         first, last = greeting["layers"]
         part = whole.stage(first, last)
         ops = resolve_ops(greeting["dtype"], "cpu", greeting["deterministic"], greeting["backend"])

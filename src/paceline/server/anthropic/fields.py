@@ -32,7 +32,7 @@ def _known_kind(value: Any) -> Any:
     if isinstance(kind, str) and kind not in KINDS:
         raise ValueError(
             f"content blocks of type {kind[:40]!r} are not supported: the models served here read "
-            f"text; allowed are {', '.join(KINDS)}"
+            f"text; allowed: {', '.join(KINDS)}"
         )
     return value
 

@@ -108,8 +108,8 @@ class Pooling:
         if kind not in POOLINGS:
             raise ApiError(
                 400,
-                f"the model was made for pooling by {kind!r}, which is not offered; to have other "
-                f"vectors of it, say pooling: allowed are {', '.join(POOLINGS)}",
+                f"the model was made for pooling by {kind!r}, which is not offered; to get other "
+                f"vectors from it, send pooling; allowed: {', '.join(POOLINGS)}",
                 param="pooling",
             )
         self._params = SamplingParams(

@@ -69,7 +69,7 @@ class Demands:
             form: how the model writes calls; None where that is not known.
 
         Raises:
-            ApiError: tools or a response format cannot be served, or exclude each other.
+            ApiError: tools or a response format cannot be served, or cannot be used together.
         """
         if isinstance(thoughts, ThoughtMarks):
             thoughts = replace(thoughts, budget=body.thinking_budget)

@@ -306,7 +306,7 @@ class EngineClient:
 
     async def _successor(self, pause: float | None) -> EngineLife | None:
         while pause is not None:
-            log.warning("the engine is started again in %g s", pause)
+            log.warning("the engine will be restarted in %g s", pause)
             await asyncio.sleep(pause)
             self.num_restarts += 1
             try:
@@ -315,7 +315,7 @@ class EngineClient:
                 log.error("the engine cannot be started: %r", failure)
                 pause = self._pause_after(f"the engine cannot be started: {failure}")
             else:
-                log.warning("the engine was started again, for the %d. time", self.num_restarts)
+                log.warning("the engine was restarted (%d times so far)", self.num_restarts)
                 return life
         return None
 

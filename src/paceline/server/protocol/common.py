@@ -157,7 +157,7 @@ def note_ignored(context: object, name: str) -> None:
 
 def _only_false(value: bool) -> bool:
     if value:
-        raise ValueError("a bias in logit_bias is true; allowed are numbers, and false for a ban")
+        raise ValueError("a bias in logit_bias is true; allowed: numbers, and false for a ban")
     return value
 
 
@@ -204,7 +204,9 @@ class Speculation(ApiModel):
     @model_validator(mode="after")
     def _check_methods(self) -> Speculation:
         if self.method is not None and self.methods is not None:
-            raise ValueError("speculative.method is given beside speculative.methods; send one")
+            raise ValueError(
+                "speculative.method is given together with speculative.methods; send one of them"
+            )
         return self
 
 
@@ -240,8 +242,8 @@ def check_window(
     allowed = (WHOLE_CONTEXT, *usual)
     if is_penalised and window is not None and window not in allowed:
         raise ValueError(
-            f"repeat_last_n is {window}; penalties here count the whole text: allowed with them "
-            f"are {', '.join(map(str, allowed))}"
+            f"repeat_last_n is {window}; penalties here count the whole text; allowed with "
+            f"them: {', '.join(map(str, allowed))}"
         )
 
 

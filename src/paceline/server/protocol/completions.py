@@ -46,7 +46,7 @@ def _prompts(value: Any, info: ValidationInfo) -> Any:
     is_flat = bool(items) and all(type(item) is int for item in items)
     batch = [items] if is_flat else items
     if not 0 < len(batch) <= MAX_PROMPTS:
-        raise ValueError(f"{name} has {len(batch)} prompts; allowed are 1 to {MAX_PROMPTS}")
+        raise ValueError(f"{name} has {len(batch)} prompts; allowed: 1 to {MAX_PROMPTS}")
     if all(isinstance(each, str) for each in batch):
         return value
     if not all(isinstance(each, list) and each for each in batch):

@@ -126,10 +126,10 @@ async def input_items(
     """
     items: list[dict[str, Any]] = from_json(_find(request, response_id).input)
     if order not in ("asc", "desc"):
-        raise ApiError(400, f"order is {order[:40]!r}; allowed are asc, desc", param="order")
+        raise ApiError(400, f"order is {order[:40]!r}; allowed: asc, desc", param="order")
     count = int(limit) if limit.isdecimal() and len(limit) < 4 else 0
     if not 1 <= count <= MAX_LISTED:
-        message = f"limit is {limit[:40]!r}; allowed is 1 to {MAX_LISTED}"
+        message = f"limit is {limit[:40]!r}; allowed: 1 to {MAX_LISTED}"
         raise ApiError(400, message, param="limit")
     if order == "desc":
         items.reverse()
@@ -175,8 +175,8 @@ def _find(request: Request, response_id: str, param: str | None = None) -> Kept:
     if found is None:
         raise ApiError(
             404 if param is None else 400,
-            f"response {response_id[:80]!r} is not kept here: it was not stored, was of another "
-            "key, or had to go; send all items of the conversation",
+            f"response {response_id[:80]!r} is not kept here: it was not stored, belongs to "
+            "another key, or had to make room; send all items of the conversation",
             NOT_FOUND if param is None else "invalid_request_error",
             param=param,
             code="previous_response_not_found" if param else None,

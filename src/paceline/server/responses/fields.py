@@ -41,7 +41,7 @@ def _of_kinds(kinds: tuple[str, ...], what: str) -> BeforeValidator:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in kinds:
             raise ValueError(
-                f"{what} of type {kind[:40]!r} are not supported; allowed are {', '.join(kinds)}"
+                f"{what} of type {kind[:40]!r} are not supported; allowed: {', '.join(kinds)}"
             )
         return value
 

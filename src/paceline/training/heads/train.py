@@ -128,7 +128,7 @@ def _taps(config: HeadTrainingConfig, target: Checkpoint) -> tuple[int, ...]:
         return default_taps(config.kind, layers)
     if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= layers:
         raise TrainingError(
-            f"taps are {', '.join(map(str, taps))}; allowed are ascending numbers from 0 to "
+            f"taps are {', '.join(map(str, taps))}; allowed: ascending numbers from 0 to "
             f"{layers}, the layers of {config.target}"
         )
     return taps

@@ -77,7 +77,7 @@ def _of_traces(config: NgramTrainingConfig) -> list[Example]:
                 "paceline trace"
             )
         if not all((each.top_logprobs <= 0.0).all() for each in answers):
-            raise TrainingError(f"{folder} is damaged: its log-probabilities are none")
+            raise TrainingError(f"{folder} is damaged: its log-probabilities are invalid")
         examples += [
             Example(each.token_ids, each.prompt_len, each.top_ids, np.exp(each.top_logprobs))
             for each in answers

@@ -54,7 +54,7 @@ def read_uzu(path: str | Path, vocab_size: int, fingerprint: str | None) -> Ngra
     (order,) = struct.unpack_from("<I", data)
     if not MIN_ORDER <= order <= MAX_ORDER:
         raise ModelLoadError(
-            f"{path} has order {order}; allowed are orders {MIN_ORDER} to {MAX_ORDER}"
+            f"{path} has order {order}; allowed: orders {MIN_ORDER} to {MAX_ORDER}"
         )
     at, found = 8, []
     for n in range(1, order + 1):
@@ -88,7 +88,7 @@ def _uzu_table(data: bytes, at: int, n: int, name: str) -> tuple[_UzuTable, int]
     tokens = np.frombuffer(data, "<u4", slots * k, begin + 8 * slots).reshape(slots, k)
     values = np.frombuffer(data, "<f4", slots * k, begin + (8 + 4 * k) * slots).reshape(slots, k)
     if not ((values >= 0.0) & (values <= 1.0)).all():
-        raise ModelLoadError(f"{name} is damaged: a value of order {n} is no probability")
+        raise ModelLoadError(f"{name} is damaged: a value of order {n} is not a probability")
     if n == 1:  # the empty context is in one slot of the table
         tokens = tokens[[context_key(()) % slots]]
         values, tags = values[[context_key(()) % slots]], tags[:1]

@@ -143,7 +143,9 @@ async def _read(response: aiohttp.ClientResponse, began: float, outcome: Outcome
             for event in parser.feed(data):
                 stream.take(event, now)
         except ValueError as error:
-            raise _FailedError(f"a stream that is no JSON: {error}"[:MESSAGE_LENGTH]) from error
+            raise _FailedError(
+                f"a stream that is not valid JSON: {error}"[:MESSAGE_LENGTH]
+            ) from error
     stream.end()
 
 

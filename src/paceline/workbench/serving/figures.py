@@ -49,8 +49,8 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
             limits[name] = -1.0
         if name not in PER_REQUEST or not limits[name] >= 0:
             raise ConfigError(
-                f"--goodput {pair!r} is no limit; write METRIC:MILLISECONDS, where METRIC is one "
-                f"of {', '.join(PER_REQUEST)}"
+                f"--goodput {pair!r} is not a limit; write METRIC:MILLISECONDS, where METRIC is "
+                f"one of {', '.join(PER_REQUEST)}"
             )
     return limits
 

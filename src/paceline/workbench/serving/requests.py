@@ -74,7 +74,7 @@ def clean_url(url: str) -> str:
         ConfigError: it is no HTTP address.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is no address of a server; write http://HOST:PORT")
+        raise ConfigError(f"{url!r} is not the address of a server; write http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
