@@ -83,5 +83,5 @@ def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory_budget(None, True) == 800
     assert memory_budget(None, False) == math.inf
     for wrong in ("0%", "101%", "lots", "-5%", "%"):
-        with pytest.raises(ConfigError, match=r"no share of the memory|no amount of memory"):
+        with pytest.raises(ConfigError, match=r"not a share of memory|not an amount of memory"):
             memory_budget(wrong, True)

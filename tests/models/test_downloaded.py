@@ -185,8 +185,8 @@ def layers(*kinds: str, digest: object = f"sha256:{DIGEST}") -> dict[str, Any]:
         ({"layers": [1, None]}, "has 0 models"),
         (layers(MODEL, MODEL), "has 2 models"),
         (layers(MODEL, "application/vnd.ollama.image.adapter"), "has an adapter"),
-        (layers(MODEL, digest="sha256:../../../etc/passwd"), "no SHA-256"),
-        (layers(MODEL, digest=None), "no SHA-256"),
+        (layers(MODEL, digest="sha256:../../../etc/passwd"), "without a SHA-256"),
+        (layers(MODEL, digest=None), "without a SHA-256"),
         (layers(MODEL, digest="sha256:" + "f" * 64), "is not there: ollama pull"),
     ],
 )

@@ -249,7 +249,7 @@ def test_a_vocabulary_that_the_library_cannot_hold() -> None:
     tokenizer = with_added({"x" * 2000: False})
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, [0])
     compiler.prepare()
-    with pytest.raises(RequestError, match="cannot be had with this model's tokenizer"):
+    with pytest.raises(RequestError, match="cannot be used with this model's tokenizer"):
         compiler.constraints(StructuredOutputs(regex="a"), 1)
 
 
