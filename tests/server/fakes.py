@@ -123,6 +123,7 @@ class FakeEngine:
             model="fake",
             max_model_len=self.max_model_len,
             vocab_size=self.tokenizer.vocab_size if self.tokenizer else 48,
+            longest_token=self.tokenizer.longest_token if self.tokenizer else 0,
             dtype="float32",
             backend="reference",
             promises_identity=True,

@@ -17,7 +17,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.server.config import OPEN_PATHS
 from paceline.server.tokens import TokenTexts
 from tests.models.vocabularies import begin_texts
-from tests.server.asgi import application, call, engine_of, post, refused
+from tests.server.asgi import application, call, complete, engine_of, post, refused
 from tests.server.chats import USER
 from tests.server.fakes import FakeEngine, embedded_tokenizer
 
@@ -219,6 +219,22 @@ class Watched(Tokenizer):
         return super().id_to_token(token_id)
 
 
+def test_the_process_that_streams_looks_through_no_vocabulary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine()
+
+    def look(tokenizer: Tokenizer) -> int:
+        raise AssertionError("streams of other models wait meanwhile")
+
+    monkeypatch.setattr(Tokenizer, "longest_token", property(look))
+    app = application(engine)
+    assert complete(app, "a" * 20)["choices"][0]["text"]
+    longest = engine.info.longest_token * engine.info.max_model_len
+    error = refused(app, "/v1/completions", {"prompt": "a" * (longest + 1)})
+    assert f"at most {longest} characters" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "aside"),
     [
@@ -234,7 +250,6 @@ def test_what_takes_time_is_done_beside_the_event_loop(path: str, body: Any, asi
     loop: list[int] = []
     watched = Watched(loop)
     app = application(FakeEngine([5, 6], watched))
-    app.state.models.first.longest_token  # noqa: B018  # spells all tokens, once
     watched.aside.clear()
     watched.inline.clear()
     loop.append(threading.get_ident())

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.server.engine.memory import memory_of, used_memory
 from paceline.server.engine.process import engine_info
 from tests.server.factories import Paper
+from tests.server.fakes import embedded_tokenizer
 
 
 class Small(Paper):
@@ -42,6 +43,14 @@ def test_what_the_model_is() -> None:
     assert (told.architecture, told.hidden_size, told.num_layers) == ("llama", 8, 2)
     assert (told.num_bytes, told.pooling) == (64, "last")
     assert engine_info(Paper(0.01)).architecture == "paper"
+
+
+def test_the_longest_token_is_told_with_the_tokenizer() -> None:
+    engine, tokenizer = Small(), embedded_tokenizer()
+    assert engine_info(engine).longest_token == 0
+    engine.checkpoint.tokenizer = tokenizer
+    told = engine_info(engine).longest_token
+    assert told == max(len(tokenizer.id_to_token(i) or "") for i in range(tokenizer.vocab_size))
 
 
 def test_an_unfilled_cache_is_kept_free_and_not_used() -> None:

@@ -36,6 +36,8 @@ class EngineInfo:
         num_bytes: of its weights as they are stored.
         kv_bytes: of the whole KV cache.
         num_weights: of its embeddings, head and layers.
+        longest_token: characters of the longest token; 0 without a tokenizer. To tell it takes a
+            look at the whole vocabulary.
         pooling: how it was trained to make one vector of a text; empty where no file says it.
     """
 
@@ -58,6 +60,7 @@ class EngineInfo:
     num_bytes: int = 0
     kv_bytes: int = 0
     num_weights: int = 0
+    longest_token: int = 0
     pooling: str = ""
 
 

@@ -68,7 +68,6 @@ class Serving:
 
     Attributes:
         is_known: it was loaded before, so that the client has its facts.
-        longest_token: its characters; 0 without a tokenizer.
         resident: whether it is loaded, and until when.
 
     Raises:
@@ -76,7 +75,6 @@ class Serving:
     """
 
     texts: TokenTexts
-    longest_token: int
 
     def __init__(
         self,
@@ -159,7 +157,6 @@ class Serving:
         self.admission.max_num_seqs = info.max_num_seqs
         tokenizer = self.client.tokenizer
         self.texts = TokenTexts(tokenizer)
-        self.longest_token = 0 if tokenizer is None else tokenizer.longest_token
         self._note_unknown_options(tokenizer)
 
     def _note_unknown_options(self, tokenizer: Tokenizer | None) -> None:

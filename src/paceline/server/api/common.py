@@ -104,8 +104,8 @@ def check_length(serving: Serving, num_characters: int) -> None:
     Raises:
         ContextLengthError: no encoding of so long a text fits into the context.
     """
-    context = serving.client.info.max_model_len
-    most = context * serving.longest_token
+    info = serving.client.info
+    context, most = info.max_model_len, info.max_model_len * info.longest_token
     if num_characters > most:
         raise ContextLengthError(
             f"this model's maximum context length is {context} tokens, at most {most} characters; "

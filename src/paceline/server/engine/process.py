@@ -296,7 +296,9 @@ def engine_info(engine: Any) -> EngineInfo:
 def _shape(checkpoint: Any) -> dict[str, Any]:
     """What an :class:`EngineInfo` says of the model itself."""
     config = checkpoint.config
+    tokenizer = checkpoint.tokenizer
     return {
+        "longest_token": 0 if tokenizer is None else tokenizer.longest_token,
         "architecture": checkpoint.hf_config.get("model_type") or config.architecture,
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,

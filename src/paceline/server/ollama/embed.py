@@ -92,7 +92,7 @@ async def _vectors(
     context = serving.client.info.max_model_len
     if is_cut:
         # No encoding of the rest could begin within the context.
-        most = context * serving.longest_token
+        most = context * serving.client.info.longest_token
         texts = [text[:most] for text in texts]
     inputs = await encode_all(serving, texts)
     if is_cut:
