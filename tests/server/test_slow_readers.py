@@ -14,6 +14,7 @@ import pytest
 from paceline.errors import BusyError, SlowReaderError
 from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
+from paceline.server.batch import batch_config, batch_handle
 from paceline.server.engine.backlog import Backlog, Share, waiting_bytes
 from paceline.server.engine.generation import EngineGeneration
 from paceline.server.messages import Piece
@@ -42,7 +43,7 @@ def piece(sample: int = 0, top: int = 0, **end: Any) -> Piece:
 class Pushing(FakeEngine):
     """Tells all that it has at once, as an engine does that is faster than any client."""
 
-    generations: list[EngineGeneration]
+    shares: list[Share | None]
 
     @asynccontextmanager
     async def generate(
@@ -53,7 +54,7 @@ class Pushing(FakeEngine):
         **rest: Any,
     ) -> AsyncIterator[Any]:
         generation = EngineGeneration(params, share)
-        self.generations = [*getattr(self, "generations", ()), generation]
+        self.shares = [*getattr(self, "shares", ()), share]
         calls = [Call(ids, wish, "", "") for ids, wish in zip(prompts, params, strict=True)]
         for number, given in enumerate(calls):
             for told in self.pieces(given, self.answer_ids(given.token_ids), number):
@@ -197,6 +198,21 @@ def test_the_largest_answer_in_one_body_goes_where_all_together_take_too_much() 
         assert backlog.num_bytes == small.num_bytes > 0
 
     asyncio.run(story())
+
+
+def test_the_answers_of_a_batch_may_be_of_any_size() -> None:
+    engine = Pushing("word " * 200, state="ready")
+    handle, _ = batch_handle(engine, batch_config(("fake",), {}))
+    body = {"model": "fake", "prompt": "a", "max_tokens": 300, "logprobs": 5}
+
+    async def ask() -> int:
+        status, _ = await handle("/v1/completions", body)
+        return status
+
+    assert asyncio.run(ask()) == 200
+    (share,) = engine.shares
+    assert share is not None
+    assert share.most > 1 << 50
 
 
 BODY = b"[" + b"1," * (1 << 19) + b"1]"

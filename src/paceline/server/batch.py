@@ -173,7 +173,9 @@ def batch_handle(client: EngineClient, config: ServerConfig) -> tuple[Handle, in
         what answers requests, and how many it should have at a time.
     """
     places = REQUESTS_PER_SEQUENCE * client.info.max_num_seqs
-    return application_handle(create_app(client, config), client), places
+    app = create_app(client, config)
+    app.state.models.backlog.lift_bounds()  # what waits is as much as the file's owner asks for
+    return application_handle(app, client), places
 
 
 def _has_died(status: int, told: Any) -> bool:

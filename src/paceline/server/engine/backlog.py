@@ -8,6 +8,7 @@ more than making them. Owns the bounds and who is dropped. Knows no engine and n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 from paceline.errors import AnswerTooLargeError, BusyError, PacelineError, SlowReaderError
@@ -65,6 +66,10 @@ class Backlog:
         self.most_bytes_of_answer = most_bytes_of_answer
         self.num_bytes = 0
         self._shares: set[Share] = set()
+
+    def lift_bounds(self) -> None:
+        """Let answers in one body take any memory, where it is the machine's owner who asks."""
+        self.most_bytes = self.most_bytes_of_answer = sys.maxsize
 
     def of_stream(self, *told: Told) -> Share:
         """What waits until it is read. Args: told: called, in this order, when it is dropped."""
