@@ -136,7 +136,7 @@ class LLM:
         engine = self._built.engine
         if config.speculative and config.planner == "auto" and not engine.cost.has_profile:
             log.info(
-                "no profile of %s on this machine: what a step costs is assumed at first, and "
+                "no profile of %s on this machine: the cost of a step is assumed at first and then "
                 "learnt; `paceline profile` measures it",
                 self._built.checkpoint.name,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -37,6 +38,12 @@ PATH = "/v1/completions"
         ({"prompt": "a", "temperature": "hot"}, 'temperature is "hot"; it should', "temperature"),
         ({"prompt": "a", "temperature": -1}, "greater than or equal to 0", "temperature"),
         ({"prompt": "a", "n": 129}, "n is 129; it should be less than or equal to 128", "n"),
+        (
+            {"prompt": "a", "stop": 5},
+            "stop is 5; it should be a valid string, or a valid list",
+            "stop",
+        ),
+        ({"prompt": "a", "stop": ""}, 'stop is ""; it should have at least 1 character', "stop"),
         ({"prompt": "a", "logprobs": 21}, "less than or equal to 20", "logprobs"),
         ({"prompt": "a", "stop": [""]}, "at least 1 character", "stop.0"),
         ({"prompt": "a", "stop": ["a"] * 33}, "at most 32", "stop"),
@@ -155,3 +162,22 @@ def test_one_failure_in_a_batch_ends_all_of_it() -> None:
 def test_a_dead_engine_refuses_with_a_500() -> None:
     app = application(FakeEngine(dies_at=0))
     assert refused(app, PATH, {"prompt": "a", "stream": True}, 500)["code"] == "engine_dead"
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ("x", "a valid integer, or -1"),
+        (-3, "greater than or equal to 1, or -1"),  # and no other type than the one that it has
+    ],
+)
+def test_all_that_a_value_may_be_is_told(value: Any, wanted: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": value}
+    error = refused(application(), "/v1/chat/completions", body)
+    assert error["message"] == f"max_tokens is {json.dumps(value)}; it should be {wanted}"
+    assert error["param"] == "max_tokens"
+
+
+def test_a_list_without_items_is_told_how_many_it_needs() -> None:
+    error = refused(application(), "/v1/chat/completions", {"messages": []})
+    assert error["message"] == "messages is []; it should have at least 1 item"

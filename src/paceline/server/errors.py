@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -49,6 +50,8 @@ RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
 
 _MAX_SHOWN = 60
+_SUBJECT = re.compile(r"(Input|List|String|Dictionary)(?= should)")
+_LENGTH = re.compile(r"( after validation)?, not \d+$")
 _OF_THE_ROUTER = ("Not Found", "Method Not Allowed")
 _BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*) (?:is|has|holds|names|must|nests)\b")
 
@@ -164,7 +167,7 @@ def _validation_error(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body; the innermost where several types were tried."""
     details = error.errors(include_url=False, include_context=False)
     first = max(details, key=lambda each: _rank(each["type"]))  # of equals the first
-    place = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
+    place = _place(first)
     kind, value = first["type"], first.get("input")
     if not place:
         place = _named_field(first["msg"].removeprefix("Value error, ")) or ""
@@ -177,9 +180,36 @@ def _validation_error(error: ValidationError) -> ApiError:
     elif kind in ("model_type", "dict_type") and not place:
         message = f"the body is {_shown(value)}; it must be a JSON object"
     else:
-        reason = first["msg"].replace("Input should", "it should", 1)
-        message = f"{place} is {_shown(value)}; {reason[:1].lower()}{reason[1:]}"
+        tried = [each for each in details if _place(each) == _place(first)]
+        message = f"{place} is {_shown(value)}; {_reason(first, tried)}"
     return ApiError(400, message, param=place or None)
+
+
+def _place(detail: ErrorDetails) -> str:
+    """The field of a problem, with dots, without the branches of unions."""
+    return ".".join(str(part) for part in detail["loc"] if not _is_branch(part))
+
+
+def _reason(first: ErrorDetails, tried: Sequence[ErrorDetails]) -> str:
+    """What a value should be; all that it may be where several types were tried in vain.
+
+    Of a value that has a right type and is out of range, the other types are not told.
+    """
+    has_a_type = not first["type"].endswith(("_type", "literal_error"))
+    told = [e for e in tried if _is_plain(e) and not (has_a_type and e["type"].endswith("_type"))]
+    wanted, *others = dict.fromkeys(_in_words(each["msg"]) for each in told)
+    return ", or ".join([wanted, *(text.removeprefix("it should be ") for text in others)])
+
+
+def _in_words(message: str) -> str:
+    """pydantic's message of JSON: the value is called it, and its length is left out."""
+    message = _LENGTH.sub("", message).replace("valid dictionary", "valid object")
+    message = _SUBJECT.sub("it", message, count=1)
+    return message[:1].lower() + message[1:]
+
+
+def _is_plain(detail: ErrorDetails) -> bool:
+    return _rank(detail["type"]) < 2
 
 
 def _rank(kind: str) -> int:
