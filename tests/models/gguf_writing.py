@@ -392,6 +392,6 @@ def convert(family: str, path: Path, **options: Any) -> Any:
     model = make_model(family, **options.pop("changes", {}))
     metadata = {**IDS, **CASES.get(family, {}), **options.pop("metadata", {})}
     if family in RETOLD:
-        options["arch"] = RETOLD[family]["model_type"]
+        options["arch"] = RETOLD[family](model.config)["model_type"]
     write_gguf(path, model.config, model.state_dict(), metadata=metadata, **options)
     return model

@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,15 +258,20 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Dense families that leave Llama's form in more than biases."""
 FAMILIES |= DENSE
-# The same model as another family describes it: what config.json says instead.
-RETOLD: dict[str, dict[str, Any]] = {
-    "minicpm": {
+
+
+def _as_minicpm(config: Any) -> dict[str, Any]:
+    depth = config.num_hidden_layers**0.5
+    return {
         "model_type": "minicpm",
-        "scale_emb": 6.0,
-        "scale_depth": 0.3 * 2**0.5,
-        "dim_model_base": 32,
-    },
-}
+        "scale_emb": config.embedding_multiplier,
+        "scale_depth": config.residual_multiplier * depth,
+        "dim_model_base": config.hidden_size / config.logits_scaling,
+    }
+
+
+RETOLD: dict[str, Callable[[Any], dict[str, Any]]] = {"minicpm": _as_minicpm}
+"""Models that another family describes otherwise: what config.json says instead."""
 
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 ROUTED = {
@@ -667,7 +672,7 @@ def _saved(family: str, dtype: str, stacked: bool, **changes: Any) -> tuple[Any,
         folder = Path(name)
         model.save_pretrained(folder, save_original_format=not stacked)
         if family in RETOLD:
-            edit(folder / "config.json", **RETOLD[family])
+            edit(folder / "config.json", **RETOLD[family](model.config))
         return model, {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
