@@ -37,6 +37,7 @@ def test_a_paste_is_one_message() -> None:
         terminal.type(paste("first\nsecond\n"))
         terminal.type("\n")
         terminal.until(repr("first\nsecond"))
+        terminal.until("> ")
         terminal.type(paste("one\r") + " more\n")
         terminal.until(repr("one\n more"))
 
@@ -46,8 +47,10 @@ def test_arrows_bring_texts_back() -> None:
         terminal.until("> ")
         terminal.type(f"{UP}\n")
         terminal.until(repr("two\nlines"))
+        terminal.until("> ")
         terminal.type('"""a\nb"""\n')
         terminal.until(repr("a\nb"))
+        terminal.until("> ")
         terminal.type(f"{UP}{UP}{UP}{UP}\n")
         terminal.until(repr("earlier"))
 
@@ -103,6 +106,7 @@ def test_a_chat(tmp_path: Path) -> None:
         terminal.until("> ")
         terminal.type("/stats\n")
         terminal.until("all answers: 8 tokens")
+        terminal.until("> ")
         terminal.type("/bye\n")
         terminal.to_the_end()
     (kept,) = tmp_path.glob("**/typed.jsonl")
@@ -113,6 +117,7 @@ def test_a_chat(tmp_path: Path) -> None:
         terminal.until("a time")
         terminal.type("\n")
         terminal.until(" tok/s")
+        terminal.until("> ")
         terminal.type("\x04")
         terminal.to_the_end()
 

@@ -90,8 +90,10 @@ def run_command(options: RunOptions) -> int:
 
 
 def _talk(conversation: Conversation) -> int:
-    from paceline.commands.terminal import Terminal  # readline takes the terminal for itself
-
+    try:
+        from paceline.commands.terminal import Terminal  # readline takes the terminal for itself
+    except ImportError:  # some builds of Python have no readline
+        return talk(conversation, input)
     history = PromptHistory()
     terminal = Terminal(history.texts())
 
