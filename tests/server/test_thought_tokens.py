@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import tokenizers
@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from paceline.models.tokenizer import Tokenizer
+from paceline.request import TokenLogprobs
 from paceline.server.chat.answer import AnswerParser
+from paceline.server.chat.choice import ChatChoice
 from paceline.server.chat.harmony import ASSISTANT, Harmony, HarmonyParser
+from paceline.server.chat.logprobs import WordLogprobs
 from paceline.server.chat.thought_tokens import ThoughtCount, ThoughtTokens
+from paceline.server.chat.token_places import Placed, TokenPlaces
 from paceline.server.messages import Piece
+from paceline.server.tokens import TokenTexts
 from paceline.structured_outputs import ThoughtMarks
 from tests.server.chats import CHATML, HARMONY_CHAT, THINKING, USER, ChatServer
 from tests.server.protocols import Asked
@@ -113,10 +118,10 @@ SPELLING, HARMONY_SPELLING = spelling(TOKENS), spelling(HEADS)
 def counted(
     tokenizer: Tokenizer, parser: AnswerParser | HarmonyParser, pieces: Sequence[Piece]
 ) -> ThoughtCount:
-    tokens, inside, marked = ThoughtTokens(tokenizer, []), 0, 0
+    tokens, placed, inside, marked = ThoughtTokens(), TokenPlaces(tokenizer, []), 0, 0
     for piece in pieces:
         parser.push(piece.text, final=piece.finish_reason is not None)
-        more = tokens.take(piece, parser.thoughts)
+        more = tokens.take(placed.take(piece), parser.thoughts)
         inside, marked = inside + more.inside, marked + more.marked
     return ThoughtCount(inside, marked)
 
@@ -179,3 +184,30 @@ def test_the_count_of_harmony_does_not_depend_on_cuts(ids: list[int], begins: bo
     }
     assert len(found) == 1
     assert not begins or max(found).inside >= 2
+
+
+class CountedPlaces(TokenPlaces):
+    num_taken = 0
+
+    def take(self, piece: Piece) -> list[Placed]:
+        self.num_taken += 1
+        return super().take(piece)
+
+
+@pytest.mark.parametrize("with_logprobs", [False, True])
+def test_tokens_are_placed_once_for_thoughts_and_log_probs(with_logprobs: bool) -> None:
+    ids = [TOKENS.index(text) for text in ("<th", "ink>\nH", "m", "</", "think>Y", "es", "\n")]
+    places = CountedPlaces(SPELLING, [])
+    logprobs = WordLogprobs(TokenTexts(None)) if with_logprobs else None
+    parser = AnswerParser(ThoughtMarks("<think>", "</think>"), None)
+    choice, told, count = ChatChoice(0, parser, places, logprobs, None), list[Any](), 0
+    for number, token_id in enumerate(ids):
+        end = "stop" if number + 1 == len(ids) else None
+        entry = [TokenLogprobs(token_id, -1.0, 1, ())]
+        piece = Piece(0, [token_id], ["target"], TOKENS[token_id], entry, finish_reason=end)
+        told += choice.take(piece)
+        count += choice.new_thoughts.inside
+    assert count == 2
+    assert places.num_taken == (len(ids) if with_logprobs else 5), "no more than is needed"
+    named = [each for part in told for each in (part["logprobs"] or {}).get("content", ())]
+    assert len(named) == (3 if with_logprobs else 0)

@@ -23,7 +23,7 @@ from paceline.server.chat.demands import Demands
 from paceline.server.chat.harmony import harmony_of
 from paceline.server.chat.logprobs import AllLogprobs, ChatLogprobs
 from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
-from paceline.server.chat.thought_tokens import ThoughtTokens
+from paceline.server.chat.token_places import TokenPlaces
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
@@ -135,10 +135,10 @@ class Chat(Answering[ChatCompletionRequest]):
         origins = None
         if body.return_origins:
             origins = OriginTokens(serving.tokenizer, self._token_ids)
-        parser, thoughts = self._demands.parser(), None
-        if parser.may_think:
-            thoughts = ThoughtTokens(serving.tokenizer, self._token_ids)
-        return ChatChoice(index, parser, thoughts, logprobs, origins, body.return_token_ids)
+        parser, places = self._demands.parser(), None
+        if parser.may_think or (logprobs is not None and logprobs.needs_places):
+            places = TokenPlaces(serving.tokenizer, self._token_ids)
+        return ChatChoice(index, parser, places, logprobs, origins, body.return_token_ids)
 
     def _logprobs(self) -> ChatLogprobs:
         return AllLogprobs(self._serving.texts)

@@ -14,12 +14,16 @@ from paceline.server.chat.harmony import HarmonyParser
 from paceline.server.chat.logprobs import ChatLogprobs
 from paceline.server.chat.parts import Part, delta_of
 from paceline.server.chat.thought_tokens import ThoughtCount, ThoughtTokens
+from paceline.server.chat.token_places import Placed, TokenPlaces
 from paceline.server.messages import Piece
 from paceline.server.tokens import OriginTokens
 
 
 class ChatChoice:
     """One sample.
+
+    Args:
+        places: where its tokens stand; None where nobody has to know.
 
     Attributes:
         new_thoughts: tokens of thoughts that the last piece added.
@@ -29,7 +33,7 @@ class ChatChoice:
         self,
         index: int,
         parser: AnswerParser | HarmonyParser,
-        thoughts: ThoughtTokens | None,
+        places: TokenPlaces | None,
         logprobs: ChatLogprobs | None,
         origins: OriginTokens | None,
         returns_ids: bool = False,
@@ -37,7 +41,8 @@ class ChatChoice:
         self._returns_ids = returns_ids
         self._index = index
         self._parser = parser
-        self._thoughts = thoughts
+        self._places = places
+        self._thoughts = ThoughtTokens()
         self.new_thoughts = ThoughtCount()
         self._logprobs = logprobs
         self._origins = origins
@@ -48,12 +53,13 @@ class ChatChoice:
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
         """What a piece adds: parts of one kind each, in order, and one that ends the sample."""
-        told = self._read(piece)
+        placed = self._placed(piece)
+        told = self._read(piece, placed)
         parts = [self._part(delta_of(each)) for each in told]
         if piece.token_ids and (self._logprobs or self._origins or self._returns_ids):
             parts = parts or [self._part({})]
             if self._logprobs is not None:
-                self._logprobs.tell(piece, told, parts)
+                self._logprobs.tell(piece, placed, told, parts)
             if self._origins is not None:
                 parts[0]["tokens"] = self._origins.take(piece)
             if self._returns_ids:
@@ -62,13 +68,20 @@ class ChatChoice:
             parts.append(self._end(piece))
         return parts
 
-    def _read(self, piece: Piece) -> list[Part]:
+    def _placed(self, piece: Piece) -> list[Placed]:
+        """Where its tokens stand, as long as somebody has to know that."""
+        needs_places = self._logprobs is not None and self._logprobs.needs_places
+        if self._places is None or not (needs_places or self._parser.may_think):
+            return []
+        return self._places.take(piece)
+
+    def _read(self, piece: Piece, placed: Sequence[Placed]) -> list[Part]:
         """The parts that became certain; the tokens of thoughts are counted."""
         may_think = self._parser.may_think
         told = self._parser.push(piece.text, final=piece.finish_reason is not None)
         self.new_thoughts = ThoughtCount()
-        if self._thoughts is not None and may_think:
-            self.new_thoughts = self._thoughts.take(piece, self._parser.thoughts)
+        if may_think:
+            self.new_thoughts = self._thoughts.take(placed, self._parser.thoughts)
         return told
 
     def _end(self, piece: Piece) -> dict[str, Any]:

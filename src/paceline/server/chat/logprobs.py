@@ -7,23 +7,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
 from paceline.server.chat.parts import Part, Places, Words
-from paceline.server.chat.token_places import TokenPlaces
+from paceline.server.chat.token_places import Placed
 from paceline.server.messages import Piece
 from paceline.server.tokens import TokenTexts, finite
 
 
 class ChatLogprobs(Protocol):
-    """Adds the log-probabilities of one sample to the parts of its choice."""
+    """Adds the log-probabilities of one sample to the parts of its choice.
 
-    def tell(self, piece: Piece, told: Sequence[Part], parts: Sequence[dict[str, Any]]) -> None:
+    Attributes:
+        needs_places: of the tokens.
+    """
+
+    needs_places: ClassVar[bool]
+
+    def tell(
+        self,
+        piece: Piece,
+        placed: Sequence[Placed],
+        told: Sequence[Part],
+        parts: Sequence[dict[str, Any]],
+    ) -> None:
         """
         Args:
             piece: what came; it has tokens.
+            placed: those whose places are known with it.
             told: the parts of the answer that became certain with it.
             parts: the choice's parts that tell them, in the same order; at least one.
         """
@@ -33,10 +45,18 @@ class ChatLogprobs(Protocol):
 class AllLogprobs:
     """Those of every token, that of the end included, told when the token comes."""
 
+    needs_places: ClassVar[bool] = False
+
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
 
-    def tell(self, piece: Piece, told: Sequence[Part], parts: Sequence[dict[str, Any]]) -> None:
+    def tell(
+        self,
+        piece: Piece,
+        placed: Sequence[Placed],
+        told: Sequence[Part],
+        parts: Sequence[dict[str, Any]],
+    ) -> None:
         parts[0]["logprobs"] = {"content": [entry_of(each, self._texts) for each in piece.logprobs]}
 
 
@@ -46,15 +66,20 @@ class WordLogprobs:
     Thoughts, calls, marks, what a stop string cuts off, and the end have none.
     """
 
-    def __init__(
-        self, texts: TokenTexts, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
-    ) -> None:
-        self._texts = texts
-        self._tokens = TokenPlaces[TokenLogprobs](tokenizer, prompt_token_ids)
-        self._placed = deque[tuple[int, int, TokenLogprobs]]()  # with where the token's text stands
+    needs_places: ClassVar[bool] = True
 
-    def tell(self, piece: Piece, told: Sequence[Part], parts: Sequence[dict[str, Any]]) -> None:
-        self._placed.extend(self._tokens.take(piece, piece.logprobs))
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._placed = deque[Placed]()
+
+    def tell(
+        self,
+        piece: Piece,
+        placed: Sequence[Placed],
+        told: Sequence[Part],
+        parts: Sequence[dict[str, Any]],
+    ) -> None:
+        self._placed.extend(placed)
         for part, choice in zip(told, parts, strict=False):
             if isinstance(part, Words):
                 found = self._take(part.places)
@@ -65,7 +90,7 @@ class WordLogprobs:
         taken, last = list[TokenLogprobs](), places[-1][1]
         while self._placed and self._placed[0][0] < last:
             start, end, entry = self._placed.popleft()
-            if any(start < stop and begin < end for begin, stop in places):
+            if entry is not None and any(start < stop and begin < end for begin, stop in places):
                 taken.append(entry)
         return taken
 

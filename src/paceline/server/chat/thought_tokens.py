@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.parts import Places
-from paceline.server.chat.token_places import TokenPlaces
-from paceline.server.messages import Piece
+from paceline.server.chat.token_places import Placed
 
 
 class ThoughtPlaces(NamedTuple):
@@ -41,17 +39,17 @@ class ThoughtTokens:
     2.14).
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
-        self._tokens = TokenPlaces[int](tokenizer, prompt_token_ids)
+    def __init__(self) -> None:
         self._inside, self._marked = _Counter(), _Counter()
 
-    def take(self, piece: Piece, places: ThoughtPlaces) -> ThoughtCount:
+    def take(self, placed: Iterable[Placed], places: ThoughtPlaces) -> ThoughtCount:
         """What a piece adds.
 
         Args:
-            places: of the answer up to this piece.
+            placed: its tokens.
+            places: of the thoughts in the answer up to this piece.
         """
-        for start, end, _ in self._tokens.take(piece, piece.token_ids):
+        for start, end, _ in placed:
             self._inside.tokens.append((start, end))
             self._marked.tokens.append((start, end))
         return ThoughtCount(self._inside.count(places.inside), self._marked.count(places.marked))

@@ -6,47 +6,54 @@ What is told does not depend on how the answer was cut into pieces. Knows no par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
 from paceline.models.detokenizer import IncrementalDecoder, has_text
 from paceline.models.tokenizer import Tokenizer
+from paceline.request import TokenLogprobs
 from paceline.server.messages import Piece
 
-Item = TypeVar("Item")
+
+class Placed(NamedTuple):
+    """A token whose text is certain: its first character, the one behind its last, and its
+    log-probs where there are some.
+    """
+
+    start: int
+    end: int
+    logprobs: TokenLogprobs | None
 
 
-class TokenPlaces(Generic[Item]):
+class TokenPlaces:
     """Follows one sample. Tokens without text, such as that of the end, have no place."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._decoder = IncrementalDecoder(tokenizer, prompt_token_ids)
         self._length = 0  # of the text that is certain
-        self._uncertain: list[Item] = []  # of tokens whose text is to come
+        self._uncertain: list[TokenLogprobs | None] = []  # of tokens whose text is to come
 
-    def take(self, piece: Piece, items: Sequence[Item]) -> list[tuple[int, int, Item]]:
-        """
-        Args:
-            items: what is to be told with each token of the piece.
+    def take(self, piece: Piece) -> list[Placed]:
+        """The tokens whose text became certain with a piece.
 
-        Returns:
-            the first character of a token, the one behind its last, and its item. Tokens that only
-            together are whole characters have one place.
+        Those that only together are whole characters have one place.
         """
-        placed = list[tuple[int, int, Item]]()
-        for token_id, item in zip(piece.token_ids, items, strict=True):
+        placed = list[Placed]()
+        count = len(piece.token_ids)
+        entries: Sequence[TokenLogprobs | None] = piece.logprobs or [None] * count
+        for token_id, entry in zip(piece.token_ids, entries, strict=True):
             if has_text(self._tokenizer, token_id):
-                self._uncertain.append(item)
+                self._uncertain.append(entry)
                 placed += self._place(self._decoder.push(token_id))
         if piece.finish_reason is not None:
             placed += self._place(self._decoder.flush())
         return placed
 
-    def _place(self, text: str) -> list[tuple[int, int, Item]]:
+    def _place(self, text: str) -> list[Placed]:
         """Text has become certain: it is that of the tokens that had none yet."""
         if not text:
             return []
         start, self._length = self._length, self._length + len(text)
-        placed = [(start, self._length, item) for item in self._uncertain]
+        placed = [Placed(start, self._length, entry) for entry in self._uncertain]
         self._uncertain.clear()
         return placed

@@ -102,8 +102,7 @@ class Responses(Chat):
         return _renamed(super()._blamed(error))
 
     def _logprobs(self) -> ChatLogprobs:
-        serving = self._serving
-        return WordLogprobs(serving.texts, serving.tokenizer, self._token_ids)
+        return WordLogprobs(self._serving.texts)
 
     async def document(self, request: Request) -> dict[str, Any]:
         async with self._answers(request) as found:
