@@ -24,11 +24,11 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
   pip install --no-cache-dir --no-index --find-links /wheels 'paceline[events]'
 USER 10001
 # Fails where the kernels were not compiled.
-RUN paceline run --prompt hi --max-tokens 4 --backend native
+RUN paceline run embedded --prompt hi --max-tokens 4 --backend native
 WORKDIR /models
 VOLUME /models
 EXPOSE 8000
 HEALTHCHECK --start-period=10m --interval=10s --timeout=5s CMD \
   ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz')"]
 ENTRYPOINT ["tini", "--", "paceline"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve", "embedded", "--host", "0.0.0.0"]

@@ -97,7 +97,7 @@ dist: ## Build an sdist and a wheel into dist/, and run the wheel in an empty en
 	$(PYTHON) -m venv build/dist/empty
 	$(EMPTY)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) dist/*.whl
 	cd build/dist && env -u PYTHONPATH empty/bin/paceline --version
-	cd build/dist && env -u PYTHONPATH empty/bin/paceline run -p hi --max-tokens 8
+	cd build/dist && env -u PYTHONPATH empty/bin/paceline run embedded -p hi --max-tokens 8
 	ls -l dist
 
 # Compiled by Debian's g++-aarch64-linux-gnu and qemu-user-static runs it, where AARCH64_PYTHON names a Python
@@ -114,7 +114,7 @@ dist-arm: ## Cross-compile a wheel for aarch64 into dist/ (after `make dist`)
 	if test -n "$(AARCH64_PYTHON)"; then \
 	  $(TOOLS) -m pip install --quiet --disable-pip-version-check --target build/dist/aarch64 --only-binary :all: \
 	    $(AARCH64_TAGS) $(PIP_ARGS) dist/*_aarch64.whl \
-	  && PYTHONPATH=build/dist/aarch64 $(AARCH64_PYTHON) -m paceline run -p hi --max-tokens 8 --backend native; fi
+	  && PYTHONPATH=build/dist/aarch64 $(AARCH64_PYTHON) -m paceline run embedded -p hi --max-tokens 8 --backend native; fi
 
 # The sources are read and not imported, so that it needs neither torch nor a compiler.
 docs: build/docs-venv/.ready ## Build the documentation as a site, build/site; broken links fail

@@ -90,6 +90,7 @@ def routed(arm: str, asked: Sequence[Turn], num_replicas: int) -> tuple[dict[str
 
 def _engine(kv_bytes: int) -> LLM:
     return LLM(
+        "embedded",
         max_model_len=MAX_MODEL_LEN,
         kv_cache_memory=kv_bytes,
         max_num_seqs=1,

@@ -105,7 +105,7 @@ def answered(wanted: Sequence[Mapping[str, Any]], **engine: Any) -> list[Known]:
         engine: options of :class:`~paceline.llm.LLM`.
     """
     found = []
-    with LLM(speculative_config=[], **engine) as llm:
+    with LLM("embedded", speculative_config=[], **engine) as llm:
         for body in wanted:
             ids = llm.encode(body["prompt"])
             output = llm.generate(ids, params(body))

@@ -66,6 +66,7 @@ class ServerProcess:
         command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *options]
         environment = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
         environment["PYTHONPATH"] = str(ROOT / "src")
+        environment["PACELINE_MODEL"] = "embedded"  # where the options name none
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stderr=log, env=environment)
         try:
@@ -262,7 +263,7 @@ def speculative() -> str:
     """The default proposers, whose store of earlier answers is full when the warm-up ends."""
     configs = (
         replace(config, suffix_decoding_max_cached_tokens=CACHED_TOKENS)
-        for config in default_speculative_config(None)
+        for config in default_speculative_config("embedded")
     )
     return json.dumps([asdict(config) for config in configs])
 

@@ -57,7 +57,7 @@ def default(draft: str) -> tuple[SpeculativeConfig, ...]:
     memory of earlier answers is off: the same prompts are run again and again.
     """
     if draft == embedded_model("draft"):
-        return without_memory(default_speculative_config(None))
+        return without_memory(default_speculative_config("embedded"))
     methods = [{"method": "suffix"}, {"method": "draft_model", "model": draft}]
     return without_memory(parse_speculative_config(methods))
 

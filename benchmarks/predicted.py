@@ -54,7 +54,7 @@ class Arm:
 
 def arms() -> dict[str, Arm]:
     suffix = without_memory(parse_speculative_config({"method": "suffix"}))
-    default = without_memory(default_speculative_config(None))
+    default = without_memory(default_speculative_config("embedded"))
     return {
         "suffix, all verified": Arm(suffix, "fixed"),
         "suffix, planned": Arm(suffix, "auto"),

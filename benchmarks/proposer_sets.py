@@ -35,7 +35,7 @@ def for_speedup() -> dict[str, Any]:
     return {
         "prompt_lookup": chain(),
         "draft_model": draft_model(),
-        DEFAULT: default_speculative_config(None),
+        DEFAULT: default_speculative_config("embedded"),
     }
 
 

@@ -136,8 +136,7 @@ def num_serving(client: httpx.Client) -> int:
 
 def recoveries(model: str, count: int) -> list[float]:
     """Seconds from the death of a replica until both of them serve."""
-    named = () if model == EMBEDDED else (model,)
-    server, found = ServerProcess(*named, *LIMITS, *ARMS[REPLICAS]), list[float]()
+    server, found = ServerProcess(model, *LIMITS, *ARMS[REPLICAS]), list[float]()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE) as client:
             for index in range(count):

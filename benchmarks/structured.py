@@ -153,7 +153,7 @@ WANTED = 1.5
 CONFIGS: Mapping[str, Any] = {
     "grammar": {"method": "grammar"},
     # The grammar joins by itself. Prompts come again: nothing is drafted from earlier answers.
-    DEFAULT: without_memory(default_speculative_config(None)),
+    DEFAULT: without_memory(default_speculative_config("embedded")),
 }
 ALL = "all shapes"
 

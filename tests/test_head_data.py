@@ -41,7 +41,7 @@ def test_answers_become_traces_and_go_on_where_they_ended(tmp_path: Path) -> Non
     rows = [
         {"prompt_ids": [3, i + 4], "token_ids": [5, 6, 7], "temperature": 0.0} for i in range(3)
     ]
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         for row in rows:
             head_data.append(answers, [row])
         head_data.write_traces(llm, answers, traces)

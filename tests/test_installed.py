@@ -23,7 +23,7 @@ from tests.builds import NO_COMPILER, ROOT, build, clean_environment, needs_back
 needs_backend()
 # Compiling the kernels takes minutes.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-PROMPT = ("run", "-p", "def add(a, b):", "--max-tokens", "8", "--json")
+PROMPT = ("run", "embedded", "-p", "def add(a, b):", "--max-tokens", "8", "--json")
 
 
 class Installed:

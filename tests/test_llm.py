@@ -47,13 +47,13 @@ SPECULATIVE = [
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LLM]:
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def speculative() -> Iterator[LLM]:
-    with LLM(speculative_config=SPECULATIVE, planner="fixed") as llm:
+    with LLM("embedded", speculative_config=SPECULATIVE, planner="fixed") as llm:
         yield llm
 
 
@@ -217,7 +217,7 @@ def wait_for_proposers(engine: Engine) -> None:
 
 
 def test_speculation_can_be_replaced_while_requests_run(plain: LLM) -> None:
-    with LLM(speculative_config=[], planner="fixed") as llm:
+    with LLM("embedded", speculative_config=[], planner="fixed") as llm:
         llm.call(wait_for_proposers)
         params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
         truth = plain.generate(PROMPTS[0], params).token_ids
@@ -232,8 +232,8 @@ def test_speculation_can_be_replaced_while_requests_run(plain: LLM) -> None:
 
 
 def test_who_drafts_where_nothing_was_said_is_who_drafts_for_the_command_line() -> None:
-    usual = tuple(config.method for config in speculative_config(RunOptions(), None))
-    with AsyncLLM() as llm:
+    usual = tuple(config.method for config in speculative_config(RunOptions(), "embedded"))
+    with AsyncLLM("embedded") as llm:
         assert llm.proposers == usual == ("suffix", "ngram_model")
         llm.set_speculation([])
         assert llm.proposers == ()
@@ -310,7 +310,7 @@ def test_prompt_logprobs(plain: LLM) -> None:
 
 def test_async_generate_and_stream(speculative: LLM) -> None:
     async def go() -> tuple[list[str], str]:
-        with AsyncLLM(speculative_config=SPECULATIVE) as llm:
+        with AsyncLLM("embedded", speculative_config=SPECULATIVE) as llm:
             outputs = await asyncio.gather(*(llm.agenerate(p, GREEDY) for p in PROMPTS))
             streamed = [part.text async for part in llm.astream(PROMPTS[0], GREEDY)]
             return [o.text for o in outputs], "".join(streamed)
@@ -324,7 +324,7 @@ def test_encoding_holds_up_nobody_else_on_the_event_loop() -> None:
     threads = []
 
     async def go() -> None:
-        with AsyncLLM() as llm:
+        with AsyncLLM("embedded") as llm:
             encode = llm.encode
 
             def noted(*given: Any, **options: Any) -> list[int]:
@@ -365,7 +365,7 @@ def test_cancelling_ends_the_requests() -> None:
             pass
 
     async def go() -> None:
-        with AsyncLLM() as llm:
+        with AsyncLLM("embedded") as llm:
             for num_steps in (0, 1, 5):
                 held = llm.call(lambda engine, steps=num_steps: Held(engine, steps))
                 tasks = [
@@ -405,7 +405,7 @@ def wait_for_requests(engine: Engine, count: int) -> None:
 
 def test_many_concurrent_awaits_run_as_one_batch() -> None:
     async def go() -> int:
-        with AsyncLLM() as llm:
+        with AsyncLLM("embedded") as llm:
             llm.call(lambda engine: wait_for_requests(engine, 6 * len(PROMPTS)))
             await asyncio.gather(*(llm.agenerate(p, GREEDY) for p in PROMPTS * 6))
             return llm.stats().num_target_forwards
@@ -436,7 +436,7 @@ CHAT = [{"role": "user", "content": PROMPTS[1]}]
 @pytest.fixture(scope="module")
 def chatty() -> Iterator[LLM]:
     """A model with a chat template, which mentions one option."""
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         llm.tokenizer.set_chat_template(TEMPLATE)
         yield llm
 
@@ -482,7 +482,7 @@ def test_types_tell_one_prompt_from_several() -> None:
 
 def test_refusals(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="allowed: dtype"):
-        LLM(temprature=1)
+        LLM("embedded", temprature=1)
     with pytest.raises(ModelLoadError):
         LLM("/nowhere/at/all")
     with pytest.raises(ConfigError, match="refused"):
@@ -498,7 +498,7 @@ def test_refusals(plain: LLM) -> None:
 
 
 def test_a_closed_model_says_so() -> None:
-    llm = LLM()
+    llm = LLM("embedded")
     llm.close()
     llm.close()
     with pytest.raises(EngineClosedError):

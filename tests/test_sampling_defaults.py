@@ -64,7 +64,7 @@ def test_a_person_reads_what_changes_anything() -> None:
 
 
 def test_python_without_parameters_samples_as_the_model_says_and_to_the_end() -> None:
-    with LLM(speculative_config=[], max_model_len=64) as llm:
+    with LLM("embedded", speculative_config=[], max_model_len=64) as llm:
         assert llm.sampling_defaults == SamplingDefaults(LLAMA_CPP, UNSTATED)
         wished = llm.sampling_defaults.params()
         assert {**asdict(SamplingParams()), **LLAMA_CPP, "max_tokens": None} == asdict(wished)

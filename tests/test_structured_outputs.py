@@ -86,7 +86,7 @@ def outputs(llm: LLM) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[Any]:
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         return outputs(llm)
 
 
@@ -100,7 +100,7 @@ def plain() -> list[Any]:
     ],
 )
 def test_plain_equals_speculative(speculation: str, planner: str, plain: list[Any]) -> None:
-    with LLM(speculative_config=SPECULATION[speculation], planner=planner) as llm:
+    with LLM("embedded", speculative_config=SPECULATION[speculation], planner=planner) as llm:
         assert outputs(llm) == plain
         assert "grammar" in llm.proposers
         counters = llm.stats().speculation
@@ -134,7 +134,7 @@ def test_most_of_a_record_needs_no_step() -> None:
     params = SamplingParams(
         temperature=0, max_tokens=90, structured_outputs=StructuredOutputs(json=SCHEMA)
     )
-    with LLM(speculative_config={"method": "grammar"}, planner="fixed") as llm:
+    with LLM("embedded", speculative_config={"method": "grammar"}, planner="fixed") as llm:
         output = llm.generate("# A record of one person:\n", params)
         assert str(output.finish_reason) == "stop"
         assert llm.stats().num_target_forwards < 0.6 * len(output.token_ids)
@@ -146,14 +146,14 @@ def test_most_of_a_record_needs_no_step() -> None:
 def test_contradictions_are_the_request_s_own_fault(spec: StructuredOutputs) -> None:
     params = SamplingParams(structured_outputs=spec, allowed_token_ids=(5,))
     with (
-        LLM(speculative_config=[]) as llm,
+        LLM("embedded", speculative_config=[]) as llm,
         pytest.raises(UnservableRequestError, match="no token is left"),
     ):
         llm.generate("a", params)
 
 
 def test_a_grammar_that_passes_its_limits_later_is_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         llm.generate("a", SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
         # The process in which it is tried out has started, with the honest limits.
         monkeypatch.setitem(grammar.LIMITS, "step_lexer_fuel", 10)
@@ -164,7 +164,7 @@ def test_a_grammar_that_passes_its_limits_later_is_too(monkeypatch: pytest.Monke
 
 def test_a_refused_grammar_starts_nothing() -> None:
     bad = SamplingParams(structured_outputs=StructuredOutputs(regex="("))
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         with pytest.raises(RequestError, match=r"structured_outputs.regex"):
             llm.generate(["a", "b"], [SamplingParams(), bad])
         assert llm.stats().num_requests == 0

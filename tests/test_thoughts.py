@@ -80,7 +80,7 @@ def num_valid(found: list[Any]) -> int:
 
 @pytest.fixture(scope="module")
 def plain() -> list[Any]:
-    with LLM(speculative_config=[], max_num_seqs=1) as llm:
+    with LLM("embedded", speculative_config=[], max_num_seqs=1) as llm:
         return outputs(llm)
 
 
@@ -103,7 +103,9 @@ def test_every_answer_is_valid_and_thoughts_come_first(plain: list[Any]) -> None
 def test_drafts_across_the_boundary_change_nothing(
     drafts: str, at_once: int, plain: list[Any]
 ) -> None:
-    with LLM(speculative_config=DRAFTS[drafts], planner="fixed", max_num_seqs=at_once) as llm:
+    with LLM(
+        "embedded", speculative_config=DRAFTS[drafts], planner="fixed", max_num_seqs=at_once
+    ) as llm:
         assert outputs(llm) == plain
         counters = llm.stats().speculation
         assert counters.num_accepted_tokens > 0

@@ -46,7 +46,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @native
 def test_the_command_line_answers() -> None:
-    done = run(COMMAND, "run", "-p", "def f(", "--max-tokens", "8", "--dtype", "int4")
+    done = run(COMMAND, "run", "embedded", "-p", "def f(", "--max-tokens", "8", "--dtype", "int4")
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -83,8 +83,8 @@ def test_models_and_drafts_of_every_kind_run(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("run", "-p", "hi", "--backend", "reference"),
-        ("run", "-p", "hi", "--device", "cuda"),
+        ("run", "embedded", "-p", "hi", "--backend", "reference"),
+        ("run", "embedded", "-p", "hi", "--device", "cuda"),
         ("train", "lm", "-o", "x"),
     ],
 )

@@ -30,7 +30,7 @@ class AsyncLLM(LLM):
 
     >>> import asyncio
     >>> async def ask():
-    ...     with AsyncLLM() as llm:
+    ...     with AsyncLLM("embedded") as llm:
     ...         answer = await llm.agenerate("def f", SamplingParams(max_tokens=2, temperature=0))
     ...         return len(answer.token_ids)
     >>> asyncio.run(ask())

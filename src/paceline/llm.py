@@ -59,8 +59,7 @@ class LLM:
     """A model ready to generate. Callable from several threads; they share one batch.
 
     Args:
-        model: folder, GGUF file, name or hub id, or a checkpoint that is open already; None is
-            the embedded model.
+        model: folder, GGUF file, name or hub id, or a checkpoint that is open already.
         speculative_config: who drafts: JSON, a mapping, or a list of mappings, of which an empty
             one is plain decoding. None is the command line's default: ``suffix``, and the drafts
             that lie beside the model. A checkpoint that is open already does not say where it
@@ -76,11 +75,12 @@ class LLM:
         sampling_defaults: how answers are sampled where a request says nothing.
 
     Raises:
-        ConfigError: an unknown option (the allowed ones are listed) or a value out of range.
+        ConfigError: no model is named, an unknown option (the allowed ones are listed), or a value
+            out of range.
         ModelLoadError: the model cannot be read.
 
     >>> from paceline import LLM, SamplingParams
-    >>> with LLM(speculative_config={"method": "prompt_lookup"}) as llm:
+    >>> with LLM("embedded", speculative_config={"method": "prompt_lookup"}) as llm:
     ...     output = llm.generate("def add(a, b):", SamplingParams(max_tokens=4, temperature=0))
     >>> len(output.token_ids), str(output.finish_reason)
     (4, 'length')
@@ -94,6 +94,12 @@ class LLM:
         lora: Mapping[str, str | Path] | None = None,
         **options: Any,
     ) -> None:
+        if model is None:
+            raise ConfigError(
+                'LLM() needs a model: LLM("smollm2") is a small one (98 MB, fetched when it is '
+                'first used), LLM("embedded") a tiny one that comes with Paceline; `paceline '
+                "models` lists all that have a name"
+            )
         allowed = [f.name for f in fields(EngineConfig) if f.name != "speculative"]
         for name in options:
             if name not in allowed:
@@ -131,13 +137,13 @@ class LLM:
             return EVERY_MODEL
         return default_speculative_config(self._source)
 
-    def _build(self, model: str | Checkpoint | None, config: EngineConfig) -> Engine:
-        self._built = build_engine(model or embedded_model("target"), config, stored_table)
+    def _build(self, model: str | Checkpoint, config: EngineConfig) -> Engine:
+        self._built = build_engine(model, config, stored_table)
         engine = self._built.engine
         if config.speculative and config.planner == "auto" and not engine.cost.has_profile:
             log.info(
                 "no profile of %s on this machine: the cost of a step is assumed at first and then "
-                "learnt; `paceline profile` measures it",
+                "learnt; `paceline profile MODEL` measures it",
                 self._built.checkpoint.name,
             )
         return engine
@@ -422,7 +428,7 @@ class LLM:
         Raises:
             RequestError, RequestFailedError: as in :meth:`generate`.
 
-        >>> with LLM(speculative_config=[]) as llm:
+        >>> with LLM("embedded", speculative_config=[]) as llm:
         ...     steps = list(llm.stream("import", SamplingParams(max_tokens=3, temperature=0)))
         >>> [len(step.token_ids) for step in steps], steps[0].origins
         ([1, 1, 1], ['target'])
@@ -448,7 +454,7 @@ class LLM:
     def call(self, function: Callable[[Engine], Result]) -> Result:
         """Run a function on the engine where it lives, between two steps; what measures it does so.
 
-        >>> with LLM() as llm:
+        >>> with LLM("embedded") as llm:
         ...     llm.call(lambda engine: engine.vocab_size)
         4096
 
@@ -464,7 +470,7 @@ class LLM:
         Args:
             speculative_config: as in the constructor.
 
-        >>> with LLM() as llm:
+        >>> with LLM("embedded") as llm:
         ...     llm.set_speculation({"method": "prompt_lookup"})
         ...     llm.proposers
         ('prompt_lookup',)

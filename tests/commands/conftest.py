@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from paceline.cli import main
+from paceline.models.embedded import EMBEDDED
 from tests.models.catalogues import isolate
 
+ASKING = ("run", "serve", "verify", "explain", "tune", "profile", "trace", "run-batch")
+"""Commands that ask the embedded model in tests that name none, nor files that do."""
 CURVE = {"name": "GPU", "cost_ratio": [1.0, 1.1, 1.2, 1.3, 1.4], "draft_step_ratio": 0.2}
 
 
@@ -46,9 +49,15 @@ def cli(
 ) -> Callable[..., Result]:
     def call(*arguments: str, stdin: str = "") -> Result:
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        is_told = "--import" in arguments or {"--traces", "--prompts"} & {*arguments} == {
+            "--traces"
+        }
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
+        with monkeypatch.context() as patch:
+            if arguments[1:] and arguments[0] in ASKING and not is_told:
+                patch.setenv("PACELINE_MODEL", os.environ.get("PACELINE_MODEL", EMBEDDED))
+            with pytest.raises(SystemExit) as end:
+                main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         return Result(int(end.value.code or 0), out, err)
 

@@ -237,7 +237,7 @@ def test_options_that_cannot_be(
 def throughput(cli: Cli) -> Callable[..., Result]:
     def call(*more: str) -> Result:
         sizes = ("--random-input-len", "12", "--random-output-len", "6", "--num-prompts", "4")
-        return cli("bench", "throughput", *sizes, "--json", *more)
+        return cli("bench", "throughput", "embedded", *sizes, "--json", *more)
 
     return call
 

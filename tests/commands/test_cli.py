@@ -132,7 +132,7 @@ def first(self, *rest, **more):
     return forward(self, *rest, **more)
 
 ModelRunner.forward = first
-main(["profile", "--budget", "600"])
+main(["profile", "embedded", "--budget", "600"])
 """
 
 

@@ -27,7 +27,7 @@ Call = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def call(tmp_path: Path) -> Call:
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls a command with a file of options, and gives the options that it would run with."""
     app, seen = typer.Typer(), {}
     for name, options in (
@@ -38,6 +38,9 @@ def call(tmp_path: Path) -> Call:
         app.command(name)(takes(options, lambda found: seen.update(asdict(found))))
 
     def run(name: str, values: Any, *arguments: str) -> dict[str, Any]:
+        monkeypatch.setenv("PACELINE_MODEL", "embedded")
+        if "model" in values:
+            monkeypatch.delenv("PACELINE_MODEL")
         path = tmp_path / "options.json"
         path.write_text(values if isinstance(values, str) else json.dumps(values))
         seen.clear()
@@ -64,6 +67,7 @@ def test_every_option_can_be_given(call: Call) -> None:
         value = next(v for v in (not field.default, 7, 0.5, "text", ["text"]) if _is(v, kind))
         values[field.name.replace("_", "-")] = value
     del values["config"]
+    values["embedded"] = False  # as a model is named
     values["default-chat-template-kwargs"] = "{}"
     found = call("run", values)
     path = found.pop("config")

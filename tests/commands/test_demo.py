@@ -41,7 +41,7 @@ def test_the_real_model_is_fetched_once() -> None:
 
 def test_without_network_the_embedded_model_says_why_it_was_chosen() -> None:
     subject = choose_subject(False, unreachable)
-    assert subject.model is None
+    assert subject.model == "embedded"
     assert "smollm2 is not here: the network is away; paceline pull smollm2" in subject.why
 
 

@@ -24,7 +24,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page(cli: Cli) -> None:
     result = cli("doctor")
     assert result.code == 0, result.err
-    for shown in ("processor", "cores", "memory", "GB/s read", "kernels", "the embedded model"):
+    for shown in ("processor", "cores", "memory", "GB/s read", "kernels", "embedded: int8"):
         assert shown in result.out
     assert "profile         none" in result.out
     assert "paceline profile" in result.out

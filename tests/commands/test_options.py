@@ -61,13 +61,13 @@ def test_memory_that_is_none(text: str) -> None:
 
 
 def methods(**options: Any) -> list[str]:
-    model = options.pop("model", None)
+    model = options.pop("model", "embedded")
     return [config.method for config in speculative_config(RunOptions(**options), model)]
 
 
 def test_who_drafts_by_default() -> None:
     assert methods() == methods(model=embedded_model("target")) == ["suffix", "ngram_model"]
-    assert [config.method for config in drafts_of(None)] == ["ngram_model", "draft_model"]
+    assert [config.method for config in drafts_of("embedded")] == ["ngram_model", "draft_model"]
     assert methods(model="org/other") == ["suffix"]
     assert methods(no_speculation=True, method="prompt_lookup") == []
 
@@ -81,7 +81,7 @@ def test_help_names_who_drafts_by_default(cli: Callable[..., Result]) -> None:
 
 
 def test_what_is_measured_again_and_again_remembers_nothing() -> None:
-    configs = default_speculative_config(None)
+    configs = default_speculative_config("embedded")
     assert configs[0].suffix_decoding_max_cached_requests > 0
     assert without_memory(configs) == tuple(
         dataclasses.replace(each, suffix_decoding_max_cached_requests=0) for each in configs
@@ -95,14 +95,14 @@ def test_one_proposer() -> None:
         *("draft_model", "a/b"),
         True,
     )
-    (config,) = speculative_config(RunOptions(method="draft_model"), None)
+    (config,) = speculative_config(RunOptions(method="draft_model"), "embedded")
     assert config.model == embedded_model("draft")
 
 
 def test_drafts_join_those_that_draft_anyway(tmp_path: Path) -> None:
-    usual = default_speculative_config(None)
+    usual = default_speculative_config("embedded")
     ngrams = embedded_ngram_model()
-    found = speculative_config(RunOptions(draft=["some/draft", "other/draft", ngrams]), None)
+    found = speculative_config(RunOptions(draft=["some/draft", "other/draft", ngrams]), "embedded")
     assert found[: len(usual) - 1] == usual[:-1]
     assert [(each.method, each.model) for each in found[len(usual) - 1 :]] == [
         ("draft_model", "some/draft"),
@@ -120,12 +120,12 @@ def test_a_method_that_needs_a_draft_names_the_option() -> None:
 
 
 def test_depth_applies_to_all() -> None:
-    found = speculative_config(RunOptions(num_speculative_tokens=3), None)
+    found = speculative_config(RunOptions(num_speculative_tokens=3), "embedded")
     assert [config.num_speculative_tokens for config in found] == [3, 3]
-    assert 3 not in [c.num_speculative_tokens for c in default_speculative_config(None)]
+    assert 3 not in [c.num_speculative_tokens for c in default_speculative_config("embedded")]
     both = '[{"method": "ngram"}, {"model": "DIR", "num_speculative_tokens": 7}]'
     options = RunOptions(speculative_config=both, num_speculative_tokens=3)
-    assert [c.num_speculative_tokens for c in speculative_config(options, None)] == [3, 3]
+    assert [c.num_speculative_tokens for c in speculative_config(options, "embedded")] == [3, 3]
 
 
 def test_a_folder_says_that_it_is_a_head(tmp_path: Path) -> None:

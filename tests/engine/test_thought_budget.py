@@ -28,12 +28,12 @@ def test_drafts_change_nothing(temperature: float) -> None:
     """The default drafts, prompt lookup and a draft model among them."""
     wishes = [params(budget, temperature) for budget in (0, 1, 7) for _ in PROMPTS]
     prompts = [*PROMPTS] * 3
-    with LLM(speculative_config=[]) as plain:
+    with LLM("embedded", speculative_config=[]) as plain:
         expected = plain.generate(prompts, wishes)
         free = plain.generate(PROMPTS, SamplingParams(max_tokens=7, temperature=0.0))
         closing = plain.tokenizer.encode(CLOSING, add_special_tokens=False)
         texts = [plain.tokenizer.decode(each.token_ids[:7]) for each in free]
-    with LLM() as llm:
+    with LLM("embedded") as llm:
         found = llm.generate(prompts, wishes)
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
     for number, output in enumerate(expected):

@@ -18,8 +18,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ours_have_a_free_licence_or_say_where_their_terms_are() -> None:
-    assert list(catalogue()) == ["smollm2", "gemma3-270m"]
-    smollm2, gemma = catalogue().values()
+    assert list(catalogue()) == ["smollm2", "gemma3-270m", "embedded"]
+    smollm2, gemma, embedded = catalogue().values()
+    assert (embedded.licence, embedded.is_here) == ("Apache-2.0", True)
     assert (smollm2.licence, smollm2.terms) == ("Apache-2.0", "")
     assert str(smollm2) == "SmolLM2-135M-Instruct, Q4_1 (98 MB, Apache-2.0)"
     assert gemma.licence == "Gemma Terms of Use"
@@ -38,7 +39,7 @@ def test_fetched_models_lie_in_the_cache_by_their_content(folder: Path) -> None:
 def test_a_user_adds_names_and_replaces_ours(folder: Path) -> None:
     assert users_catalogue() == folder / "config" / "paceline" / "models.toml"
     name_models(entry_text(), entry_text("smollm2"), '[mine]\npath = "~/mine"')
-    assert list(catalogue()) == ["smollm2", "gemma3-270m", "tiny", "mine"]
+    assert list(catalogue()) == ["smollm2", "gemma3-270m", "embedded", "tiny", "mine"]
     assert catalogue()["smollm2"].title == "A tiny model"
     assert catalogue()["mine"].place == Path.home() / "mine"
 

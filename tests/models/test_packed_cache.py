@@ -362,10 +362,10 @@ def test_doctor_says_where_to_and_about_what_will_stay(model: Path, cache: Path)
     checkpoint = load_checkpoint(model, with_tokenizer=False)
     config = EngineConfig(weight_memory=checkpoint.num_bytes * 4 // 5, max_model_len=64)
     roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=10.0)
-    before = model_facts(str(model), "tiny", config, roofs)
+    before = model_facts(str(model), config, roofs)
     assert Path(before.packs_into).parent == cache
     packed_tensors(checkpoint, "file")
-    after = model_facts(str(model), "tiny", config, roofs)
+    after = model_facts(str(model), config, roofs)
     assert after.packs_into == ""
     assert after.streamed_layers > 0
     assert abs(before.streamed_layers - after.streamed_layers) <= SLOTS

@@ -447,7 +447,7 @@ def test_drafts_are_left_out_where_their_rows_read_too_much_from_disk(
 def test_doctor_says_that_a_limit_is_too_small(packed: Path) -> None:
     """It looks at the machine all the same."""
     config = EngineConfig(weight_memory=1, max_model_len=64)
-    found = model_facts(str(packed), "tiny", config, Roofs(read_gb_per_s=10.0, gflop_per_s=10.0))
+    found = model_facts(str(packed), config, Roofs(read_gb_per_s=10.0, gflop_per_s=10.0))
     assert "--weight-memory is 0M; this model needs" in (found.problem or "")
 
 
@@ -457,7 +457,7 @@ def test_doctor_says_what_would_be_read(packed: Path) -> None:
     checkpoint = load_checkpoint(packed, with_tokenizer=False)
     config = EngineConfig(weight_memory=min_limit(checkpoint), max_model_len=64)
     roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=10.0)
-    found = model_facts(str(packed), "tiny", config, roofs)
+    found = model_facts(str(packed), config, roofs)
     assert found.problem is None
     assert SLOTS < found.streamed_layers <= found.layers == 8
     assert found.disk_gb_per_s is not None

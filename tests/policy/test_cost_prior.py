@@ -139,7 +139,7 @@ def test_who_plans_by_it_can_know_and_is_not_warned_on_every_run(
 ) -> None:
     monkeypatch.setattr(llm, "stored_table", lambda *_: profile)
     wish = {"speculative_config": {"method": "prompt_lookup"}, "max_num_seqs": 1, **options}
-    with caplog.at_level(logging.INFO, "paceline"), LLM(**wish):
+    with caplog.at_level(logging.INFO, "paceline"), LLM("embedded", **wish):
         said = [r for r in caplog.records if r.message.startswith(REMARK)]
     assert bool(said) == is_said
     assert all("paceline profile" in record.message for record in said)

@@ -27,12 +27,12 @@ def test_its_file_is_small_and_of_the_targets_vocabulary() -> None:
 
 
 def test_the_default_drafts_by_it_and_changes_no_token() -> None:
-    (config,) = (c for c in default_speculative_config(None) if c.method == "ngram_model")
+    (config,) = (c for c in default_speculative_config("embedded") if c.method == "ngram_model")
     assert config.model == embedded_ngram_model()
-    assert speculative_config(RunOptions(method="ngram_model"), None)[0].model == config.model
+    assert speculative_config(RunOptions(method="ngram_model"), "embedded")[0].model == config.model
     for temperature in (0.0, 0.8):
         params = SamplingParams(max_tokens=24, temperature=temperature, seed=1)
-        with LLM(speculative_config=[], planner="fixed", strict=True) as llm:
+        with LLM("embedded", speculative_config=[], planner="fixed", strict=True) as llm:
             plain = llm.generate(PROMPT, params)
             llm.set_speculation(None)
             together = llm.generate(PROMPT, params)

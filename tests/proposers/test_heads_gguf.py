@@ -221,7 +221,7 @@ def test_a_draft_that_is_named_by_itself_or_lies_with_a_model(tmp_path: Path) ->
     write_gguf_head(place, head_tensors())
     model = tmp_path / "model.gguf"
     convert("llama", model)
-    *_, named = speculative_config(RunOptions(prompt=None, draft=[str(place)]), None)
+    *_, named = speculative_config(RunOptions(prompt=None, draft=[str(place)]), "embedded")
     (beside,) = bundled_drafts(str(model))
     for config in (named, beside):
         assert (config.method, config.model) == ("eagle3", str(place))

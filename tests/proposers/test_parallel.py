@@ -309,8 +309,8 @@ def test_a_checkpoint_is_loaded_and_drafts(checkpoint: Callable[..., str]) -> No
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 1, "planner": "fixed"}
     plain_options = options | {"speculative_config": []}
     with (
-        LLM(speculative_config=config, strict=True, **options) as llm,
-        LLM(**plain_options) as plain,
+        LLM("embedded", speculative_config=config, strict=True, **options) as llm,
+        LLM("embedded", **plain_options) as plain,
     ):
         assert llm.proposers == ("parallel_draft",)
         answer = llm.generate("def add(a, b):", wish)
@@ -321,7 +321,7 @@ def test_a_checkpoint_is_loaded_and_drafts(checkpoint: Callable[..., str]) -> No
 def test_a_draft_without_a_mask_token_is_refused(checkpoint: Callable[..., str]) -> None:
     config = {"method": "parallel_draft", "model": checkpoint()}
     with pytest.raises(ConfigError, match="train draft --parallel"):
-        LLM(speculative_config=config, strict=True, max_model_len=128)
+        LLM("embedded", speculative_config=config, strict=True, max_model_len=128)
 
 
 def test_a_configuration_needs_the_draft() -> None:

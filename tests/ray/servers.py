@@ -42,7 +42,8 @@ def serving(
     *options: str, code: int = 0, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server and a client of it; it must end by itself when it is told to, or before."""
-    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *SMALL, *options]
+    serve = ("serve", "embedded", "--port", "0")
+    command = [sys.executable, "-m", "paceline", *serve, *SMALL, *options]
     process = subprocess.Popen(
         command, env=environment(**variables), stderr=subprocess.PIPE, text=True
     )

@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 def command(source: Path, target: Path, *how: str) -> list[str]:
     files = [str(source), "--output-file", str(target)]
-    return [sys.executable, "-m", "paceline", "run-batch", *files, *SMALL, *how]
+    return [sys.executable, "-m", "paceline", "run-batch", "embedded", *files, *SMALL, *how]
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def head() -> Iterator[Head]:
 
 def refusal(head: Head, token: str) -> str:
     """What ``paceline serve`` says that cannot join."""
-    command = [sys.executable, "-m", "paceline", "serve", "--replicas", "1", *SMALL]
+    command = [sys.executable, "-m", "paceline", "serve", "embedded", "--replicas", "1", *SMALL]
     done = subprocess.run(
         [*command, "--port", "0", "--ray-address", head.address],
         env=with_token(token),
@@ -119,7 +119,14 @@ def test_a_cluster_is_joined_and_left(head: Head) -> None:
 def test_a_batch_is_answered_by_a_cluster(head: Head, tmp_path: Path) -> None:
     row = {"custom_id": "r0", "method": "POST", "url": "/v1/completions", "body": BODY}
     (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
-    command = ["run-batch", str(tmp_path / "in.jsonl"), *SMALL, "--ray-address", head.address]
+    command = [
+        "run-batch",
+        "embedded",
+        str(tmp_path / "in.jsonl"),
+        *SMALL,
+        "--ray-address",
+        head.address,
+    ]
     subprocess.run([sys.executable, "-m", "paceline", *command], env=with_token(), check=True)
     answer = json.loads((tmp_path / "in.out.jsonl").read_text())
     assert answer["response"]["body"]["usage"]["completion_tokens"] == 8
@@ -131,8 +138,7 @@ def documented(port: int) -> Iterator[dict[str, Any]]:
         found = yaml.safe_load(block.split("```")[0])
         found["http_options"] = {**found.get("http_options", {}), "port": port}
         args = found["applications"][0]["args"]
-        del args["model"]
-        args |= {"threads": 1, "max_model_len": 512, "kv_cache_memory": "64M"}
+        args |= {"model": "embedded", "threads": 1, "max_model_len": 512, "kv_cache_memory": "64M"}
         args |= {"replicas": 1} if "replicas" in args else {}
         yield found
 

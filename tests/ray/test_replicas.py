@@ -156,7 +156,7 @@ def test_replicas_that_cannot_start_again_end_the_server(tmp_path: Path) -> None
 
 
 def test_an_application_for_serves_own_configuration() -> None:
-    app = build_app({"replicas": 3, "threads": 2, "max_model_len": 256})
+    app = build_app({"model": "embedded", "replicas": 3, "threads": 2, "max_model_len": 256})
     assert type(app).__name__ == "Application"
     with pytest.raises(paceline.errors.ConfigError, match="replica_count"):
         build_app({"replica_count": 3})

@@ -142,7 +142,7 @@ def replace_tables(
 
 @contextmanager
 def opened() -> Iterator[LLM]:
-    with LLM(speculative_config=[], num_threads=1) as llm:
+    with LLM("embedded", speculative_config=[], num_threads=1) as llm:
         yield llm
 
 

@@ -42,7 +42,7 @@ FATAL = ("schedule", "commit", "observe")
 def embedded() -> Any:
     from paceline.llm import LLM
 
-    return LLM(**OPTIONS)
+    return LLM("embedded", **OPTIONS)
 
 
 def fragile() -> Any:

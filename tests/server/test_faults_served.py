@@ -195,7 +195,7 @@ def test_a_server_starts_while_its_model_loads(tmp_path: Path) -> None:
 
 
 def test_a_server_killed_while_its_model_loads_leaves_nothing() -> None:
-    command = [sys.executable, "-m", "paceline", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "paceline", "serve", "embedded", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     family: list[int] = []
 
@@ -231,7 +231,7 @@ def test_a_disk_that_fills_up_behind_the_log_stops_nothing() -> None:
 def test_a_disk_that_was_full_before_the_start_stops_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "paceline", "serve", "--port", str(port), *LIMITS]
+    command = [sys.executable, "-m", "paceline", "serve", "embedded", "--port", str(port), *LIMITS]
     with open("/dev/full", "w") as full:
         process = subprocess.Popen(command, stdout=full, stderr=full)
     try:

@@ -37,6 +37,7 @@ def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server's process and its address, once it answers; it must be gone in the end."""
     settings = {n: v for n, v in os.environ.items() if not n.startswith("PACELINE_")}
     settings |= {"PYTHONPATH": SOURCE, "PACELINE_API_KEY": f"other-key {KEY}"}
+    settings |= {"PACELINE_MODEL": "embedded"}  # where the options name none
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -154,9 +155,12 @@ def test_a_model_is_asked_for_by_the_name_it_was_given(tmp_path: Path) -> None:
     link.symlink_to(blob)
     assert default_names(str(link)) == ("some-model.gguf", str(link))
     assert default_names("org/model") == ("org/model",)
-    assert default_names(None) == default_names(embedded_model("target")) == ("embedded",)
+    assert default_names("embedded") == default_names(embedded_model("target")) == ("embedded",)
 
 
 def test_the_interval_of_streams_is_given_in_milliseconds() -> None:
-    for options, seconds in ((ServeOptions(), 0.02), (ServeOptions(stream_interval_ms=0), 0)):
+    for options, seconds in (
+        (ServeOptions(model="embedded"), 0.02),
+        (ServeOptions(model="embedded", stream_interval_ms=0), 0),
+    ):
         assert server_config(options, served_models(options)).stream_interval == seconds

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.llm import embedded_model
 from paceline.workbench import doctor
 from paceline.workbench.doctor import PARTS, ModelFacts, advise, diagnose, model_facts
 from paceline.workbench.machine import Kernels, Machine
@@ -82,7 +81,7 @@ def test_the_greatest_gain_comes_first() -> None:
 def test_a_diagnosis_of_the_embedded_model(monkeypatch) -> None:
     roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=100.0)
     monkeypatch.setattr(doctor, "measure_roofs", lambda ops: roofs)
-    found = diagnose(embedded_model("target"), None, EngineConfig())
+    found = diagnose("embedded", EngineConfig())
     assert found.roofs is roofs
     assert found.model.problem is None
     assert found.model.weight_bytes > 1 << 20
@@ -90,11 +89,11 @@ def test_a_diagnosis_of_the_embedded_model(monkeypatch) -> None:
     assert found.versions.keys() == {"paceline", "python"}
     assert {part.extra for part in found.parts} == {extra for extra, _, _ in PARTS}
     asked = [text for text in found.advice if "paceline profile" in text]
-    assert all(text.endswith("paceline profile") for text in asked)
+    assert all(text.endswith("paceline profile embedded") for text in asked)
 
 
 def test_a_model_that_cannot_be_used_is_a_fact(tmp_path: Path) -> None:
-    facts = model_facts(str(tmp_path / "none"), "none", EngineConfig(), Roofs(1.0, 1.0))
+    facts = model_facts(str(tmp_path / "none"), EngineConfig(), Roofs(1.0, 1.0))
     assert "no model" in (facts.problem or "")
     assert not [text for text in advise(HEALTHY, NATIVE, facts, None) if "profile" in text]
 

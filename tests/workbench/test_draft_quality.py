@@ -169,7 +169,7 @@ def test_no_more_tokens_than_wanted_or_than_fit() -> None:
 def test_the_embedded_pair() -> None:
     config = SpeculativeConfig("draft_model", embedded_model("draft"))
     meta = make_meta(0.0) | {"vocab_fingerprint": None}
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         texts = ["def add(a, b):\n    return a", "Once upon a time there was"]
         prompts = [llm.encode(text) for text in texts]
         traces = [make_trace(i, ids[:2], ids[2:]) for i, ids in enumerate(prompts)]

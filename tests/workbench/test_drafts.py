@@ -350,7 +350,7 @@ CONFIG = SpeculativeConfig(
 
 @pytest.fixture(scope="module", params=[0.0, 0.8])
 def embedded(request: pytest.FixtureRequest) -> tuple[list[Trace], dict[str, Any], TargetInfo]:
-    with LLM(speculative_config=[]) as llm:
+    with LLM("embedded", speculative_config=[]) as llm:
         params = [
             SamplingParams(max_tokens=12, temperature=request.param, seed=5 + i)
             for i in range(len(TEXTS))

@@ -45,7 +45,7 @@ def built() -> BuiltEngine:
 def test_what_is_measured(built: BuiltEngine) -> None:
     engine = built.engine
     runner, proposers = engine.runner, engine.drafting.proposers
-    host = COMPUTE.call(lambda: measure_host_time(built, default_speculative_config(None)))
+    host = COMPUTE.call(lambda: measure_host_time(built, default_speculative_config("embedded")))
     looks = 20 * READING  # that more are taken in one step than in another
     assert REQUEST < host.step <= REQUEST + looks
     assert host.request == pytest.approx(REQUEST)

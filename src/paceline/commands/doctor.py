@@ -11,15 +11,13 @@ from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.resolve import engine_options
 from paceline.config import EngineConfig
-from paceline.engine.default_drafts import is_embedded
 from paceline.installation import install_command
-from paceline.models.embedded import embedded_model
+from paceline.models.embedded import EMBEDDED
 
 if TYPE_CHECKING:
     from paceline.workbench.doctor import Diagnosis, ModelFacts
     from paceline.workbench.machine import Machine
 
-EMBEDDED = "the embedded model"
 WIDTH = 100
 INDENT = 16
 TOKENS_PER_STEP = (3, 5, 8)
@@ -32,14 +30,17 @@ class DoctorOptions(EngineOptions, ModelOptions):
 
     json: bool = option(False, "Print one line of JSON instead.")
 
+    @property
+    def needs_model(self) -> bool:
+        return False
+
 
 def doctor_command(options: DoctorOptions) -> int:
     """The work of ``paceline doctor``."""
     from paceline.workbench.doctor import diagnose
 
     config = EngineConfig(**engine_options(options))
-    name = None if is_embedded(options.model) else options.model
-    found = diagnose(options.model or embedded_model("target"), name, config)
+    found = diagnose(options.model or EMBEDDED, config)
     screen = Screen(json=options.json)
     if options.json:
         screen.document(asdict(found))
@@ -82,13 +83,12 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def _model(model: ModelFacts) -> str:
-    name = model.name or EMBEDDED
     if model.problem is not None:
-        return f"{name} cannot be used: {model.problem}"
+        return f"{model.name} cannot be used: {model.problem}"
     promise = "bit for bit" if model.promises_identity else "up to rounding"
     text = (
-        f"{name}: {model.dtype} on {model.backend}; answers with and without speculation are the "
-        f"same {promise}; {model.weight_bytes / 1e6:.0f} MB of weights"
+        f"{model.name}: {model.dtype} on {model.backend}; answers with and without speculation are "
+        f"the same {promise}; {model.weight_bytes / 1e6:.0f} MB of weights"
     )
     if model.best_plain_rate is None:
         return text

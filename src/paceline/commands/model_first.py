@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from paceline.engine.default_drafts import is_embedded
+from paceline.models.embedded import EMBEDDED
 
 
 def model_and_file(
@@ -20,9 +21,9 @@ def model_and_file(
     return model if model is not None else option, file
 
 
-def lasting_name(model: str | None) -> str | None:
-    """A model's name or hub id as it is, its path from the root; None for the embedded model."""
-    if model is None or is_embedded(model):
-        return None
+def lasting_name(model: str) -> str:
+    """A model's name or hub id as it is, the embedded one's, or its path from the root."""
+    if is_embedded(model):
+        return EMBEDDED
     path = os.path.expanduser(model)
     return os.path.abspath(path) if os.path.exists(path) else model

@@ -31,6 +31,7 @@ from paceline.config.template_options import parse_template_options
 from paceline.errors import ConfigError
 
 JSON_HELP = "Print one line of JSON on stdout, and everything else on stderr."
+MODEL_HELP = "Folder, GGUF file, hub id, or a name that paceline models lists."
 TRACE_HELP = "Write the phases of each step to this file, for Perfetto or chrome://tracing."
 
 Options = TypeVar("Options")
@@ -84,7 +85,7 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
 
     def command(context: typer.Context, **values: Any) -> None:
         refuse_empty_variables(context)
-        body(options(**without_overruled(context, values)))
+        body(_with_model(options(**without_overruled(context, values)), context.command_path))
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -104,6 +105,14 @@ def _in_order(options: type[Any]) -> list[Field[Any]]:
 
 def _fields_of(options: type[Any]) -> tuple[Field[Any], ...]:
     return fields(options) if is_dataclass(options) else ()
+
+
+def _with_model(options: Any, command: str) -> Any:
+    if not isinstance(options, ModelOptions):
+        return options
+    from paceline.commands.model_choice import with_model  # which --help need not wait for
+
+    return with_model(options, command)
 
 
 def refuse_empty_variables(context: typer.Context) -> None:
@@ -129,11 +138,19 @@ def refuse_empty_variables(context: typer.Context) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ModelOptions:
-    """Which model."""
+    """Which model.
 
-    model: str | None = argument(
-        None, "Folder, GGUF file, name or hub id (default: the embedded model)."
-    )
+    Attributes:
+        model: in the work of a command that needs one, never None.
+    """
+
+    model: str = argument(None, MODEL_HELP)
+    embedded: bool = option(False, "Short for MODEL embedded, the model included in Paceline.")
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the command has nothing to do without a model."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -14,7 +14,6 @@ from paceline.commands.resolve import engine_options, method_of
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError, ProfileError
-from paceline.models.embedded import embedded_model
 from paceline.models.head_kinds import MTP
 from paceline.writing import write_json
 
@@ -61,6 +60,10 @@ class ProfileOptions(EngineOptions, ModelOptions):
     plot: str | None = option(None, "Plot the curves to a .png, .svg or .pdf file.")
     json: bool = option(False, JSON_HELP)
 
+    @property
+    def needs_model(self) -> bool:
+        return self.import_file is None
+
 
 def profile_command(options: ProfileOptions) -> int:
     """The work of ``paceline profile``."""
@@ -105,7 +108,7 @@ def _imported(options: ProfileOptions) -> tuple[list[Profile], list[str]]:
     from paceline.workbench.profile import Profile
     from paceline.workbench.profile_import import import_tables
 
-    if options.model is not None or options.draft is not None:
+    if options.model or options.draft is not None:
         raise ConfigError("--import measures nothing: leave out MODEL and --draft")
     assert options.import_file is not None
     return [Profile(table) for table in import_tables(options.import_file)], []
@@ -125,7 +128,7 @@ def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], l
     config = EngineConfig(**engine_options(options))
     with screen.progress("measuring", 100) as advance:
         return measure_profiles(
-            options.model or embedded_model("target"),
+            options.model,
             config,
             draft_config(options),
             settings,

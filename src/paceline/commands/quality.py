@@ -22,7 +22,6 @@ from paceline.commands.quality_arms import CONTROL, PEER, Arms
 from paceline.commands.resolve import engine_options
 from paceline.config import DTYPES
 from paceline.errors import ConfigError, RequestError
-from paceline.llm import embedded_model
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.workbench.llama_peer import KV_TYPES
@@ -36,9 +35,7 @@ def quality_command(options: VerifyOptions) -> int:
     """The work of ``paceline verify --quality``."""
     dtypes = _dtypes(options)
     _check(options)
-    source = load_checkpoint(
-        options.model or embedded_model("target"), load_format=options.load_format
-    )
+    source = load_checkpoint(options.model, load_format=options.load_format)
     pieces, screen = _pieces(options, source), Screen(json=options.json)
     with ExitStack() as stack:
         arms = Arms(stack, source, engine_options(replace(options, max_num_seqs=1)))
@@ -60,8 +57,8 @@ def _add_peers(arms: Arms, options: VerifyOptions, longest: int) -> None:
         "threads": options.threads or os.cpu_count() or 1,
         "kv_type": options.llama_kv_type or KV_TYPES[0],
     }
-    own = Path(os.path.expanduser(options.model)) if options.model else None
-    if own is not None and own.is_file():
+    own = Path(os.path.expanduser(options.model))
+    if own.is_file():
         arms.add_peer(own, **settings)
     else:
         arms.add_converted_peers(**settings)

@@ -117,6 +117,10 @@ class LazyCommand(TyperCommand):
         try:
             return super().parse_args(context, arguments)
         except _USAGE_ERROR as error:
+            if getattr(getattr(error, "param", None), "name", "") in _MODELS:
+                from paceline.commands.model_choice import advice_on_models
+
+                _advise(error, advice_on_models(context.command_path))
             own = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
             _advise(error, advice_on_options(_words(context), typed, own))
             raise
@@ -133,8 +137,13 @@ def _words(context: Any) -> list[str]:
 def _advise(error: Any, advice: str) -> None:
     """Say in place of Typer's own guess what to type."""
     if advice:
-        error.message = f"{error.message.partition('. Did you')[0].rstrip('.')}. {advice}"
+        said = error.message.partition(". Did you")[0].rstrip(".")
+        error.message = f"{said}. {advice}" if said else advice
         error.possibilities = None
+
+
+_MODELS = ("model", "name", "target")
+"""Arguments that are a model's name."""
 
 
 def load(reference: str) -> Any:

@@ -15,6 +15,7 @@ import typer
 
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import argument, option
+from paceline.engine.default_drafts import is_embedded
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.folders import PACKED, cache_folder
 from paceline.models.catalogue import CatalogueEntry, catalogue, users_catalogue
@@ -111,6 +112,8 @@ def _owner(entry: CatalogueEntry) -> str:
             f"{entry.name} is LM Studio's, which deletes it from its list of models; without "
             f"its window: {_shell('rm', entry.place)}"
         )
+    if is_embedded(entry.name):
+        return f"{entry.name} comes with Paceline, and goes with it"
     return (
         f"{entry.name} is {entry.place}, as {users_catalogue()} says: delete its entry there, and "
         f"if you like the model: {_shell('rm -r', entry.place)}"

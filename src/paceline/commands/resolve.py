@@ -57,9 +57,7 @@ def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeCon
     return tuple(replace(config, suffix_decoding_max_cached_requests=0) for config in configs)
 
 
-def speculative_config(
-    options: SpeculationOptions, model: str | None
-) -> tuple[SpeculativeConfig, ...]:
+def speculative_config(options: SpeculationOptions, model: str) -> tuple[SpeculativeConfig, ...]:
     """The proposers that the options name: drafts join those of the model, a method is alone."""
     if options.no_speculation:
         return ()
@@ -101,9 +99,7 @@ def _names_drafts(options: SpeculationOptions) -> bool:
     return options.no_speculation or named != (None, None, None)
 
 
-def replayed_config(
-    options: SpeculationOptions, model: str | None
-) -> tuple[SpeculativeConfig, ...]:
+def replayed_config(options: SpeculationOptions, model: str) -> tuple[SpeculativeConfig, ...]:
     """As :func:`speculative_config`, for replays: without the heads that come with a model.
 
     Heads read hidden states of the target, which traces do not hold; one that is named is refused
@@ -120,9 +116,7 @@ def replayed_config(
     )
 
 
-def _by_method(
-    name: str, drafts: Sequence[str], model: str | None
-) -> tuple[SpeculativeConfig, ...]:
+def _by_method(name: str, drafts: Sequence[str], model: str) -> tuple[SpeculativeConfig, ...]:
     """One method, once for each draft, or without any."""
     method = check_method(name)
     takes_none = method in METHODS and method not in (*NEEDED_MODELS, *OPTIONAL_MODELS)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
+from paceline.commands.model_choice import needed_model
 from paceline.commands.model_first import model_and_file
 from paceline.commands.options import (
     JSON_HELP,
+    MODEL_HELP,
     ReplicaOptions,
     SpeculationOptions,
     argument,
@@ -46,9 +48,7 @@ SUFFIX = ".out.jsonl"
 class RunBatchOptions(ReplicaOptions, SpeculationOptions):
     """Options of ``paceline run-batch``."""
 
-    model: str | None = argument(
-        None, "Folder, GGUF file, name or hub id (default: the embedded model)."
-    )
+    model: str = argument(None, MODEL_HELP)
     file: str | None = argument(None, "Requests, one JSON object a line, in OpenAI's batch format.")
     input_file: str | None = option(None, "The same as FILE.", "-i")
     output_file: str | None = option(
@@ -108,11 +108,11 @@ def uses_ray(options: RunBatchOptions) -> bool:
     return options.ray or options.replicas is not None or options.ray_address is not None
 
 
-def inputs(options: RunBatchOptions) -> tuple[str | None, Path]:
+def inputs(options: RunBatchOptions) -> tuple[str, Path]:
     """The model, and the file of requests, which ``--input-file`` names in place of FILE.
 
     Raises:
-        ConfigError: no file was named, or two were, or two models.
+        ConfigError: no file was named, or no model, or two of them.
     """
     first, second = options.model, options.file
     if options.input_file is not None:
@@ -122,7 +122,7 @@ def inputs(options: RunBatchOptions) -> tuple[str | None, Path]:
     model, file = model_and_file(first, second, options.model_option)
     if file is None:
         raise ConfigError("name the file of requests once: as FILE, or with --input-file")
-    return model, Path(file)
+    return needed_model(model, "paceline run-batch"), Path(file)
 
 
 def output_path(options: RunBatchOptions, source: Path) -> Path:

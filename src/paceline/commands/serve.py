@@ -175,7 +175,7 @@ def serve_command(options: ServeOptions) -> int:
 
 
 def clients(
-    options: ServeOptions, models: Mapping[str | None, tuple[str, ...]], config: ServerConfig
+    options: ServeOptions, models: Mapping[str, tuple[str, ...]], config: ServerConfig
 ) -> tuple[EngineClient, list[Offer]]:
     """The client of the first model, not started, and the others."""
     from paceline.server.engine.client import EngineClient
@@ -191,7 +191,7 @@ def clients(
     taken = {name for names in models.values() for name in names}
     adapters = named_folders(options.lora or (), taken)
 
-    def client(model: str | None) -> EngineClient:
+    def client(model: str) -> EngineClient:
         speculative = speculative_config(options, model)
         return EngineClient(
             engine_factory(options, model, speculative, options.chat_template, events),
@@ -206,7 +206,7 @@ def clients(
     return client(first), offers
 
 
-def served_models(options: ServeOptions) -> dict[str | None, tuple[str, ...]]:
+def served_models(options: ServeOptions) -> dict[str, tuple[str, ...]]:
     """The models that may be loaded, the first at the start, each with its names.
 
     Raises:
@@ -223,7 +223,7 @@ def served_models(options: ServeOptions) -> dict[str | None, tuple[str, ...]]:
 
 def engine_factory(
     options: EngineOptions,
-    model: str | None,
+    model: str,
     speculative: tuple[SpeculativeConfig, ...],
     chat_template: str | None,
     events: KVEventsConfig | None = None,
@@ -234,13 +234,12 @@ def engine_factory(
     """
     template = None if chat_template is None else chosen_template(chat_template)
     settings = engine_options(options)
-    if model is not None:
-        named_model(model)
+    named_model(model)
     return partial(build_engine, model, speculative, settings, template, events)
 
 
 def build_engine(
-    model: str | None,
+    model: str,
     speculative: tuple[SpeculativeConfig, ...],
     options: Mapping[str, Any],
     chat_template: str | None = None,
@@ -275,9 +274,7 @@ def build_engine(
     return llm
 
 
-def server_config(
-    options: ServeOptions, models: Mapping[str | None, tuple[str, ...]]
-) -> ServerConfig:
+def server_config(options: ServeOptions, models: Mapping[str, tuple[str, ...]]) -> ServerConfig:
     """
     Args:
         models: with their names, the first one first.

@@ -14,22 +14,21 @@ from paceline.engine.default_drafts import is_embedded
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.memory import memory
 from paceline.models.downloaded import LM_STUDIO, OLLAMA
-from paceline.models.embedded import embedded_model
+from paceline.models.embedded import EMBEDDED
 from paceline.models.hub import is_hub_id
 from paceline.models.names import all_models, find_model
 from paceline.models.shard_names import sibling_shards
 from paceline.reading import checked_path
 
-EMBEDDED_NAME = "embedded"
 DEFAULT_BUDGET = "80%"
 """Of the memory of this machine, for the models of a server that has several."""
 _WEIGHTS = ("*.safetensors", "*.gguf")
 
 
-def default_names(model: str | None) -> tuple[str, ...]:
+def default_names(model: str) -> tuple[str, ...]:
     """A model is asked for as it was named here, and by its folder's or file's name alone."""
-    if model is None or is_embedded(model):
-        return (EMBEDDED_NAME,)
+    if is_embedded(model):
+        return (EMBEDDED,)
     path = Path(model)
     # A folder may be called ".", and a file may be a link to one that has a hash for a name.
     named = path if path.is_file() else path.resolve()
@@ -37,22 +36,20 @@ def default_names(model: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((name, model)))
 
 
-def models_on_disk(named: Iterable[str | None]) -> list[str]:
+def models_on_disk(named: Iterable[str]) -> list[str]:
     """Names of models that are on this machine, besides those that are named already."""
     places = {place for model in named if (place := _place(model)) is not None}
     return [entry.name for entry in all_models() if entry.is_here and entry.place not in places]
 
 
-def served_names(
-    models: Sequence[str | None], given: Sequence[str]
-) -> dict[str | None, tuple[str, ...]]:
+def served_names(models: Sequence[str], given: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The names of each model, by what ``--served-model-name`` says.
 
     Raises:
         ConfigError: a model is named twice, or one of several models is not said to be meant.
     """
     if twice := [model for model in models if models.count(model) > 1]:
-        raise ConfigError(f"model {twice[0] or EMBEDDED_NAME} is named twice")
+        raise ConfigError(f"model {twice[0]} is named twice")
     names = {model: default_names(model) for model in models}
     if len(models) == 1:
         return {model: tuple(given) or own for model, own in names.items()}
@@ -76,7 +73,7 @@ def check_is_there(model: str) -> None:
         raise ModelLoadError(f"there is no model at {model}; `paceline models` lists names")
 
 
-def stored_bytes(model: str | None) -> int:
+def stored_bytes(model: str) -> int:
     """Bytes of a model's weights on disk; 0 where they cannot be found without opening it."""
     place = _place(model)
     if place is None:
@@ -88,9 +85,7 @@ def stored_bytes(model: str | None) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _place(model: str | None) -> Path | None:
-    if model is None:
-        return Path(embedded_model("target"))
+def _place(model: str) -> Path | None:
     path, is_there = checked_path(model, ModelLoadError)
     if is_there:
         return path

@@ -18,7 +18,6 @@ from paceline.commands.report import COUNTERS, Figures
 from paceline.commands.resolve import engine_options, replayed_config
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
-from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
     from paceline.workbench.replay import ReplayResult
@@ -78,7 +77,7 @@ def simulate_command(options: SimulateOptions) -> int:
     return 0
 
 
-def _inputs(options: SimulateOptions) -> tuple[str | None, str]:
+def _inputs(options: SimulateOptions) -> tuple[str, str]:
     """The model that answered, and the folder of its traces."""
     from paceline.workbench.simulate_setup import meta_in
     from paceline.workbench.trace_requests import traced_model
@@ -95,7 +94,7 @@ def _inputs(options: SimulateOptions) -> tuple[str | None, str]:
 
 def _opened(
     options: SimulateOptions,
-    model: str | None,
+    model: str,
     folder: str,
     fixed: Mapping[str, Configs],
     screen: Screen,
@@ -108,7 +107,7 @@ def _opened(
     with screen.progress("drafting", 100) as advance:
         opened = open_simulator(
             folder,
-            model or embedded_model("target"),
+            model,
             EngineConfig(**engine_options(options)),
             [config for each in fixed.values() for config in each],
             table=costs,

@@ -15,6 +15,7 @@ from inspect import cleandoc
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from paceline.checks import require_torch
+from paceline.commands.model_choice import model_list
 from paceline.commands.options import argument, option
 from paceline.errors import ConfigError
 from paceline.training.configs import (
@@ -163,7 +164,9 @@ def config_values(config: type[TrainingConfig], given: Mapping[str, Any]) -> dic
     if TARGET in values:
         values[TARGET] = values.pop("model") or values[TARGET]
         if values[TARGET] is None:
-            raise ConfigError("name the model to draft for, as MODEL or with --target")
+            raise ConfigError(
+                f"name the model to draft for, as MODEL or with --target:\n{model_list()}"
+            )
     values["command"] = command_line()
     if any(field.name == "shape" for field in fields(config)):
         values["shape"] = ModelShape(**{f.name: values.pop(f.name) for f in fields(ModelShape)})

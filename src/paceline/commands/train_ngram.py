@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable, table
+from paceline.commands.model_choice import needed_model
 from paceline.commands.options import JSON_HELP, argument, option
 from paceline.commands.resolve import memory_bytes
-from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
     from paceline.training.ngram.options import NgramTrainingConfig
@@ -24,8 +24,8 @@ class TrainNgramOptions:
 
     model: str | None = argument(
         None,
-        "Target model, whose tokenizer reads the texts (default: the embedded model; with "
-        "traces only, the model of the traces).",
+        "Target model, whose tokenizer reads the texts (default: with traces only, the model of "
+        "the traces).",
     )
     target: str | None = option(None, "The same as MODEL.")
     output: str = option(..., "File to write.", "-o")
@@ -92,7 +92,7 @@ def _config(options: TrainNgramOptions) -> NgramTrainingConfig:
     if options.model is not None:
         values["target"] = options.model
     elif options.target is None and not is_of_traces:
-        values["target"] = embedded_model("target")
+        values["target"] = needed_model(None, "paceline train ngram")
     return NgramTrainingConfig(**values, max_bytes=memory_bytes(options.max_size))
 
 

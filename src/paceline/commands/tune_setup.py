@@ -27,7 +27,6 @@ from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_c
 from paceline.config.methods import HEAD_METHODS
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError
-from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
@@ -89,6 +88,11 @@ class TuneOptions(EngineOptions, ModelOptions):
     )
     json: bool = option(False, JSON_HELP)
 
+    @property
+    def needs_model(self) -> bool:
+        """Traces alone say whose they are."""
+        return self.prompts is not None or self.traces is None
+
 
 ASKED = (
     *("max_tokens", "temperature", "chat", "system", "no_thinking"),
@@ -102,7 +106,7 @@ def with_traced_model(options: TuneOptions) -> TuneOptions:
     from paceline.workbench.simulate_setup import meta_in
     from paceline.workbench.trace_requests import traced_model
 
-    if options.model is not None or options.prompts is not None or options.traces is None:
+    if options.model or options.prompts is not None or options.traces is None:
         return options
     return replace(options, model=traced_model(meta_in(options.traces)))
 
@@ -129,7 +133,7 @@ def traced(options: TuneOptions, spare: str) -> str:
         **values_of(options, EngineOptions)
         | {name: getattr(options, name) for name in ASKED}
         | {"max_num_seqs": None},
-        model=target_model(options),
+        model=options.model,
         prompts=options.prompts,
         output=options.traces or spare,
         top_logprobs=1,
@@ -170,7 +174,7 @@ def _held_out(opened: Opened) -> tuple[Simulator, list[str]]:
     ]
 
 
-def usual_proposers(model: str | None) -> tuple[SpeculativeConfig, ...]:
+def usual_proposers(model: str) -> tuple[SpeculativeConfig, ...]:
     """Who drafts where nothing is configured, but for heads, which replays cannot feed."""
     usual = default_speculative_config(model)
     return tuple(config for config in usual if config.method not in HEAD_METHODS)
@@ -191,7 +195,7 @@ def _opened(
     with screen.progress("drafting", 100) as advance:
         return open_simulator(
             folder,
-            target_model(options),
+            options.model,
             EngineConfig(**engine_options(options)),
             wanted_configs(drafts, usual_proposers(options.model)),
             table=table,
@@ -215,16 +219,12 @@ def _profile(
     for model in models:
         with screen.progress("measuring", 100) as advance:
             profiles, remarks = measure_profiles(
-                target_model(options), config, model, None, lambda share: advance(int(share * 100))
+                options.model, config, model, None, lambda share: advance(int(share * 100))
             )
         found += profiles
         for remark in [*remarks, *keep_profiles(profiles)[1]]:
             screen.note(printable(remark))
     return found
-
-
-def target_model(options: TuneOptions) -> str:
-    return options.model or embedded_model("target")
 
 
 def drafts_to_try(options: TuneOptions) -> Drafts:
@@ -236,7 +236,7 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
     from paceline.models.checkpoint import load_checkpoint
     from paceline.proposers.draft_model.loading import num_draft_layers
 
-    target = load_checkpoint(target_model(options))
+    target = load_checkpoint(options.model)
     own = [config for config in drafts_of(options.model) if config.method not in HEAD_METHODS]
     named = options.draft or [config.model for config in own if config.model is not None]
     found: dict[str, SpeculativeConfig] = {}

@@ -32,8 +32,7 @@ def configuration(options: TuneOptions, tuning: Tuning) -> dict[str, Any]:
         for field in fields(EngineOptions)
         if field.name not in NOT_WRITTEN and getattr(options, field.name) != field.default
     }
-    if options.model is not None:
-        found["model"] = options.model
+    found["model"] = options.model
     if best is None:
         return found | {"no_speculation": True}
     if best is tuning.default:

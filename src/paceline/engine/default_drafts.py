@@ -6,6 +6,7 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.engine.bundled_drafts import bundled_drafts
 from paceline.errors import ModelLoadError
+from paceline.models.catalogue import find_entry
 from paceline.models.embedded import embedded_model, embedded_ngram_model
 from paceline.reading import checked_path
 
@@ -13,15 +14,16 @@ EVERY_MODEL = parse_speculative_config({"method": DEFAULT_METHOD})
 """Who drafts for any model, wherever it comes from."""
 
 
-def is_embedded(model: str | None) -> bool:
-    """Whether the model is the embedded one, named by its folder or not at all."""
-    if model is None:
-        return True
+def is_embedded(model: str) -> bool:
+    """Whether the model is the embedded one, named by its folder or by a name."""
     place, is_there = checked_path(model, ModelLoadError)
+    entry = None if is_there else find_entry(model)
+    if entry is not None and entry.is_here:
+        place, is_there = entry.place, True
     return is_there and place.samefile(embedded_model("target"))
 
 
-def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
+def default_speculative_config(model: str) -> tuple[SpeculativeConfig, ...]:
     """:data:`EVERY_MODEL`, and the drafts that a model brings."""
     drafts = drafts_of(model)
     if is_embedded(model):
@@ -30,9 +32,9 @@ def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ..
     return (*EVERY_MODEL, *drafts)
 
 
-def drafts_of(model: str | None) -> tuple[SpeculativeConfig, ...]:
+def drafts_of(model: str) -> tuple[SpeculativeConfig, ...]:
     """The drafts that a model brings; the embedded one's are an n-gram model and a draft model."""
-    if model is not None and not is_embedded(model):
+    if not is_embedded(model):
         return bundled_drafts(model)
     ngram = parse_speculative_config({"method": "ngram_model", "model": embedded_ngram_model()})
     # One level with several candidates: a forward per level is slow compared with this target.

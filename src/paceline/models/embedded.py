@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+EMBEDDED = "embedded"
+"""The target's name in the catalogue."""
+
 
 def embedded_model(name: str) -> str:
     """Folder of an embedded model: ``target`` or ``draft``."""

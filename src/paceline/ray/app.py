@@ -8,6 +8,7 @@ from typing import Any
 
 from ray import serve
 
+from paceline.commands.model_choice import with_model
 from paceline.commands.serve import ServeOptions
 from paceline.commands.serve_replicas import num_replicas, replicated, threads_of
 from paceline.errors import ConfigError
@@ -22,6 +23,6 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     known = [each.name for each in fields(ServeOptions) if each.name not in NOT_HERE]
     if unknown := sorted(set(args) - set(known)):
         raise ConfigError(f"args has {', '.join(unknown)}; allowed: {', '.join(known)}")
-    options = ServeOptions(**args)
+    options = with_model(ServeOptions(**args), "paceline serve")
     served = replicated(options, shares_machine=False)
     return application(served, num_replicas(options), threads_of(options))

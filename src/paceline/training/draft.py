@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from paceline.errors import TrainingError
+from paceline.models.fetching import model_path
 from paceline.models.ops.rows import Rows
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
@@ -113,7 +114,7 @@ def _distilled(
         **spent(config, model, progress), before=before, after=after, chains=chains
     )
     card = draft_card(config, result, model, len(read.tokens), len(written.tokens))
-    save_model(folder, model, Path(config.target), config.weights_dtype, card, config.init)
+    save_model(folder, model, model_path(config.target), config.weights_dtype, card, config.init)
     remove_state(folder)
     (folder / GENERATED).unlink(missing_ok=True)
     return result

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from paceline.errors import ModelLoadError, TrainingError
 from paceline.models.arrays import floats
 from paceline.models.config import ModelConfig
+from paceline.models.fetching import model_path
 from paceline.models.hf_config import config_from_hf, layout_from_hf
 from paceline.models.hf_layout import PLAIN
 from paceline.models.json_file import read_json
@@ -128,7 +129,7 @@ def _parameter_shapes(shape: ModelShape, vocab_size: int) -> dict[str, tuple[int
 
 
 def load_model(folder: str | Path, hybrid: bool = False) -> TrainableModel:
-    """A model folder's weights as float32, to train on or to teach.
+    """The weights of a model's folder, or of a name, as float32, to train on or to teach.
 
     Args:
         hybrid: whether it may be one of Qwen3.5's form, dense.
@@ -138,7 +139,7 @@ def load_model(folder: str | Path, hybrid: bool = False) -> TrainableModel:
         TrainingError: it is of a family that cannot be trained, or a mixture whose experts are not
             matrices of their own.
     """
-    folder = Path(folder)
+    folder = model_path(folder)
     raw = read_json(folder / "config.json")
     config = config_from_hf(raw)
     fits = config.is_like_llama or (hybrid and raw.get("model_type") == HYBRID)
@@ -169,8 +170,8 @@ def load_model(folder: str | Path, hybrid: bool = False) -> TrainableModel:
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The folder's ``tokenizers.Tokenizer``; ``ModelLoadError`` where it has none to read."""
-    return read_tokenizer_folder(Path(folder)).backend
+    """The ``tokenizers.Tokenizer`` of a folder or a name; ModelLoadError where it has none."""
+    return read_tokenizer_folder(model_path(folder)).backend
 
 
 def vocabulary_size(tokenizer: Any) -> int:

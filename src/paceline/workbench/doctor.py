@@ -69,7 +69,7 @@ class ModelFacts:
     """How a model would run here; ``problem`` says why it would not.
 
     Attributes:
-        name: None is the embedded model.
+        name: as it was given.
         weight_bytes: that every step reads.
         best_plain_rate: tokens per second of plain decoding at which reading the weights alone
             takes all of the time; None where a cache may hold them.
@@ -83,7 +83,7 @@ class ModelFacts:
         experts: that would come from disk where they are not in memory, as ``kept_experts`` are.
     """
 
-    name: str | None
+    name: str
     problem: str | None = None
     dtype: str = ""
     backend: str = ""
@@ -114,7 +114,7 @@ class Diagnosis:
     places: tuple[Place, ...] = ()
 
 
-def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
+def diagnose(model: str, config: EngineConfig) -> Diagnosis:
     """Look at everything; takes a few seconds, most of it to measure the roofs."""
 
     def looked_at() -> Diagnosis:
@@ -123,7 +123,7 @@ def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
         kernels = describe_kernels()
         dtype = "float32" if kernels.problem or config.backend == "reference" else "int8"
         roofs = measure_roofs(resolve_ops(dtype, config.device, None, config.backend))
-        machine, facts = describe_machine(), model_facts(path, name, config, roofs)
+        machine, facts = describe_machine(), model_facts(model, config, roofs)
         advice = tuple(advise(machine, kernels, facts, config.num_threads))
         parts = installed_parts()
         return Diagnosis(machine, kernels, roofs, facts, parts, versions, advice, places())
@@ -135,10 +135,10 @@ def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
     return COMPUTE.call(looked_at)
 
 
-def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs) -> ModelFacts:
+def model_facts(name: str, config: EngineConfig, roofs: Roofs) -> ModelFacts:
     """Open a model without reading its weights."""
     try:
-        checkpoint = load_checkpoint(path, with_tokenizer=False)
+        checkpoint = load_checkpoint(name, with_tokenizer=False)
         config, ops = resolve_config(config, checkpoint)
         placement = placement_for(checkpoint, config, ops)
     except Exception as error:  # whatever is wrong with it, the machine can be looked at
@@ -225,7 +225,7 @@ def advise(
     yield from _memory_advice(machine, model)
     yield from _thread_advice(machine, threads)
     if model.problem is None and not model.has_profile:
-        command = shlex.join(["paceline", "profile", *filter(None, [model.name])])
+        command = shlex.join(["paceline", "profile", model.name])
         yield (
             "measure what steps cost, so that drafts are chosen well from the first token: "
             + command
@@ -233,7 +233,7 @@ def advise(
     yield from _setting_advice(machine)
     if model.can_be_int4 and model.best_plain_rate is not None:
         yield (
-            "--dtype int4 reads about half the bytes per step; paceline verify --quality "
+            "--dtype int4 reads about half the bytes per step; paceline verify MODEL --quality "
             "measures what that costs in accuracy"
         )
 

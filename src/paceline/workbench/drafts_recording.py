@@ -372,7 +372,7 @@ class ForeignRecorder(Recorder):
                     f"trace {request.request_id} is longer than the context of the draft model of "
                     f"another vocabulary, {self._drafter.max_len} of its tokens: its drafts depend "
                     "on the steps in which the text came, and are not recorded. Leave it out, or "
-                    "measure it with paceline run --compare"
+                    "measure it with paceline run MODEL --compare"
                 )
             ratio, more = pace(translation)
             self._paces.append((math.ceil(ratio) + more, ratio))

@@ -64,7 +64,7 @@ def table_named(source: str) -> CostTable:
             return read_profile(path).table
         except ProfileError as error:
             raise ProfileError(
-                f"{error}; paceline profile -o FILE writes a profile, and paceline profile "
+                f"{error}; paceline profile MODEL -o FILE writes a profile, and paceline profile "
                 "--import FILE keeps published curves by their names"
             ) from error
     profile = find_imported(source)

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.checks import check_number
 from paceline.errors import RequestError, TraceError
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.embedded import EMBEDDED
 from paceline.models.fingerprint import model_fingerprint
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
@@ -65,17 +66,17 @@ def trace_request(request_id: int, trace: Trace, meta: Mapping[str, Any]) -> Req
 # --- the model -----------------------------------------------------------------------------------
 
 
-def traced_model(meta: Mapping[str, Any]) -> str | None:
+def traced_model(meta: Mapping[str, Any]) -> str:
     """Where the model lay that gave the answers, or by which name it was loaded.
 
-    None is the embedded one, or one that older traces do not name.
+    Older traces do not name the embedded one.
 
     Raises:
         TraceError: it is not there any more.
     """
     source = meta.get(MODEL_SOURCE)
     if not isinstance(source, str):
-        return None
+        return EMBEDDED
     if os.path.isabs(source) and not os.path.exists(source):
         raise TraceError(
             f"the traces are answers of {source}, and there is no such file or folder: name the "

@@ -61,7 +61,8 @@ def replays_no_head(method: str) -> ConfigError:
     return ConfigError(
         f'method "{method}" drafts from hidden states of the running target: tokens alone, as of '
         "traces, are not enough to draft or record it. Leave it out here, and measure it while the "
-        "target runs: paceline bench throughput --compare; paceline profile says what it costs"
+        "target runs: paceline bench throughput MODEL --compare; paceline profile MODEL says what "
+        "it costs"
     )
 
 

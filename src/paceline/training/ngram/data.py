@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import TrainingError, UnsupportedModelError
+from paceline.models.fetching import model_path
 from paceline.models.hf_config import config_from_hf
 from paceline.models.json_file import read_json
 from paceline.models.quantised.methods import split_quantisation
@@ -58,7 +58,8 @@ def target_vocabulary(config: NgramTrainingConfig) -> tuple[int, str | None]:
     """
     if config.target is None:
         return 0, None
-    folder, tokenizer = Path(config.target), Tokenizer.from_folder(config.target)
+    folder = model_path(config.target)
+    tokenizer = Tokenizer.from_folder(folder)
     size = tokenizer.vocab_size
     if (folder / "config.json").is_file():
         raw, _ = split_quantisation(read_json(folder / "config.json"), folder)
