@@ -183,7 +183,7 @@ def test_ngrams_of_another_program_have_to_be_taken_over(
     [
         ({"speculators_model_type": "mlp_speculator"}, "heads of type eagle3"),
         ("{", "Expecting"),
-        ("[]", "no object"),
+        ("[]", "not an object"),
         ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 99}]}}, "99"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_hybrid_grows_out_of_a_dense_model_and_is_continued(
     assert after.config == before.config
     changed = {n for n, p in after.params.items() if not torch.equal(p, before.params[n])}
     assert {n for n in before.params if ".linear_attn." in n} <= changed
-    with pytest.raises(TrainingError, match="type qwen3_5_text cannot be made a hybrid"):
+    with pytest.raises(TrainingError, match="type qwen3_5_text cannot be turned into a hybrid"):
         hybridise(after, "da", seed=0)
 
 

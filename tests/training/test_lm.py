@@ -119,7 +119,7 @@ def test_a_mixture_grows_out_of_a_dense_model(trained: LMTrainingResult, tmp_pat
     experts = [p for n, p in load_model(result.folder).params.items() if "0.mlp.experts" in n]
     assert len(experts) == 4 * 3
     assert not torch.equal(experts[0], experts[3])
-    with pytest.raises(TrainingError, match="type qwen3_moe cannot be made a mixture"):
+    with pytest.raises(TrainingError, match="type qwen3_moe cannot be turned into a mixture"):
         upcycle(grown, shape, seed=0)
 
 

@@ -137,7 +137,7 @@ def test_damaged_files_are_ignored_with_a_warning(
     ("change", "message"),
     [
         ({"format_version": 2}, "version is 2; known: 1"),
-        ({"format": "other"}, "no profile"),
+        ({"format": "other"}, "not a profile"),
         ({"more": 1}, "a profile must have"),
         ({"table": {}}, "a cost table must be"),
         ({"key": {**asdict(KEY), "threads": "2"}}, "threads of ProfileKey is '2'"),
@@ -160,7 +160,7 @@ def test_the_first_of_several_is_the_targets(tmp_path: Path) -> None:
     write_json(path, {"profiles": [to_document(PROFILE), to_document(other)]}, ProfileError)
     assert same(read_profile(path), PROFILE)
     write_json(path, {"profiles": []}, ProfileError)
-    with pytest.raises(ProfileError, match="no profile"):
+    with pytest.raises(ProfileError, match="not a profile"):
         read_profile(path)
 
 

@@ -54,7 +54,7 @@ _SHOWN_BY: tuple[tuple[tuple[str, ...], ToolFormat | None], ...] = (
     ((">>>all",), None),  # functionary 3.2: ">>>", a name, a line of JSON
     (('<function name="', '<param name="'), tags.MINICPM5),
     (("<function=", "<parameter="), tags.QWEN3_CODER),
-    (("<function=",), json.FUNCTIONARY31),
+    (("<|start_header_id|>", "<function="), json.FUNCTIONARY31),
     (("<tool_sep{}>", ":opensource"), tags.HY_V3),
     (("<tool_sep",), tags.HY_V3_PREVIEW),
     (("<arg_key>", "</arg_key>\\n<arg_value>"), tags.GLM45),
