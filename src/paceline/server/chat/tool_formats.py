@@ -55,6 +55,7 @@ _SHOWN_BY: tuple[tuple[tuple[str, ...], ToolFormat | None], ...] = (
     (('<function name="', '<param name="'), tags.MINICPM5),
     (("<function=", "<parameter="), tags.QWEN3_CODER),
     (("<|start_header_id|>", "<function="), json.FUNCTIONARY31),
+    (("<function=",), None),
     (("<tool_sep{}>", ":opensource"), tags.HY_V3),
     (("<tool_sep",), tags.HY_V3_PREVIEW),
     (("<arg_key>", "</arg_key>\\n<arg_value>"), tags.GLM45),
