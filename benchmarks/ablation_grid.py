@@ -3,7 +3,7 @@
 The replays are a fixed part of the grid of ``never_slower_replayed.py``, with the tables of saved
 results and published curves of a GPU and of an M1 Ultra: 12 prompts each, so that 12 is the largest
 batch. They are deterministic, so a difference is one; what chance there is lies in the choice of
-prompts. In the simulated machines of ``tests/policy/machine.py`` the cost model learns, from times
+prompts. In the simulated machines of ``tests/planner/machine.py`` the cost model learns, from times
 that are noisy, that change, or that its table has wrong.
 """
 
@@ -24,16 +24,16 @@ from prompt_sets import data_folder, load_prompts
 from trace_sets import FOLDER, MAX_MODEL_LEN
 from workloads import DESCRIPTIONS
 
+from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, Objective
-from paceline.engine.planners import PLANNERS
-from paceline.llm import embedded_model
-from paceline.policy.drafting_cost import DraftTime
+from paceline.planner.drafting_cost import DraftTime
+from paceline.planner.planners import PLANNERS
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import open_simulator
 
 sys.path.insert(0, str(ROOT))
-from tests.policy.machine import DRAFT, Machine, cost_table, request
+from tests.planner.machine import DRAFT, Machine, cost_table, request
 
 NUM_PROMPTS = 12
 BATCHES = {0.0: (1, 4, 12), 0.8: (4,), 1.3: (1, 12)}

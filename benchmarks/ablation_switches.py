@@ -14,19 +14,13 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
-from paceline.policy import (
-    cost_aware,
-    cost_filter,
-    drafts,
-    exploration,
-    priors,
-)
-from paceline.policy.planned import asks_for_drafts
-from paceline.policy.prices import FREE
-from paceline.policy.selection import selected
+from paceline.planner import cost_aware, cost_filter, drafts, exploration, priors
+from paceline.planner.planned import asks_for_drafts
+from paceline.planner.prices import FREE
+from paceline.planner.selection import selected
 
 ALWAYS = 1e12
-IN_PYTHON = {"paceline.engine.planners.new_drafts": drafts.Drafts}
+IN_PYTHON = {"paceline.planner.planners.new_drafts": drafts.Drafts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +29,7 @@ class Switch:
 
     Attributes:
         lines, constants: that it takes in ``policy/``, about.
-        off: by dotted name below ``paceline.policy``, or ``paceline`` where it begins with
+        off: by dotted name below ``paceline.planner``, or ``paceline`` where it begins with
             ``engine``: what takes its place.
         native: whether the extension does it too.
     """
@@ -54,7 +48,7 @@ def switched_off(switch: Switch) -> Iterator[None]:
             for name, value in IN_PYTHON.items():
                 stack.enter_context(patch(name, value))
         for name, value in switch.off.items():
-            package = "paceline" if name.startswith("engine.") else "paceline.policy"
+            package = "paceline" if name.startswith("engine.") else "paceline.planner"
             stack.enter_context(patch(f"{package}.{name}", value))
         yield
 

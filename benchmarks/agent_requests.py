@@ -20,9 +20,9 @@ from harness import note
 from prompt_sets import data_folder, load_prompts
 
 from paceline import LLM, SamplingParams
-from paceline.metrics import EngineStats
 from paceline.ray.prompts import parts_of
 from paceline.ray.routing import Affinity, Choice
+from paceline.request.metrics import EngineStats
 from paceline.workbench.serving.arrivals import read_trace
 
 AFFINITY, LOADS, TURNS = "affinity", "by load alone", "round robin"

@@ -22,7 +22,7 @@ from peers_client import Engine, Worker
 from peers_models import MissingPeerError
 from report import Report, Row, Target, grid, markdown
 
-from paceline.llm import embedded_model
+from paceline.api.llm import embedded_model
 
 LOOP = "while True: pass"
 PROMPT = list(range(100, 132))

@@ -21,7 +21,7 @@ from harness import arguments, chosen, note
 from packaging.requirements import Requirement
 from report import Report, Row, Target, grid, table
 
-ANSWER = "from paceline.cli import main; main(['run', '-p', 'hi', '--max-tokens', '8'])"
+ANSWER = "from paceline.cli.main import main; main(['run', '-p', 'hi', '--max-tokens', '8'])"
 ARMS = {"as installed": ANSWER, "with torch": f"import torch; {ANSWER}"}
 WANTED_SECONDS, WANTED_MB = 1.5, 250
 

@@ -23,11 +23,11 @@ from peers_models import MissingPeerError
 from prompt_sets import load_prompts
 from report import Report, Row, Target, grid, table
 
-from paceline.commands.quality import begins_with, encoded, longest, pairs
-from paceline.commands.quality_arms import PEER, Arms
-from paceline.errors import PacelineError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.tokenizer import Tokenizer
+from paceline.cli.check.quality import begins_with, encoded, longest, pairs
+from paceline.cli.check.quality_arms import PEER, Arms
+from paceline.core.errors import PacelineError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.text.tokenizer import Tokenizer
 from paceline.workbench.llama_peer import KV_TYPES
 from paceline.workbench.quality import REFERENCE, Quality, Window, measure, windows
 

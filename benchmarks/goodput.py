@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 
 from rivals import PROBE_EVERY, RIVALS, START_LENGTH, LimitedLength
 
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import NO_STEP, StepShape
-from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import Planner, Source
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import NO_STEP, StepShape
+from paceline.planner.drafting_cost import DraftingCost
+from paceline.planner.planner import Planner, Source
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 
 LONGEST = 8
 FIRST_RATE = 0.7

@@ -44,15 +44,15 @@ from report import Report
 from research.head_data import plain as plain_text
 from research.head_data import read
 
-from paceline.commands.prompts import Encoder
-from paceline.commands.resolve import without_memory
+from paceline.api.llm import embedded_model
+from paceline.api.outputs import Completion, GenerationOutput
+from paceline.build.bundled_drafts import draft_at
+from paceline.build.default_drafts import EVERY_MODEL, drafts_of
+from paceline.cli.options.prompts import Encoder
+from paceline.cli.options.resolve import without_memory
 from paceline.config import SpeculativeConfig
 from paceline.config.methods import HEAD_METHODS
-from paceline.engine.bundled_drafts import draft_at
-from paceline.engine.default_drafts import EVERY_MODEL, drafts_of
-from paceline.llm import embedded_model
-from paceline.models.fetching import named_model
-from paceline.outputs import Completion, GenerationOutput
+from paceline.loading.fetching import named_model
 
 SETS = ("mt_bench", "code", "gsm8k", "edit", "prose")
 TEMPERATURES = (0.0, 0.8)

@@ -12,7 +12,7 @@ from harness import CONTROL, PLAIN, Sample, against_plain, first_error, pair_up,
 from never_slower_report import geometric_mean
 from report import Row, Target, grid, identical_target, markdown, number, pick, ratio_cell
 
-from paceline.metrics import SpeculationCounters
+from paceline.request.metrics import SpeculationCounters
 
 SUFFIX, NGRAM, TREE, MERGED = "suffix", "n-gram", "tree", "merged"
 TEXTS = "suffix and n-gram"

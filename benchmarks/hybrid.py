@@ -34,11 +34,11 @@ from serve_peers import free_port, serving
 from speedup import comparison, open_engines
 
 from paceline import SamplingParams
-from paceline.commands.resolve import without_memory
+from paceline.api.outputs import Completion, GenerationOutput
+from paceline.cache.state_room import LEAST_NODES, log_bytes, state_bytes
+from paceline.cli.options.resolve import without_memory
 from paceline.config import parse_speculative_config
-from paceline.models.checkpoint import load_checkpoint
-from paceline.outputs import Completion, GenerationOutput
-from paceline.runtime.state_room import LEAST_NODES, log_bytes, state_bytes
+from paceline.loading.checkpoint import load_checkpoint
 
 DENSE, SPECULATION, WITH_DRAFT = "dense", "suffix", "suffix and draft model"
 SHORT = 64

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.llm import embedded_model
+from paceline.api.llm import embedded_model
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]

@@ -34,17 +34,17 @@ from harness import (
 )
 from report import Report, Row, grid, table
 
+from paceline.backends.resolve import resolve_dtype, resolve_ops
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.cache.sequence_kv import blocks_for
 from paceline.config import KV_DTYPES
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.models.backend import KV_BYTES, head_elements
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import KV_BYTES, head_elements
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
-from paceline.models.ops.threads import set_num_threads
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sequence_kv import blocks_for
-from paceline.span import Span
+from paceline.models.threads import set_num_threads
+from paceline.request.span import Span
 from paceline.workbench.quality import log_softmax
 
 WIDTHS = (1, 8)

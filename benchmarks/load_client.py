@@ -19,7 +19,7 @@ from typing import Any
 from prompt_sets import load_prompts
 
 from paceline import LLM, SamplingParams, StructuredOutputs
-from paceline.outputs import Completion
+from paceline.api.outputs import Completion
 
 SCHEMA = {
     "type": "object",
@@ -102,7 +102,7 @@ def answered(wanted: Sequence[Mapping[str, Any]], **engine: Any) -> list[Known]:
     """The answers, one request at a time, of an engine without speculation.
 
     Args:
-        engine: options of :class:`~paceline.llm.LLM`.
+        engine: options of :class:`~paceline.api.llm.LLM`.
     """
     found = []
     with LLM("embedded", speculative_config=[], **engine) as llm:

@@ -33,7 +33,7 @@ from harness import ROOT, arguments, chosen, note
 from load_client import MANNERS, Connection, Known, answered, ask, bodies
 from report import Report, Row, Target, grid, number, table
 
-from paceline.engine.default_drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 
 HTTP, ENGINE = "HTTP process", "engine process"
 ENGINE_NAME = "paceline-engine"

@@ -39,9 +39,9 @@ def read(path: str) -> dict[str, float]:
 
 
 def load(path: str) -> dict[str, float]:
+    from paceline.build.build import build_engine
     from paceline.config import EngineConfig
-    from paceline.engine.build import build_engine
-    from paceline.models.checkpoint import load_checkpoint
+    from paceline.loading.checkpoint import load_checkpoint
 
     base, began = resident(), time.perf_counter()
     checkpoint = load_checkpoint(path)

@@ -32,18 +32,18 @@ from harness import (
 from kv_dtypes import HALF_BILLION, RandomTensors
 from report import Report, Row, Target, grid, table
 
-from paceline.models.adapter import places
-from paceline.models.arrays import BFLOAT16
-from paceline.models.checkpoint import load_checkpoint
+from paceline.backends.resolve import resolve_dtype, resolve_ops
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.cache.sequence_kv import blocks_for
+from paceline.loading.adapter import places
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.low_rank import AdaptedLayers, LowRank
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
-from paceline.models.ops.threads import set_num_threads
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sequence_kv import blocks_for
-from paceline.span import Span
+from paceline.models.threads import set_num_threads
+from paceline.request.span import Span
+from paceline.tensors.arrays import BFLOAT16
 
 CONTEXT = 256
 FORWARDS = 4

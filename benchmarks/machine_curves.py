@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.policy.cost_table import CostTable
-from paceline.workbench.profile_import import import_tables
+from paceline.planner.cost_table import CostTable
+from paceline.profiling.profile_import import import_tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ from speedup import (
 )
 
 from paceline import LLM
-from paceline.commands.prompts import Encoder
-from paceline.commands.resolve import without_memory
+from paceline.api.llm import embedded_model
+from paceline.cli.options.prompts import Encoder
+from paceline.cli.options.resolve import without_memory
 from paceline.config import parse_speculative_config
-from paceline.llm import embedded_model
-from paceline.models.gguf_container import read_container
+from paceline.loading.gguf.container import read_container
 
 CONTEXT = 64
 WIDTHS = (1, 2, 4, 8)
@@ -149,7 +149,7 @@ def measure_speculation(options: argparse.Namespace, report: Report) -> None:
     more: dict[str, Any] = {"num_threads": options.threads, "max_num_seqs": 8}
     with ExitStack() as stack:
         arms = open_engines(options, {PRICED: config}, stack, **more)
-        with patch("paceline.engine.build.expert_cost", lambda _: None):
+        with patch("paceline.build.build.expert_cost", lambda _: None):
             other = open_engines(options, {UNPRICED: config}, stack, **more)
         arms = {PLAIN: arms[PLAIN], PRICED: arms[PRICED], UNPRICED: other[UNPRICED]} | {
             CONTROL: arms[CONTROL]

@@ -29,7 +29,7 @@ from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, Workloa
 
 from paceline.config import EngineConfig
 from paceline.engine.compute_thread import COMPUTE
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 
 Cell = tuple[str, int, float]
 """Workload, requests in a batch, temperature."""

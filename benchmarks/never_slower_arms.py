@@ -20,22 +20,22 @@ from never_slower_report import OURS
 from peers_models import hugging_face
 from proposer_sets import chain
 
-from paceline.commands.resolve import without_memory
+from paceline.api.llm import embedded_model
+from paceline.build.build import BuiltEngine, FindTable, build_engine
+from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.options.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
-from paceline.engine.build import BuiltEngine, FindTable, build_engine
-from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
-from paceline.llm import embedded_model
-from paceline.metrics import EngineStats
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import StepShape
-from paceline.policy.cost_table import CostTable
-from paceline.policy.planner import Planner
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import CostTable
+from paceline.planner.planner import Planner
+from paceline.profiling.profile import measure_profiles
+from paceline.profiling.profile_store import stored_table
 from paceline.proposers.base import Proposer
-from paceline.request import StepOutput
-from paceline.sampling_params import SamplingParams
-from paceline.workbench.profile import measure_profiles
-from paceline.workbench.profile_store import stored_table
+from paceline.request.metrics import EngineStats
+from paceline.request.request import StepOutput
+from paceline.request.sampling_params import SamplingParams
 
 LONGEST = 8
 """Tokens along a path of the drafts whose length a rule decides."""

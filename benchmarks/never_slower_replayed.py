@@ -35,12 +35,12 @@ from rivals import RIVALS
 from trace_sets import FOLDER, MAX_MODEL_LEN, traced
 from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, load_workload
 
+from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.planners import PLANNERS
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
-from paceline.policy.cost_table import CostTable
-from paceline.workbench.profile import ProfileSettings, measure_profiles
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.planners import PLANNERS
+from paceline.profiling.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.simulate_setup import open_simulator

@@ -28,8 +28,8 @@ from peers_report import results_of, tables, targets
 from prompt_sets import load_prompts, spread
 from report import Report, Target
 
-from paceline.models.checkpoint import load_checkpoint
-from paceline.runtime import native
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.sampling import native
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 512)

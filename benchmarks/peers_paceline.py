@@ -1,7 +1,7 @@
 """Worker: Paceline, through its Python API.
 
 Single forwards are the engine's own ``ModelRunner``, packing included; everything else is the
-engine or :class:`~paceline.llm.LLM` as its users have it. Runs under Paceline's environment.
+engine or :class:`~paceline.api.llm.LLM` as its users have it. Runs under Paceline's environment.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from peers_worker import UnsupportedError, generated, serve, timed
 
 from paceline import LLM, SamplingParams
-from paceline.commands.resolve import without_memory
+from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.options.resolve import without_memory
 from paceline.config import DTYPES
-from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
-from paceline.request import StepOutput
-from paceline.span import Span
-from paceline.workbench.profile_machine import Work
+from paceline.profiling.profile_machine import Work
+from paceline.request.request import StepOutput
+from paceline.request.span import Span
 
 MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 16

@@ -31,12 +31,12 @@ from report import Report, Row, Target, identical_target, pick
 from speedup import batches, behind_prompt, comparison, hugging_face, run_cell
 
 from paceline import LLM
-from paceline.commands.prompts import Encoder
-from paceline.commands.resolve import without_memory
+from paceline.api.llm import embedded_model
+from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.options.prompts import Encoder
+from paceline.cli.options.resolve import without_memory
 from paceline.config import parse_speculative_config
-from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
-from paceline.llm import embedded_model
 
 ALONE, OVERLAPPED = "one process", "overlapped"
 PROMPT_TOKENS, READ_TOKENS = 64, 4

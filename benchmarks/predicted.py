@@ -21,19 +21,19 @@ from prompt_sets import load_prompts, spread
 from report import Report, Row, Target, grid, interval, table
 from trace_sets import bare_trace
 
-from paceline.commands.resolve import without_memory
+from paceline.api.llm import embedded_model
+from paceline.build.build import BuiltEngine, build_engine
+from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.options.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
-from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
-from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
-from paceline.engine.planners import PLANNERS
-from paceline.llm import embedded_model
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_table import CostTable
-from paceline.sampling_params import SamplingParams
-from paceline.traces import Trace
-from paceline.workbench.profile import ProfileSettings, measure_profiles
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_table import CostTable
+from paceline.planner.planners import PLANNERS
+from paceline.profiling.profile import ProfileSettings, measure_profiles
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.traces import Trace
 from paceline.workbench.simulate import Simulator
 
 KINDS = ("code", "prose", "edit")

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.api.llm import embedded_model
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import parse_speculative_config
-from paceline.engine.default_drafts import default_speculative_config
-from paceline.llm import embedded_model
-from paceline.models.embedded import embedded_ngram_model
+from paceline.loading.embedded import embedded_ngram_model
 
 DEPTH = 4
 """Tokens along a path."""

@@ -58,7 +58,7 @@ REPLICAS = ("--replicas", "2")
 STORIES = {
     "replicas": Story(REPLICAS, (REPLICA, ENGINE_NAME), TYPED, 2),
     "all of Ray's processes": Story(REPLICAS, (REPLICA, ENGINE_NAME, CONTROLLER, SPARE), TYPED, 2),
-    "stages": Story(("--pipeline-parallel-size", "2"), ("paceline.runtime.stages",), TYPED, 1),
+    "stages": Story(("--pipeline-parallel-size", "2"), ("paceline.stages",), TYPED, 1),
 }
 
 

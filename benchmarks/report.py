@@ -21,7 +21,7 @@ from typing import Any
 
 from harness import ROOT, Sample, note
 
-from paceline.models.ops.threads import num_threads
+from paceline.models.threads import num_threads
 
 RESULTS = ROOT / "benchmarks" / "results"
 

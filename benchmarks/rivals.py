@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import FixedPlanner, Planner, Source
-from paceline.policy.prices import Prices
-from paceline.request import Request
-from paceline.span import DraftTree
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import StepShape
+from paceline.planner.planner import FixedPlanner, Planner, Source
+from paceline.planner.prices import Prices
+from paceline.request.request import Request
+from paceline.request.span import DraftTree
 
 START_LENGTH = 4
 """Draft length of a request of which nothing is known yet."""

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from harness import arguments, chosen, note, numbers, run_sample
 from report import Report, Row, Target, grid, table
 
-from paceline.request import Request
-from paceline.runtime import native
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.sampler import rank_candidates, sample_tokens
-from paceline.sampling_params import SamplingParams
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling import native
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import rank_candidates, sample_tokens
 
 VOCABULARIES = [4096, 32_000, 152_064]
 LIMITS = {32_000: 60.0, 152_064: 250.0}

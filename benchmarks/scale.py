@@ -37,7 +37,7 @@ from prompt_sets import load_prompts
 from replica_faults import REPLICA
 from report import Report, Row, Target, grid, table
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 
 ONE, ONE_REPLICA = "one process, 2 threads", "1 replica of 2 threads"
 REPLICAS = "2 replicas of 1 thread"

@@ -16,13 +16,13 @@ from prompt_sets import load_prompts, spread
 from report import Report, Row, Target, grid, identical_target, markdown
 
 from paceline import LLM, SamplingParams
-from paceline.commands.prompts import Encoder
-from paceline.engine.self_drafts import COPIES, copy_bytes
-from paceline.models.checkpoint import load_checkpoint
+from paceline.build.self_drafts import COPIES, copy_bytes
+from paceline.cli.options.prompts import Encoder
+from paceline.loading.checkpoint import load_checkpoint
 
 TEMPERATURES = (0.0, 0.8)
 WANTED = 2.0
-"""Tokens of a step that the default drafts have to bring: see ``engine/self_drafts.py``."""
+"""Tokens of a step that the default drafts have to bring: see ``build/self_drafts.py``."""
 
 
 def answered(llm: LLM, prompts: Sequence[list[int]], temperature: float, tokens: int) -> Row:

@@ -47,7 +47,7 @@ from load_server import ServerProcess
 from report import Report, Row, Target, grid, identical_target, interval, table, verdict
 
 from paceline import AsyncLLM, SamplingParams
-from paceline.server.engine.client import EngineClient
+from paceline.server.engine_process.client import EngineClient
 
 ENDING_SECONDS = 30.0
 Answer = tuple[int, str]

@@ -32,13 +32,13 @@ from prompt_sets import data_folder
 from report import RESULTS, Report, Row, Target, grid, pick, table
 
 from paceline import SamplingParams
+from paceline.cache.kv_cache import KVCache
 from paceline.config import EngineConfig
 from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
-from paceline.policy.cost import CostModel
+from paceline.planner.cost import CostModel
 from paceline.ray.prompts import PART_BYTES
 from paceline.ray.routing import Affinity, Choice
-from paceline.request import Request
-from paceline.runtime.kv_cache import KVCache
+from paceline.request.request import Request
 from paceline.workbench.replay_parts import EndlessKV
 from paceline.workbench.serving.arrivals import TraceRow, read_trace
 

@@ -42,13 +42,13 @@ from proposer_sets import DEFAULT, described, for_speedup
 from report import Report, Row, Target, grid, identical_target, markdown, pick, ratio_cell, yes
 
 from paceline import LLM, SamplingParams
-from paceline.commands.prompts import Encoder
-from paceline.commands.resolve import without_memory
+from paceline.api.llm import embedded_model
+from paceline.api.outputs import GenerationOutput
+from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.options.prompts import Encoder
+from paceline.cli.options.resolve import without_memory
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.engine.default_drafts import default_speculative_config
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
-from paceline.outputs import GenerationOutput
+from paceline.loading.checkpoint import load_checkpoint
 
 TEMPERATURES = (0.0, 0.8)
 MAX_MODEL_LEN = 1024

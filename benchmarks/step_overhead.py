@@ -28,17 +28,17 @@ from prompt_sets import load_prompts, spread
 from proposer_sets import chain, described, draft_model
 from report import Report, Row, Target, grid, markdown, pick
 
+from paceline.api.llm import embedded_model
+from paceline.build.build import build_engine
 from paceline.config import EngineConfig, parse_speculative_config
-from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.detokenizer import TextStream
-from paceline.models.tokenizer import Tokenizer
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.planned import UNPLANNED
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.planned import UNPLANNED
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.text.detokenizer import TextStream
+from paceline.text.tokenizer import Tokenizer
 
 PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
 WARM_UP_STEPS = 10

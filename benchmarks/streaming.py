@@ -32,7 +32,7 @@ from streaming_arms import (
     until_llama_stops,
 )
 
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
 
 PLAIN, SUFFIX, DRAFT, RESIDENT = "plain", "suffix", "draft model", "in memory, plain"
 CODE, EDITS, PROSE = KINDS = ("humaneval", "edits", "prose")

@@ -21,8 +21,8 @@ from harness import Sample, note, take_turns
 from peers_client import LLAMA, OURS, Engine, Worker
 from peers_models import MissingPeerError
 
-from paceline.memory import memory
-from paceline.workbench.doctor import disk_rate
+from paceline.core.memory import memory
+from paceline.profiling.doctor import disk_rate
 
 DISK = "disk"
 """The arm that reads."""

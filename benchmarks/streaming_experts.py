@@ -27,7 +27,7 @@ from report import Report, Row, Target, grid, identical_target, markdown
 from streaming import PLAIN, SUFFIX, SUFFIXES
 from streaming_arms import DISK, answers_in_turns, engine_of, over, until_llama_stops
 
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
 
 RESIDENT = "in memory"
 ARMS = (RESIDENT, PLAIN, SUFFIX, LLAMA)

@@ -32,8 +32,8 @@ from report import Report, Row, Target, identical_target
 from speedup import TEMPERATURES, comparison, count, open_engines
 
 from paceline import LLM, SamplingParams, StructuredOutputs
-from paceline.commands.resolve import without_memory
-from paceline.engine.default_drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.options.resolve import without_memory
 
 Schema = dict[str, Any]
 

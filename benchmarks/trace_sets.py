@@ -15,10 +15,10 @@ import xxhash
 from harness import ROOT, note
 
 from paceline import LLM, SamplingParams, StructuredOutputs, __version__
-from paceline.llm import embedded_model
-from paceline.models.fingerprint import model_fingerprint
-from paceline.outputs import GenerationOutput
-from paceline.traces import Trace, TraceWriter
+from paceline.api.llm import embedded_model
+from paceline.api.outputs import GenerationOutput
+from paceline.loading.fingerprint import model_fingerprint
+from paceline.request.traces import Trace, TraceWriter
 
 FOLDER = ROOT / "traces" / "benchmarks"
 MAX_MODEL_LEN = 1024

@@ -54,7 +54,7 @@ NodeSpan span_of_python(nb::handle span, nb::handle table) {
             integers(table)};
 }
 
-// A StateSpan of paceline/models/ops/base.py.
+// A StateSpan of paceline/models/backend.py.
 StateSpan state_of_python(nb::handle state) {
     return {nb::cast<int>(SPAN_ATTRIBUTE(state, "read")),
             nb::cast<int>(SPAN_ATTRIBUTE(state, "write")),

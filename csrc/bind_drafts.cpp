@@ -1,5 +1,5 @@
 // What was drafted in a step on the Python side: the class Drafts, with what that of
-// paceline.policy.drafts offers. Reads and writes paceline.span.DraftTree.
+// paceline.planner.drafts offers. Reads and writes paceline.request.span.DraftTree.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -74,7 +74,7 @@ bool is_sound(nb::handle tree, int64_t vocab_size) {
 
 // --- what was drafted ----------------------------------------------------------------------------
 
-// What paceline.policy.priors.logits_of returns.
+// What paceline.planner.priors.logits_of returns.
 Calibration::Rows read_rows(nb::handle source) {
     Calibration::Rows rows = nb::cast<Calibration::Rows>(source);
     bool fits = rows.size() == Calibration::kRows;
@@ -127,10 +127,10 @@ struct Member {
 class StepDrafts {
   public:
     explicit StepDrafts(bool calibrates)
-        : priors_(nb::module_::import_("paceline.policy.priors")),
-          reports_(nb::module_::import_("paceline.policy.acceptance").attr("warn_of_invalid")),
-          make_tree_(nb::module_::import_("paceline.span").attr("DraftTree")),
-          no_draft_(nb::module_::import_("paceline.request").attr("NO_DRAFT")),
+        : priors_(nb::module_::import_("paceline.planner.priors")),
+          reports_(nb::module_::import_("paceline.planner.acceptance").attr("warn_of_invalid")),
+          make_tree_(nb::module_::import_("paceline.request.span").attr("DraftTree")),
+          no_draft_(nb::module_::import_("paceline.request.request").attr("NO_DRAFT")),
           drafts_(calibrates) {}
 
     // `adapters`: names, or None; as many as there are ids, or none at all.

@@ -390,7 +390,7 @@ std::optional<LayerInputs> layer_inputs_of(const nb::handle fields, const Decode
     return inputs;
 }
 
-// Fields of `spec`: see paceline/models/ops/cpu.py, which fills it.
+// Fields of `spec`: see paceline/backends/native/cpu.py, which fills it.
 void make_decoder(Decoder* self, nb::dict spec) {
     const Reader r(spec);
     const DecoderShape shape = shape_of(r);

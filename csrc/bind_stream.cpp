@@ -1,4 +1,4 @@
-// Layers and experts that are read from disk, for Python: see paceline/models/streaming.py.
+// Layers and experts that are read from disk, for Python: see paceline/disk/streaming.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

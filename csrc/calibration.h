@@ -1,4 +1,4 @@
-// What draft nodes are estimated at, learnt from what was accepted: paceline/policy/acceptance.py in
+// What draft nodes are estimated at, learnt from what was accepted: paceline/planner/acceptance.py in
 // C++, where it is described. Its arithmetic is that of the Python code, so that both estimate alike
 // to the last bit. Knows no Python.
 #pragma once

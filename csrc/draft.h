@@ -1,4 +1,4 @@
-// Draft trees as flat arrays, as paceline/span.py describes them. Knows no Python.
+// Draft trees as flat arrays, as paceline/request/span.py describes them. Knows no Python.
 #pragma once
 
 #include <cstddef>

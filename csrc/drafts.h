@@ -1,4 +1,4 @@
-// What was drafted for the requests of a step: paceline/policy/drafts.py in C++, where it is
+// What was drafted for the requests of a step: paceline/planner/drafts.py in C++, where it is
 // described. Its arithmetic is that of the Python code, so that both choose alike to the last bit.
 // Knows no Python; requests are named by their place in the step, proposers and origins by numbers.
 #pragma once

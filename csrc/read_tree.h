@@ -1,4 +1,4 @@
-// Parents and estimates of a paceline.span.DraftTree, checked.
+// Parents and estimates of a paceline.request.span.DraftTree, checked.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -10,7 +10,7 @@
 
 namespace paceline {
 
-// Where a request's layers begin, and what they keep: see StateSpan in paceline/models/ops/base.py.
+// Where a request's layers begin, and what they keep: see StateSpan in paceline/models/backend.py.
 struct StateSpan {
     int read, write, lane;
     std::vector<int32_t> path;  // entries of the lane's log

@@ -71,7 +71,7 @@ class TokenCounts {
 };
 
 // How one request is sampled, and what its penalties have counted so far. The order of the edits
-// is that of docs/losslessness.md; the arithmetic is float32, as in runtime/sampler.py.
+// is that of docs/losslessness.md; the arithmetic is float32, as in sampling/sampler.py.
 struct SamplingRules {
     SamplerFilter filter;
     uint64_t seed;

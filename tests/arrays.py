@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.models.torch_arrays import to_numpy, to_torch
+from paceline.tensors.torch_arrays import to_numpy, to_torch
 
 
 def host(values: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from paceline.span import DraftTree
+from paceline.request.span import DraftTree
 from tests.toy import EOS, VOCAB
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
 from tests.arrays import arrays
 from tests.toy import TOY, toy_tensors
 

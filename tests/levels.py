@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from paceline.models.ops.native import native_module, why_not_native
+from paceline.backends.native.native import native_module, why_not_native
 from tests.quick import once
 
 LEVELS: list[str] = native_module().isas() if why_not_native() is None else []

@@ -13,9 +13,9 @@ from paceline.engine.drafting import Draft
 from paceline.engine.engine import Engine
 from paceline.engine.step import Step
 from paceline.engine.verifier import Verdict
-from paceline.policy.cost import CostModel
-from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import Planner
+from paceline.planner.cost import CostModel
+from paceline.planner.drafting_cost import DraftingCost
+from paceline.planner.planner import Planner
 from paceline.workbench.replay_parts import Charged, Clock
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from paceline.build.build import build_engine
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
-from paceline.models.checkpoint import load_checkpoint
-from paceline.sampling_params import SamplingParams
-from paceline.span import Span
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import Span
 from tests.programs import module
 
 TOLERANCE = 1e-4

@@ -12,10 +12,10 @@ import tokenizers
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from paceline.errors import TemplateError
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import TemplateError
 from paceline.server.chat.prompt import prompt_text
 from paceline.server.protocol.chat import ChatCompletionRequest
+from paceline.text.tokenizer import Tokenizer
 
 Chat = Mapping[str, Any]
 """The body of a request, without its model."""

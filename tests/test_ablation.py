@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.policy import proposer_value
-from paceline.policy.proposer_value import SITUATIONS
-from tests.policy.machine import DRAFT, Machine, request
+from paceline.planner import proposer_value
+from paceline.planner.proposer_value import SITUATIONS
+from tests.planner.machine import DRAFT, Machine, request
 from tests.programs import module
 
 SWITCHES = module("ablation_switches")

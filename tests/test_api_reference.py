@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import paceline
-from paceline.commands.api_reference import CHAPTERS, api_reference, markdown
+from paceline.cli.api_reference import CHAPTERS, api_reference, markdown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 DOCSTRING = """Count things.
 
-    With :class:`~paceline.llm.LLM`, and
+    With :class:`~paceline.api.llm.LLM`, and
     ``two`` lines.
 
     Args:
@@ -23,7 +23,7 @@ DOCSTRING = """Count things.
     """
 SHOWN = """Count things.
 
-With `llm.LLM`, and `two` lines.
+With `LLM`, and `two` lines.
 
 **Args**
 
@@ -38,7 +38,7 @@ With `llm.LLM`, and `two` lines.
 
 
 def test_the_page_is_what_the_sources_say() -> None:
-    command = "python -m paceline.commands.api_reference > docs/api.md"
+    command = "python -m paceline.cli.api_reference > docs/api.md"
     assert PAGE.read_text(encoding="utf-8") == api_reference(), f"outdated; run {command}"
 
 

@@ -6,7 +6,7 @@ Owns the table of floors and the rules; reads source text alone and imports noth
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,36 +14,33 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 
-FLOORS = {
-    **dict.fromkeys(
-        (
-            "errors",
-            "checks",
-            "folders",
-            "installation",
-            "memory",
-            "control_groups",
-            "load",
-            "reading",
-            "writing",
-        ),
-        0,
-    ),
-    **dict.fromkeys(("config", "speedup"), 0),
-    **dict.fromkeys(("request", "sampling_params", "sampling_defaults", "span", "metrics"), 0),
-    **dict.fromkeys(("structured_outputs", "structural_tags", "json_schema", "traces"), 0),
-    **dict.fromkeys(("policy", "models"), 1),
-    "runtime": 2,
-    "proposers": 3,
-    "engine": 4,
-    **dict.fromkeys(("training", "workbench", "server"), 5),
-    **dict.fromkeys(("llm", "async_llm", "batches", "outputs"), 6),
-    **dict.fromkeys(("cli", "commands", "ray", "__main__", "__init__"), 6),
-}
-# Neighbours on these floors are one group; on every other floor they do not know each other.
-OPEN_FLOORS = {0, 6}
-TORCH_FREE = {"policy", "server", *(name for name, floor in FLOORS.items() if floor == 0)}
+FLOORS = (
+    {"core"},
+    {"config", "json_schema", "tensors", "text"},
+    {"request"},
+    {"models", "structured"},
+    {"cache", "loading"},
+    {"backends"},
+    {"disk", "sampling"},
+    {"planner"},
+    {"proposers", "server", "stages"},
+    {"engine"},
+    {"build"},
+    {"profiling", "training"},
+    {"api", "workbench"},
+    {"cli", "ray"},
+    {"__main__", "__init__"},
+)
+"""Rooms, from the ground up. Each may import those of lower floors, and neighbours never."""
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ONE_GROUP = {"cli", "ray", "__main__", "__init__"}
+"""These alone know each other: a command starts replicas, which are started as a command is."""
+TORCH_FREE = {"core", "config", "json_schema", "text", "request", "structured", "planner", "server"}
 DEVICE_QUESTIONS = {"cuda", "is_cuda", "is_cpu", "is_mps", "is_xpu"}
+KNOWS_DEVICES = FLOOR_OF["backends"]
+"""Up to this floor, code may ask which device it runs on."""
+OPEN_CIRCLES = ({"cli.serve", "cli.use", "ray"},)
+"""Folders that still import each other in a circle."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,8 @@ class Tree:
             if isinstance(child, ast.Import | ast.ImportFrom):
                 for target, internal in self._targets(module, child):
                     yield Import(module, target, internal, child.lineno)
+            elif named := _imported_by_name(child):
+                yield Import(module, *self._place(named), child.lineno)
             else:
                 yield from self._imports_of(module, child)
 
@@ -121,12 +120,23 @@ class Tree:
         return name, False
 
 
+def _imported_by_name(node: ast.AST) -> str | None:
+    """The module that ``importlib.import_module("...")`` imports."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
+            args=[ast.Constant(value=str(name)), *_],
+        ) if name.startswith("paceline."):
+            return name
+    return None
+
+
 def component(module: str) -> str:
     return module.split(".")[0]
 
 
 def unplaced_modules(tree: Tree) -> list[str]:
-    return sorted({component(module) for module in tree.modules} - FLOORS.keys())
+    return sorted({component(module) for module in tree.modules} - FLOOR_OF.keys())
 
 
 def upward_imports(tree: Tree) -> list[str]:
@@ -138,8 +148,9 @@ def _goes_down(edge: Import) -> bool:
     here, there = component(edge.module), component(edge.target)
     if here == there:
         return _proposers_stay_apart(edge) if here == "proposers" else True
-    below, above = FLOORS.get(there, 99), FLOORS.get(here, 99)
-    return below < above or (below == above and above in OPEN_FLOORS)
+    if {here, there} <= ONE_GROUP:
+        return True
+    return FLOOR_OF.get(there, 99) < FLOOR_OF.get(here, 99)
 
 
 def _proposers_stay_apart(edge: Import) -> bool:
@@ -151,10 +162,29 @@ def _proposers_stay_apart(edge: Import) -> bool:
 
 def import_cycles(tree: Tree) -> list[str]:
     """Circles among modules, those by an import for type checking alone included."""
-    graph: dict[str, set[str]] = {module: set() for module in tree.modules}
+    return _cycles(tree, lambda module: module)
+
+
+def folder_cycles(tree: Tree) -> list[str]:
+    """Circles among folders, a folder's own modules apart from those of its sub-folders."""
+
+    def folder(module: str) -> str:
+        return module if module in tree.packages else module.rpartition(".")[0]
+
+    return [
+        cycle
+        for cycle in _cycles(tree, folder)
+        if not any(set(cycle.split(" -> ")) <= known for known in OPEN_CIRCLES)
+    ]
+
+
+def _cycles(tree: Tree, node_of: Callable[[str], str]) -> list[str]:
+    graph: dict[str, set[str]] = {node_of(module): set() for module in tree.modules}
     for edge in tree.imports():
-        if edge.internal and edge.target in graph:
-            graph[edge.module].add(edge.target)
+        if edge.internal and edge.target in tree.modules:
+            here, there = node_of(edge.module), node_of(edge.target)
+            if here != there and here and there:  # the root's own modules are of no folder
+                graph[here].add(there)
     done: set[str] = set()
     cycles: list[str] = []
 
@@ -162,7 +192,7 @@ def import_cycles(tree: Tree) -> list[str]:
         if module in path:
             cycles.append(" -> ".join([*path[path.index(module) :], module]))
         elif module not in done:
-            for target in sorted(graph[module] - {module}):
+            for target in sorted(graph[module]):
                 visit(target, [*path, module])
             done.add(module)
 
@@ -188,7 +218,7 @@ def device_questions(tree: Tree) -> list[str]:
     return [
         f"{module}:{node.lineno} asks for .{node.attr}"
         for module, syntax in tree.modules.items()
-        if FLOORS.get(component(module), 99) > FLOORS["models"]
+        if FLOOR_OF.get(component(module), 99) > KNOWS_DEVICES
         for node in ast.walk(syntax)
         if isinstance(node, ast.Attribute) and _is_device_question(node)
     ]
@@ -203,6 +233,7 @@ CHECKS = [
     unplaced_modules,
     upward_imports,
     import_cycles,
+    folder_cycles,
     forbidden_knowledge,
     device_questions,
 ]
@@ -231,16 +262,25 @@ def make_tree(root: Path, files: dict[str, str]) -> Tree:
     ("check", "files", "problem"),
     [
         (unplaced_modules, {"gearbox.py": ""}, "gearbox"),
-        (upward_imports, {"span.py": "import paceline.engine.verifier"}, "engine.verifier"),
-        (upward_imports, {"span.py": "def f():\n    from paceline.llm import LLM"}, "span:2"),
-        (upward_imports, {"runtime/a.py": "from ..engine import step"}, "imports engine"),
-        (upward_imports, {"runtime/__init__.py": "from ..cli import app"}, "imports cli"),
-        (upward_imports, {"policy/a.py": "from paceline.models import decoder"}, "models"),
+        (upward_imports, {"core/a.py": "import paceline.engine.verifier"}, "engine.verifier"),
+        (
+            upward_imports,
+            {"core/a.py": "def f():\n    from paceline.api.llm import LLM"},
+            "core.a:2",
+        ),
+        (upward_imports, {"cache/a.py": "from ..engine import step"}, "imports engine"),
+        (upward_imports, {"cache/__init__.py": "from ..cli import app"}, "imports cli"),
+        (upward_imports, {"cache/a.py": "from paceline.loading import hub"}, "loading"),
         (upward_imports, {"server/a.py": "from paceline.training import lm"}, "training"),
         (
             upward_imports,
-            {"span.py": "if TYPE_CHECKING:\n    from paceline.runtime import batch"},
-            "runtime",
+            {"core/a.py": "if TYPE_CHECKING:\n    from paceline.cache import states"},
+            "cache",
+        ),
+        (
+            upward_imports,
+            {"core/a.py": "import importlib\nimportlib.import_module('paceline.api')"},
+            "api",
         ),
         (
             upward_imports,
@@ -250,8 +290,11 @@ def make_tree(root: Path, files: dict[str, str]) -> Tree:
         (upward_imports, {"engine/a.py": "from paceline import LLM"}, "__init__"),
         (
             import_cycles,
-            {"span.py": "from paceline.request import R", "request.py": "from .span import S"},
-            "request -> span -> request",
+            {
+                "request/span.py": "from paceline.request.request import R",
+                "request/request.py": "from .span import S",
+            },
+            "request.request -> request.span -> request.request",
         ),
         (
             import_cycles,
@@ -265,22 +308,31 @@ def make_tree(root: Path, files: dict[str, str]) -> Tree:
         (
             import_cycles,
             {
-                "span.py": "if TYPE_CHECKING:\n    from paceline.request import R",
-                "request.py": "from .span import S",
+                "core/a.py": "if TYPE_CHECKING:\n    from paceline.core.b import R",
+                "core/b.py": "from .a import S",
             },
-            "request -> span -> request",
+            "core.a -> core.b -> core.a",
         ),
-        (forbidden_knowledge, {"policy/a.py": "import torch.nn"}, "torch.nn"),
-        (forbidden_knowledge, {"span.py": "def f():\n    from torch import Tensor"}, "torch"),
+        (
+            folder_cycles,
+            {
+                "engine/a.py": "from paceline.engine.parts.b import B",
+                "engine/parts/b.py": "from paceline.engine.c import C",
+                "engine/c.py": "",
+            },
+            "engine -> engine.parts -> engine",
+        ),
+        (forbidden_knowledge, {"planner/a.py": "import torch.nn"}, "torch.nn"),
+        (forbidden_knowledge, {"core/a.py": "def f():\n    from torch import Tensor"}, "torch"),
         (forbidden_knowledge, {"engine/a.py": "import tokenizers"}, "tokenizers"),
         (
             forbidden_knowledge,
-            {"engine/a.py": "from paceline.models.tokenizer import T", "models/tokenizer.py": ""},
-            "models.tokenizer",
+            {"engine/a.py": "from paceline.text.tokenizer import T", "text/tokenizer.py": ""},
+            "text.tokenizer",
         ),
-        (device_questions, {"runtime/a.py": "fast = torch.cuda.is_available()"}, ".cuda"),
+        (device_questions, {"sampling/a.py": "fast = torch.cuda.is_available()"}, ".cuda"),
         (device_questions, {"engine/a.py": "if x.device.type == 'cpu': pass"}, ".type"),
-        (device_questions, {"llm.py": "if logits.is_cuda: pass"}, ".is_cuda"),
+        (device_questions, {"api/llm.py": "if logits.is_cuda: pass"}, ".is_cuda"),
     ],
 )
 def test_each_rule_can_fail(tmp_path: Path, check, files: dict[str, str], problem: str) -> None:
@@ -293,21 +345,20 @@ def test_what_the_floors_allow_passes(tmp_path: Path) -> None:
     tree = make_tree(
         tmp_path,
         {
-            "__init__.py": "def __getattr__(name):\n    from paceline.llm import LLM",
-            "errors.py": "from paceline import __version__",
-            "span.py": "import paceline.errors\nif TYPE_CHECKING:\n    from . import metrics",
-            "metrics.py": "",
-            "request.py": "from .span import Span",
-            "models/ops.py": "import torch\nfast = torch.cuda.is_available()",
+            "__init__.py": "def __getattr__(name):\n    from paceline.api.llm import LLM",
+            "core/errors.py": "from paceline import __version__",
+            "request/span.py": "import paceline.core.errors",
+            "request/request.py": "from .span import Span",
+            "backends/rows.py": "import torch\nfast = torch.cuda.is_available()",
             "proposers/__init__.py": "from .a import A\nfrom .tree.grow import G",
-            "proposers/base.py": "from paceline.span import Span",
+            "proposers/base.py": "from paceline.request.span import Span",
             "proposers/a.py": "from paceline.proposers.base import merge",
             "proposers/tree/grow.py": "from paceline.proposers.tree.node import N",
-            "proposers/tree/node.py": "from ..base import merge",
-            "engine/engine.py": "import torch\nfrom paceline.runtime.batch import pack",
-            "runtime/batch.py": "kind = type(x).type",
-            "llm.py": "from paceline.engine.engine import Engine\nimport tokenizers",
-            "cli.py": "from paceline import LLM",
+            "proposers/tree/node.py": "from paceline.request.span import Span",
+            "engine/engine.py": "import torch\nfrom paceline.cache.kv_cache import KVCache",
+            "cache/kv_cache.py": "kind = type(x).type",
+            "api/llm.py": "from paceline.engine.engine import Engine\nimport tokenizers",
+            "cli/main.py": "from paceline import LLM",
         },
     )
     assert not [problem for check in CHECKS for problem in check(tree)]

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams
-from paceline.metrics import EngineStats
-from paceline.request import StepOutput
-from paceline.span import DraftTree
+from paceline.request.metrics import EngineStats
+from paceline.request.request import StepOutput
+from paceline.request.span import DraftTree
 from tests.programs import FOLDER, ROOT, module
 
 

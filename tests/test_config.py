@@ -8,7 +8,7 @@ import pytest
 
 from paceline.config import EngineConfig, environment_name
 from paceline.config.objective import Objective
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.commands.serve import ServeOptions
-from paceline.server.config import OPEN_PATHS
+from paceline.cli.serve.serve import ServeOptions
+from paceline.server.http.config import OPEN_PATHS
 
 ROOT = Path(__file__).resolve().parent.parent
 

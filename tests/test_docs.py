@@ -269,7 +269,7 @@ def known_names() -> Known:
     # Imported here: the checks themselves can be tested without Paceline.
     from typer.main import get_command
 
-    from paceline.cli import app
+    from paceline.cli.main import app
 
     command = get_command(app)
     tests = [ROOT / "tests/conftest.py", ROOT / "tests/toy.py"]

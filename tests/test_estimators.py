@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from paceline.config import SpeculativeConfig
-from paceline.policy.priors import LEAST_DEPTHS
+from paceline.planner.priors import LEAST_DEPTHS
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import Request, VerifyResult
-from paceline.sampling_params import SamplingParams
-from paceline.span import ROOT, DraftTree
+from paceline.request.request import Request, VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree
 from tests.programs import module
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 

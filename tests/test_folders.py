@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.folders import CACHED, Place, cache_folder, config_folder, places, state_folder
+from paceline.core.folders import CACHED, Place, cache_folder, config_folder, places, state_folder
 from tests.builds import ROOT
 
 PAGE = ROOT / "docs" / "files.md"
@@ -55,4 +55,4 @@ def test_no_other_module_decides_on_a_folder_of_the_user() -> None:
         for path in ROOT.glob("src/**/*.py")
         if home.search(path.read_text(encoding="utf-8"))
     }
-    assert deciding == {"folders.py", "models/downloaded.py"}
+    assert deciding == {"core/folders.py", "loading/downloaded.py"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost import CostModel
-from paceline.request import VerifyResult
-from paceline.span import DraftTree
-from tests.policy.machine import DEPTH, LOOKUP, cost_table, request
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost import CostModel
+from paceline.request.request import VerifyResult
+from paceline.request.span import DraftTree
+from tests.planner.machine import DEPTH, LOOKUP, cost_table, request
 from tests.programs import module
 from tests.test_rivals import shape
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.llm import LLM
-from paceline.traces import read_traces
+from paceline.api.llm import LLM
+from paceline.request.traces import read_traces
 from tests.programs import module
 
 DATA = Path(__file__).parents[1] / "benchmarks" / "data"

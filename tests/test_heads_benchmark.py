@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from paceline.api.llm import embedded_model
 from paceline.config import SpeculativeConfig
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
 from tests.programs import module
 from tests.proposers.heads import head_config, head_tensors, write_head
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
 from tests.programs import module
 
 hybrid, random_hybrid = module("hybrid"), module("research.random_hybrid")

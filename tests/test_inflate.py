@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.heads.checkpoint import load_head
 from paceline.training.hybrid import hybridise
 from paceline.training.model_files import load_model, save_model

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import installation
-from paceline.installation import install_command, pip_install, requirement
+from paceline.core import installation
+from paceline.core.installation import install_command, pip_install, requirement
 from tests.builds import ROOT
 
 WHEEL = "/tmp/wheels/paceline-0.1.0-cp311-cp311-linux_x86_64.whl"

@@ -102,6 +102,6 @@ def test_a_package_without_kernels_runs_and_says_why(unpacked: Path, tmp_path: P
     assert said in found["kernels"]["problem"]
     assert "install Paceline again where a C++17 compiler is" in found["advice"][0]
     advised = installed.python(
-        "from paceline.installation import install_command; print(install_command('torch'))"
+        "from paceline.core.installation import install_command; print(install_command('torch'))"
     )
     assert advised.strip().endswith(f"-m pip install '{wheel}[torch]'")

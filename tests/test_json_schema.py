@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 from paceline.json_schema.disjoint import are_disjoint
 from paceline.json_schema.references import (
     References,
     endless_reference,
     with_plain_references,
 )
-from paceline.structured_outputs import StructuredOutputs
+from paceline.request.structured_outputs import StructuredOutputs
 
 NEXT = {"properties": {"next": {"$ref": "#"}}}
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}

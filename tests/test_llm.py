@@ -14,24 +14,24 @@ from typing import Any, get_overloads
 
 import pytest
 
-import paceline.async_llm
-import paceline.llm
+import paceline.api.async_llm
+import paceline.api.llm
 from paceline import LLM, AsyncLLM, SamplingParams, SpeculativeParams
-from paceline.commands.options import RunOptions
-from paceline.commands.resolve import speculative_config
-from paceline.engine.engine import Engine
-from paceline.errors import (
+from paceline.api.llm import embedded_model
+from paceline.api.outputs import Job
+from paceline.cli.options.options import RunOptions
+from paceline.cli.options.resolve import speculative_config
+from paceline.core.errors import (
     ConfigError,
     ContextLengthError,
     EngineClosedError,
     ModelLoadError,
     RequestError,
 )
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
-from paceline.outputs import Job
-from paceline.request import StepOutput
-from paceline.structured_outputs import StructuredOutputs
+from paceline.engine.engine import Engine
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.request.request import StepOutput
+from paceline.request.structured_outputs import StructuredOutputs
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPTS = [
@@ -58,7 +58,7 @@ def speculative() -> Iterator[LLM]:
 
 
 def test_docstring_examples_run() -> None:
-    for module in (paceline, paceline.llm, paceline.async_llm):
+    for module in (paceline, paceline.api.llm, paceline.api.async_llm):
         failures, tried = doctest.testmod(module)
         assert tried
         assert not failures

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from paceline.engine.commit import count_step
-from paceline.metrics import EngineStats, SpeculationCounters
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request import TARGET_ORIGIN, VerifyResult
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
+from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.request import TARGET_ORIGIN, VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from tests.toy import lookup_config, toy_engine
 
 # a at depth 1; below it b's and a's candidates at depth 2; c at depth 3 below b's.

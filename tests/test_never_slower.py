@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from paceline.models.embedded import embedded_model
-from paceline.request import FinishReason, StepOutput
+from paceline.loading.embedded import embedded_model
+from paceline.request.request import FinishReason, StepOutput
 from tests.programs import FOLDER, ROOT, module
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.traces import read_meta, read_traces
-from paceline.workbench.profile import Profile
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.profiling.profile import Profile
+from paceline.request.traces import read_meta, read_traces
 from tests.programs import module
 
 WIDTHS = [(requests, width) for requests in (1, 4) for width in (1, 8, 64)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.config.objective import Objective, parse_objective
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 
 
 def test_forms() -> None:

@@ -103,7 +103,7 @@ def test_a_converted_model_says_what_its_folder_says(tmp_path: Path) -> None:
     )
     assert (a - b).abs().max() < 1e-4
     assert a_text == b_text
-    load = module("paceline.models.checkpoint").load_checkpoint
+    load = module("paceline.loading.checkpoint").load_checkpoint
     text = "def add(a, b):\n    return  a +\t12345 # it's\n\n"
     folder, file = (load(str(p)).tokenizer for p in (source, tmp_path / "draft.gguf"))
     assert folder.encode(text) == file.encode(text)

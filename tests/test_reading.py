@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.resolve import named_folders
-from paceline.commands.serve_models import stored_bytes
-from paceline.engine.default_drafts import default_speculative_config, is_embedded
-from paceline.errors import ConfigError, ModelLoadError, PacelineError
-from paceline.models.adapter import load_adapter
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.embedded import embedded_model
+from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.cli.options.resolve import named_folders
+from paceline.cli.serve.serve_models import stored_bytes
+from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
+from paceline.core.reading import checked_path, read_as
+from paceline.loading.adapter import load_adapter
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.embedded import embedded_model
 from paceline.proposers.heads.checkpoint import place_of
-from paceline.reading import checked_path, read_as
 from paceline.server.batch_file import AnswerFile, count_lines, read_batch
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.paths import impossible_paths

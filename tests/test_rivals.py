@@ -9,16 +9,16 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import Planner, StepReport
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import StepShape
+from paceline.planner.planner import Planner, StepReport
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request import VerifyResult
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
-from tests.policy.machine import DEPTH, DRAFT, LOOKUP, cost_table, request
+from paceline.request.request import VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
+from tests.planner.machine import DEPTH, DRAFT, LOOKUP, cost_table, request
 from tests.programs import module
 from tests.toy import Job, draft_config, lookup_config, run_jobs, toy_runner
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.models.catalogue import catalogue
-from paceline.sampling_defaults import (
+from paceline.loading.catalogue import catalogue
+from paceline.request.sampling_defaults import (
     FROM_CARD,
     FROM_FILES,
     LLAMA_CPP,

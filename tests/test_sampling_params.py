@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
-from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.core.errors import RequestError
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
+from paceline.core.errors import RequestError
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
 from tests.programs import module
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import ProposerError
-from paceline.span import ROOT, DraftTree, Span
+from paceline.core.errors import ProposerError
+from paceline.request.span import ROOT, DraftTree, Span
 
 VOCAB = 10
 

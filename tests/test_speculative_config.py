@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.config import LOOSENING_KEYS, SpeculativeConfig, parse_speculative_config
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 
 
 def test_json_object_list_and_alias() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.load import Load, current_load
-from paceline.speedup import ASSUMED_NOISE, Arm, Claim, Round, claim
+from paceline.core.load import Load, current_load
+from paceline.core.speedup import ASSUMED_NOISE, Arm, Claim, Round, claim
 
 
 def arm(seconds: float, steps: int, drafted: int = 0) -> Arm:

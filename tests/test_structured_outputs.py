@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams, StructuredOutputs
-from paceline.errors import RequestError, UnservableRequestError
-from paceline.llm import embedded_model
-from paceline.runtime import grammar
+from paceline.api.llm import embedded_model
+from paceline.core.errors import RequestError, UnservableRequestError
+from paceline.structured import grammar
 
 pytest.importorskip("llguidance")
 SCHEMA = {

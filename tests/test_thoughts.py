@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams, StructuredOutputs
-from paceline.structured_outputs import JSON_STYLE, ThoughtMarks
+from paceline.request.structured_outputs import JSON_STYLE, ThoughtMarks
 from tests.test_structured_outputs import SCHEMA, SPECULATION
 
 pytest.importorskip("llguidance")

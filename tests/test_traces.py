@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.errors import TraceError
-from paceline.traces import Trace, TraceWriter, read_meta, read_traces
+from paceline.core.errors import TraceError
+from paceline.request.traces import Trace, TraceWriter, read_meta, read_traces
 
 META = {"model": "toy", "params": {"temperature": 0.0}}
 

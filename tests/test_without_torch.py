@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.installation import install_command
-from paceline.models.embedded import embedded_model
-from paceline.models.ops.native import why_not_native
+from paceline.backends.native.native import why_not_native
+from paceline.core.installation import install_command
+from paceline.loading.embedded import embedded_model
 from tests.models.gguf_writing import convert
 from tests.models.test_gguf_blocks import WIDE
 from tests.models.test_quantised_checkpoints import save_quantised
@@ -20,7 +20,7 @@ from tests.quick import share
 
 native = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 BLOCKED = "import sys; sys.modules['torch'] = None\n"
-COMMAND = BLOCKED + "from paceline.cli import main; main(sys.argv[1:])"
+COMMAND = BLOCKED + "from paceline.cli.main import main; main(sys.argv[1:])"
 PLAIN_AND_DRAFTED = """
 import json
 from paceline import LLM, SamplingParams

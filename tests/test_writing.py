@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from paceline.errors import TraceError
-from paceline.writing import whole_file, whole_folder, write_text
+from paceline.core.errors import TraceError
+from paceline.core.writing import whole_file, whole_folder, write_text
 from tests.disks import full_disk
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.cache.states import States
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.reference import ReferenceOps
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent
 from paceline.proposers.base import Proposer
-from paceline.request import Request, StepOutput
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.states import States
-from paceline.sampling_params import SamplingParams
+from paceline.request.request import Request, StepOutput
+from paceline.request.sampling_params import SamplingParams
 from tests.arrays import arrays
 
 VOCAB = 48

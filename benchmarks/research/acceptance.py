@@ -26,12 +26,12 @@ from structured import SCHEMAS, prompts
 from trace_sets import FOLDER, MAX_MODEL_LEN, answer_params, traced
 
 from paceline import LLM, SamplingParams, StructuredOutputs
+from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.engine import Engine
-from paceline.llm import embedded_model
-from paceline.metrics import SpeculationCounters
-from paceline.policy.cost_prior import prior_table
-from paceline.traces import Trace, read_traces
+from paceline.planner.cost_prior import prior_table
+from paceline.request.metrics import SpeculationCounters
+from paceline.request.traces import Trace, read_traces
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.train import train_ngram
 from paceline.workbench.replay import ReplayResult

@@ -17,7 +17,7 @@ from harness import arguments, note
 from report import Report
 
 from paceline import LLM
-from paceline.span import Span
+from paceline.request.span import Span
 
 PERIOD = 40
 WIDTHS = (1, 4, 8, 16)

@@ -24,8 +24,8 @@ from research.estimators import ALL, AS_PROPOSED, KEPT, Node, NodeEstimator
 from research.scores import Log, Outcome, Recorder, Scores, compare, replay, score
 
 from paceline import LLM, SamplingParams
-from paceline.llm import embedded_model
-from paceline.policy.priors import AS_ESTIMATED, LEAST_DEPTHS
+from paceline.api.llm import embedded_model
+from paceline.planner.priors import AS_ESTIMATED, LEAST_DEPTHS
 
 
 def tree(config: Mapping[str, Any], nodes: int, branching: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class _Labels(NodeEstimator):
 
 
 def fit_priors(logs: Sequence[Log]) -> dict[str, list[tuple[float, float]]]:
-    """Slope and intercept per origin and range of depths, as :mod:`paceline.policy.priors` has.
+    """Slope and intercept per origin and range of depths, as :mod:`paceline.planner.priors` has.
 
     Args:
         logs: of one proposer each. A range of depths without labels goes by the one before it.

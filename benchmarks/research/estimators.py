@@ -1,6 +1,6 @@
 """Ways to turn proposers' estimates into probabilities, for comparison with the one that is kept.
 
-Each learns online, as an engine would let it; none but :class:`~paceline.policy.acceptance.
+Each learns online, as an engine would let it; none but :class:`~paceline.planner.acceptance.
 Calibration` is used by one. Knows neither engines nor how estimates are judged.
 """
 
@@ -12,10 +12,10 @@ from math import exp, log
 
 from research.scores import Estimators
 
-from paceline.policy.acceptance import Calibration
-from paceline.policy.priors import depth_range
-from paceline.request import VerifyResult
-from paceline.span import DraftTree
+from paceline.planner.acceptance import Calibration
+from paceline.planner.priors import depth_range
+from paceline.request.request import VerifyResult
+from paceline.request.span import DraftTree
 
 AS_PROPOSED = "as proposed"
 KEPT = "calibration"

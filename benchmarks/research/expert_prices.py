@@ -22,15 +22,15 @@ from typing import Any
 from harness import ROOT, arguments, note
 from report import Report, Row, grid, markdown
 
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.policy.drafting_cost import DraftTime
-from paceline.policy.experts import ExpertCost
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.drafting_cost import DraftTime
+from paceline.planner.experts import ExpertCost
 
 sys.path.insert(0, str(ROOT))
-from tests.policy.machine import LOOKUP, Machine, request
+from tests.planner.machine import LOOKUP, Machine, request
 
 EXPERTS = ExpertCost(layers=4, number=64, per_token=4, ms=0.25)
 PLAIN_MS, ROW_MS = 4.0, 0.1

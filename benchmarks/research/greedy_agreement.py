@@ -26,9 +26,9 @@ from prompt_sets import load_prompts, spread
 from report import Report, number, table
 
 from paceline import LLM, SamplingParams
-from paceline.commands.prompts import Encoder
-from paceline.errors import PacelineError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.cli.options.prompts import Encoder
+from paceline.core.errors import PacelineError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.workbench.llama_peer import LlamaPeer
 from paceline.workbench.quality import REFERENCE, Window, engine_arm
 

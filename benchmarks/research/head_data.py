@@ -22,8 +22,8 @@ import numpy as np
 from prompt_sets import data_folder
 
 from paceline import LLM, SamplingParams
-from paceline.models.fingerprint import model_fingerprint
-from paceline.traces import Trace, TraceWriter
+from paceline.loading.fingerprint import model_fingerprint
+from paceline.request.traces import Trace, TraceWriter
 
 BATCH = 192
 PROMPT_TOKENS, ANSWER_TOKENS = 200, 256

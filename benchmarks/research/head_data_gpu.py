@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from head_data import MARK, TEMPERATURES, append, is_usable, judged, plain, read, trace
 
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.backends.rows.rows import Rows
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.loading.fingerprint import model_fingerprint
 from paceline.models.config import ModelConfig
-from paceline.models.fingerprint import model_fingerprint
-from paceline.models.ops.rows import Rows
-from paceline.traces import TraceWriter
+from paceline.request.traces import TraceWriter
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.ops import TrainingOps, by_head, differentiable_decoder
 from paceline.training.trainer import computing_on

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from inflate import Shape, Tensors, inflate
 
-from paceline.models.gguf_names import place_of
+from paceline.loading.gguf.names import place_of
 
 REPETITIONS = 4
 OUTLIER_SHARE, OUTLIER_FACTOR = 0.01, 50.0

@@ -14,8 +14,8 @@ from inflate import Shape, Tensors, inflated_config, ones, repeated, shares, wid
 from safetensors.torch import save_file
 
 from paceline.models.pruned_head import HEAD_TOKENS
-from paceline.models.torch_arrays import to_torch
 from paceline.proposers.heads.checkpoint import LAYER, load_head
+from paceline.tensors.torch_arrays import to_torch
 
 PREFIX = "model.layers.0."
 ENDS = ("model.embed_tokens.weight", "lm_head.weight")

@@ -12,10 +12,10 @@ from typing import Any
 
 from research.scores import Outcome, Recorder, as_if_verified, score
 
-from paceline.policy.choice import DraftLimits
-from paceline.policy.drafts import Drafts
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.planner.choice import DraftLimits
+from paceline.planner.drafts import Drafts
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 
 
 @dataclass(slots=True)

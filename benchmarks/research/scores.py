@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from math import log
 from typing import Any, Protocol
 
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost_points import StepShape
-from paceline.policy.merging import merge
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost_points import StepShape
+from paceline.planner.merging import merge
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 from paceline.workbench.replay_parts import AskingAll
 
 LEAST_LOSS_PROB = 0.001
@@ -25,7 +25,7 @@ NUM_BINS = 10
 
 
 class Estimator(Protocol):
-    """What :class:`~paceline.policy.acceptance.Calibration` offers, and means by it."""
+    """What :class:`~paceline.planner.acceptance.Calibration` offers, and means by it."""
 
     def calibrate(self, request_id: int, tree: DraftTree) -> None: ...
 

@@ -21,12 +21,12 @@ from harness import arguments, note
 from report import Report, Target, markdown
 
 from paceline import LLM
-from paceline.commands.verify import Arms
+from paceline.backends.native.packing import Packer
+from paceline.cli.check.verify import Arms
 from paceline.config import SpeculativeConfig
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
-from paceline.models.streaming import placement_of
+from paceline.disk.packed_folder import write_packed
+from paceline.disk.streaming import placement_of
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.workbench.mixture import drafting_variants, mixed_requests
 
 SHAPE = {"max_position_embeddings": 512}

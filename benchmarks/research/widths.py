@@ -19,7 +19,7 @@ from harness import arguments, names, note, numbers
 from report import Report
 
 from paceline import LLM
-from paceline.span import Span
+from paceline.request.span import Span
 
 REQUEST = 1 << 30
 WITH_MODULE = """

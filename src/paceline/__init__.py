@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.async_llm import AsyncLLM
-    from paceline.errors import PacelineError
-    from paceline.llm import LLM
-    from paceline.outputs import GenerationOutput
-    from paceline.sampling_params import SamplingParams, SpeculativeParams
-    from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
+    from paceline.api.async_llm import AsyncLLM
+    from paceline.api.llm import LLM
+    from paceline.api.outputs import GenerationOutput
+    from paceline.core.errors import PacelineError
+    from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+    from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
 
 _HOMES = {
-    "LLM": "paceline.llm",
-    "AsyncLLM": "paceline.async_llm",
-    "GenerationOutput": "paceline.outputs",
-    "SamplingParams": "paceline.sampling_params",
-    "SpeculativeParams": "paceline.sampling_params",
-    "StructuredOutputs": "paceline.structured_outputs",
-    "ThoughtMarks": "paceline.structured_outputs",
-    "PacelineError": "paceline.errors",
+    "LLM": "paceline.api.llm",
+    "AsyncLLM": "paceline.api.async_llm",
+    "GenerationOutput": "paceline.api.outputs",
+    "SamplingParams": "paceline.request.sampling_params",
+    "SpeculativeParams": "paceline.request.sampling_params",
+    "StructuredOutputs": "paceline.request.structured_outputs",
+    "ThoughtMarks": "paceline.request.structured_outputs",
+    "PacelineError": "paceline.core.errors",
 }
 __all__ = [
     "LLM",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.cli import main
+from paceline.cli.main import main
 
 if __name__ == "__main__":
     main()

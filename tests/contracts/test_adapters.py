@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.models.adapter import load_adapter
+from paceline.backends.native.native import why_not_native
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.loading.adapter import load_adapter
 from paceline.models.decoder import Decoder
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.threads import set_num_threads
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.models.threads import set_num_threads
+from paceline.request.span import Span
 from tests.adapters import adapter_folder, adapter_tensors, merged
 from tests.arrays import arrays, same, tensor
 from tests.contracts.test_ops import backend, on_backends, threads

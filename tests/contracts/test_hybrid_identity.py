@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from paceline.backends.native.native import why_not_native
+from paceline.cache import kv_cache
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import PACKED_DTYPES
 from paceline.engine.engine import Engine
-from paceline.models.ops.native import why_not_native
 from paceline.proposers.draft_model import DraftModelProposer
-from paceline.runtime import kv_cache
-from paceline.runtime.model_runner import ModelRunner
 from tests.contracts.test_identity import (
     GREEDY,
     GROUPS,

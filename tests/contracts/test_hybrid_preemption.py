@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.build import DRAFT_SHARE
+from paceline.api.llm import LLM
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.build.build import DRAFT_SHARE
+from paceline.cache.state_room import LEAST_NODES, least_budget
+from paceline.disk.packed_folder import write_packed
 from paceline.engine.engine import Engine
-from paceline.llm import LLM
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.base import BLOCK_SIZE
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
-from paceline.runtime.state_room import LEAST_NODES, least_budget
-from paceline.sampling_params import SamplingParams
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.models.backend import BLOCK_SIZE
+from paceline.request.sampling_params import SamplingParams
 from tests.contracts.test_hybrid_identity import USUAL, check, engine_of, plain
 from tests.contracts.test_identity import GREEDY, WARM, prompts
 from tests.models.gguf_writing import convert

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from paceline.backends.native.native import why_not_native
 from paceline.config import KV_DTYPES, SpeculativeConfig
 from paceline.engine.engine import Engine
-from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
-from paceline.request import Request, VerifyResult
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
+from paceline.request.request import Request, VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from tests.proposers.dflash import toy_dflash
 from tests.proposers.heads import toy_head
 from tests.proposers.mtp import toy_mtp

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.cache.sequence_kv import blocks_for
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sequence_kv import blocks_for
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 from tests.arrays import arrays
 from tests.contracts.test_identity import RandomTrees
 from tests.toy import TOY, VOCAB, Job, lookup_config, run_jobs, toy_tensors

@@ -16,19 +16,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module, why_not_native
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.backends.rows.row_batch import lane_class
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import KV_DTYPES, PACKED_DTYPES
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
+from paceline.models.backend import WeightPart
 from paceline.models.config import Experts, ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import WeightPart
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.row_batch import lane_class
-from paceline.models.ops.threads import num_threads, set_num_threads
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.span import Span
+from paceline.models.threads import num_threads, set_num_threads
+from paceline.request.span import Span
 from tests.arrays import arrays, assert_close, same, tensor
 from tests.heads import head_tensors
 from tests.levels import BETWEEN, LEVELS

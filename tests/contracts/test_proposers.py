@@ -16,8 +16,8 @@ from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
-from paceline.request import FinishReason, Request
-from paceline.span import DraftTree
+from paceline.request.request import FinishReason, Request
+from paceline.request.span import DraftTree
 from tests.proposers.dflash import following_dflash
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.heads import following_head

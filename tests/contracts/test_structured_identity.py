@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from paceline.config import parse_speculative_config
+from paceline.core.errors import RequestFailedError
 from paceline.engine.engine import Engine
-from paceline.errors import RequestFailedError
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.grammar import GrammarProposer
-from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.structured_outputs import StructuredOutputs
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.request.structured_outputs import StructuredOutputs
 from tests.automaton import Automaton
 from tests.contracts.test_identity import (
     GREEDY,

@@ -15,12 +15,12 @@ import pytest
 
 from paceline.config import SpeculativeConfig
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import Request
-from paceline.runtime.thought_marks import Marks
-from paceline.runtime.thoughts import AfterThoughts, Place
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
-from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
+from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
+from paceline.structured.thought_marks import Marks
+from paceline.structured.thoughts import AfterThoughts, Place
 from tests.automaton import Automaton
 from tests.contracts.test_identity import GREEDY, WARM, answers, prompts
 from tests.contracts.test_structured_identity import ALL

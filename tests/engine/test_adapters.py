@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from paceline.backends.native.native import why_not_native
+from paceline.core.errors import ConfigError, UnknownAdapterError
 from paceline.engine.engine import Engine
-from paceline.errors import ConfigError, UnknownAdapterError
-from paceline.models.adapter import load_adapter
+from paceline.loading.adapter import load_adapter
 from paceline.models.low_rank import AdaptedLayers
-from paceline.models.ops.native import why_not_native
 from paceline.proposers.suffix import SuffixProposer
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.contracts.test_identity import Factory, dflash, draft, head, lookup
 from tests.proposers.mtp import toy_mtp

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.core.errors import RequestError
 from paceline.engine.admission import check_prompt
-from paceline.errors import RequestError
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 VOCAB = 1000

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.build.build import DRAFT_SHARE, open_states
+from paceline.cache import kv_room
 from paceline.config import EngineConfig
-from paceline.engine.build import DRAFT_SHARE, open_states
-from paceline.models.ops.reference import ReferenceOps
 from paceline.models.recurrent import DELTA, Recurrent
-from paceline.runtime import kv_room
 from tests.toy import TOY, suffix_config
 
 SIZES = {"heads": 4, "groups": 4, "key_dim": 64, "value_dim": 64}

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from paceline.api.llm import LLM
+from paceline.build.bundled_drafts import bundled_drafts
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS
-from paceline.engine.bundled_drafts import bundled_drafts
-from paceline.engine.default_drafts import default_speculative_config
-from paceline.errors import ConfigError
-from paceline.llm import LLM
-from paceline.models.catalogue import users_catalogue
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.embedded import embedded_model, embedded_ngram_model
-from paceline.sampling_params import SamplingParams
+from paceline.core.errors import ConfigError
+from paceline.loading.catalogue import users_catalogue
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.embedded import embedded_model, embedded_ngram_model
+from paceline.request.sampling_params import SamplingParams
 from tests.models.catalogues import isolate, name_models
 from tests.proposers.heads import head_config, head_tensors, write_head
 

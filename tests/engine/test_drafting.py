@@ -7,13 +7,13 @@ import pytest
 from paceline.engine.contained import MAX_FAILURES
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduled, step_shape
-from paceline.metrics import EngineStats
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.planner import FixedPlanner
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.planner import FixedPlanner
+from paceline.request.metrics import EngineStats
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from paceline.workbench.replay_parts import Clock
 from tests.engine.test_faults import Scripted
 from tests.toy import VOCAB, toy_engine

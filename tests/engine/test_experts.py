@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from paceline.backends.native.native import why_not_native
+from paceline.build.build import build_engine
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
-from paceline.models.ops.native import why_not_native
-from paceline.policy.cost_points import StepShape
-from paceline.sampling_params import SamplingParams
+from paceline.planner.cost_points import StepShape
+from paceline.request.sampling_params import SamplingParams
 from tests.models.reference import save_model
 from tests.models.vocabularies import byte_level_json, save_tokenizer
 

@@ -12,18 +12,18 @@ import torch
 
 from paceline.config import SpeculativeConfig
 from paceline.config.objective import Objective
+from paceline.core.errors import EngineClosedError, RequestFailedError, UnservableRequestError
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
-from paceline.errors import EngineClosedError, RequestFailedError, UnservableRequestError
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.drafts import TextDrafter
-from paceline.policy.planner import FixedPlanner, Source
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.drafts import TextDrafter
+from paceline.planner.planner import FixedPlanner, Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
-from paceline.request import Request, StepOutput
-from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.span import DraftTree
+from paceline.request.request import Request, StepOutput
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.request.span import DraftTree
 from tests.toy import VOCAB, Job, assert_no_leak, lookup_config, run_jobs, toy_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.errors import RequestError
-from paceline.llm import LLM
+from paceline.api.llm import LLM
+from paceline.core.errors import RequestError
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.sampling_params import POOLINGS, SamplingParams
+from paceline.request.sampling_params import POOLINGS, SamplingParams
 from tests.engine.test_faults import break_forward
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.reference import VOCAB, save_model

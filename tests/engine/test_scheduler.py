@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from paceline.core.errors import ContextLengthError, RequestError
 from paceline.engine.engine import Engine
-from paceline.errors import ContextLengthError, RequestError
 from paceline.models.config import ModelConfig
 from paceline.models.recurrent import DELTA
-from paceline.policy.cost_points import StepShape
-from paceline.request import RequestStatus
-from paceline.sampling_params import SamplingParams
+from paceline.planner.cost_points import StepShape
+from paceline.request.request import RequestStatus
+from paceline.request.sampling_params import SamplingParams
 from tests.toy import HYBRIDS, TOY, Job, assert_no_leak, run_jobs, toy_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

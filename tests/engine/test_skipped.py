@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import FixedPlanner, StepReport
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.cost_points import StepShape
+from paceline.planner.planner import FixedPlanner, StepReport
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from tests.proposers.plugins import repeating_plugin
 from tests.toy import toy_engine
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.engine import step
-from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import FixedPlanner, StepReport
+from paceline.planner.cost_points import StepShape
+from paceline.planner.planner import FixedPlanner, StepReport
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 from tests.engine.test_faults import GREEDY, PROMPTS, break_forward
 from tests.toy import Job, lookup_config, run_jobs, toy_engine
 

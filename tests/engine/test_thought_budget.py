@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.llm import LLM
-from paceline.sampling_params import SamplingParams
-from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
+from paceline.api.llm import LLM
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
 
 pytest.importorskip("llguidance")
 PROMPTS = ("Once upon a time", "def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "\u65e5")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cache.model_runner import NO_LOGITS, ForwardResult
+from paceline.core.errors import RequestFailedError
 from paceline.engine.scheduler import Scheduled
 from paceline.engine.verifier import verify
-from paceline.errors import RequestFailedError
-from paceline.request import NO_DRAFT, TARGET_ORIGIN, Request, VerifyResult
-from paceline.runtime.model_runner import NO_LOGITS, ForwardResult
-from paceline.sampling_params import SamplingParams
-from paceline.span import ROOT, DraftTree
+from paceline.request.request import NO_DRAFT, TARGET_ORIGIN, Request, VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree
 
 PROMPT = [1, 2]
 

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from paceline.models.catalogue import users_catalogue
+from paceline.loading.catalogue import users_catalogue
 
 CONTENT = b"the parts of a model, one after the other"
 HALVES = (CONTENT[:10], CONTENT[10:])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.threads import num_threads, set_num_threads
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.models.threads import num_threads, set_num_threads
 from tests.levels import SOME
 
 

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import torch
 
-from paceline.models.expert_tensors import plain_expert_name
+from paceline.tensors.expert_tensors import plain_expert_name
 from tests.models.gguf_gemma import (
     LAYERED,
     parameter_name,

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import transformers
 
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.cache.states import States
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.reference import ReferenceOps
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.states import States
-from paceline.span import DraftTree, Span
+from paceline.request.span import DraftTree, Span
 from tests.models.vocabularies import byte_level_json, save_tokenizer
 
 VOCAB = 300

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.llm import LLM
-from paceline.models.adapter import load_adapter
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.reference import ReferenceOps
-from paceline.sampling_params import SamplingParams
-from paceline.span import Span
+from paceline.api.llm import LLM
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.loading.adapter import load_adapter
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import Span
 from tests.adapters import adapter_folder, adapter_tensors, merged
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
-from paceline.models.adapter import load_adapter
+from paceline.core.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
+from paceline.loading.adapter import load_adapter
 from paceline.models.config import Experts
 from paceline.models.low_rank import AdaptedLayers
 from tests.adapters import adapter_folder, adapter_tensors

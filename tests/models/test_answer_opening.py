@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.llm import LLM
-from paceline.models.answer_opening import LONGEST, answer_opening, resume_point
-from paceline.models.tokenizer import Tokenizer
-from paceline.sampling_params import SamplingParams
+from paceline.api.llm import LLM
+from paceline.request.sampling_params import SamplingParams
+from paceline.text.answer_opening import LONGEST, answer_opening, resume_point
+from paceline.text.tokenizer import Tokenizer
 from tests.models.reference import save_model
 from tests.models.vocabularies import byte_level, byte_level_json, save_tokenizer
 

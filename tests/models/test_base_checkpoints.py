@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ModelLoadError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.native import native_module
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
+from paceline.backends.native.native import native_module
+from paceline.backends.native.packing import Packer
+from paceline.core.errors import ModelLoadError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
 from tests.arrays import same
 from tests.models.reference import FAMILIES, HYBRIDS, MIXTURES, edit, save_model
 from tests.quick import only

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import ConfigError
-from paceline.models.catalogue import catalogue, find_entry, similar_names, users_catalogue
+from paceline.core.errors import ConfigError
+from paceline.loading.catalogue import catalogue, find_entry, similar_names, users_catalogue
 from tests.models.catalogues import entry_text, isolate, name_models
 
 

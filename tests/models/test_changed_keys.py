@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from paceline.errors import ModelLoadError
+from paceline.core.errors import ModelLoadError
 from tests.models import reference
 from tests.models.reference import FULL, LLAMA3, SLIDING, VOCAB, Driver
 from tests.models.test_families import want

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import BusyError, TemplateError
-from paceline.models import chat_templates
-from paceline.models.chat_templates import render_chat_template
+from paceline.core.errors import BusyError, TemplateError
+from paceline.text import chat_templates
+from paceline.text.chat_templates import render_chat_template
 from tests.children import HAS_PROC, kill, running
 
 SCRIPT = "template_worker.py"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from paceline.errors import ConfigError
-from paceline.models.chat_templates import BUILT_IN, chosen_template
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import ConfigError
+from paceline.text.chat_templates import BUILT_IN, chosen_template
+from paceline.text.tokenizer import Tokenizer
 from tests.models.vocabularies import begin_texts, byte_level_json
 
 CHAT = [

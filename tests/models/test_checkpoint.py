@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ConfigError, ModelLoadError
-from paceline.installation import install_command
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ConfigError, ModelLoadError
+from paceline.core.installation import install_command
+from paceline.loading.checkpoint import load_checkpoint
 from tests.arrays import same
 from tests.models.reference import edit, make_model, save_folder
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline.models.detokenizer import TextStream
-from paceline.models.tokenizer import Tokenizer
+from paceline.text.detokenizer import TextStream
+from paceline.text.tokenizer import Tokenizer
 from tests.models.vocabularies import byte_fallback, byte_level
 
 MAKERS = {"byte-level": byte_level(), "byte-fallback": byte_fallback()}

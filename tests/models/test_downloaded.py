@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ModelLoadError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.downloaded import downloaded_models, find_downloaded
-from paceline.sampling_defaults import FROM_CARD, sampling_defaults
+from paceline.core.errors import ModelLoadError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.downloaded import downloaded_models, find_downloaded
+from paceline.request.sampling_defaults import FROM_CARD, sampling_defaults
 from tests.models.catalogues import isolate, name_models
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json

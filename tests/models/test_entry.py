@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.errors import ModelLoadError
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.core.errors import ModelLoadError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.reference import ReferenceOps
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
 from tests.arrays import arrays, assert_close, same
 from tests.heads import HEADS, head_config, head_runner, head_tensors
 from tests.toy import TOY, VOCAB, toy_tensors

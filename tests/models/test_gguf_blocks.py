@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.arrays import floats
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.ops.base import PackedLinear
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.resolve import resolve_dtype
-from paceline.models.stored import StoredTensors
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module, why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.resolve import resolve_dtype
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.backend import PackedLinear
 from paceline.models.weights import WeightReader
+from paceline.tensors.arrays import floats
+from paceline.tensors.stored import StoredTensors
 from tests.arrays import same
 from tests.models.gguf_writing import convert
 from tests.models.reference import Driver

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import ModelLoadError
-from paceline.models.gguf_choice import files_of, tagged_files
+from paceline.core.errors import ModelLoadError
+from paceline.loading.gguf.choice import files_of, tagged_files
 
 SHARDS = tuple(f"big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3))
 NAMES = (

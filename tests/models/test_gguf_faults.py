@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.gguf.config import hf_config_from_gguf
+from paceline.loading.gguf.container import GgufBytes, GgufContainer, TensorInfo
 from paceline.models.decoder import Decoder
-from paceline.models.gguf_config import hf_config_from_gguf
-from paceline.models.gguf_container import GgufBytes, GgufContainer, TensorInfo
-from paceline.models.ops.reference import ReferenceOps
 from tests.models.gguf_writing import convert, tokenizer_metadata, write_gguf
 from tests.models.reference import make_model
 from tests.models.vocabularies import byte_level_json

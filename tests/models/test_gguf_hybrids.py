@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import PacelineError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.packed_folder import write_packed
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import PacelineError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
 from tests.arrays import same
 from tests.models import gguf_hybrids
 from tests.models.block_rows import HALVES, random_rows

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.gguf_tokenizer import tokenizer_from_gguf
-from paceline.models.tokenizer import Tokenizer
+from paceline.text.gguf_tokenizer import tokenizer_from_gguf
+from paceline.text.tokenizer import Tokenizer
 from tests.models.gguf_cases import BYTE_LEVEL, PIECES, ids_of, metadata_of, recorded
 from tests.quick import only
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.errors import PacelineError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.gguf_file import GgufTensors
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.stored import StoredTensors
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import PacelineError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.gguf.file import GgufTensors
+from paceline.tensors.stored import StoredTensors
 from tests.arrays import same
 from tests.models.gguf_writing import convert
 from tests.models.reference import MIXTURES, VOCAB, Driver, save_model

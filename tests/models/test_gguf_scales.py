@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import ModelLoadError
-from paceline.models.arrays import floats
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ModelLoadError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.tensors.arrays import floats
 from tests.models.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver
 from tests.models.test_gguf import rewrite_tensor

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.bundled_drafts import bundled_drafts
-from paceline.errors import ModelLoadError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.shard_names import is_later_shard, shard_name, sibling_shards
-from paceline.models.stored_names import stored_names
+from paceline.build.bundled_drafts import bundled_drafts
+from paceline.core.errors import ModelLoadError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.gguf.shard_names import is_later_shard, shard_name, sibling_shards
+from paceline.loading.stored_names import stored_names
 from tests.arrays import same
 from tests.models.gguf_writing import convert
 

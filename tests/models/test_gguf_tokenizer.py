@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tokenizers
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.text.tokenizer import Tokenizer
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback, byte_fallback_json, byte_level, byte_level_json
 

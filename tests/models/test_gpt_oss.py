@@ -13,16 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ModelLoadError, TrainingError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import ModelLoadError, TrainingError, UnsupportedModelError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.quantised.methods import split_quantisation
 from paceline.models.config import Experts
-from paceline.models.hf_config import config_from_hf
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.packed_folder import write_packed
-from paceline.models.quantised.methods import split_quantisation
+from paceline.models.families.config_json import config_from_hf
 from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.quantised_packing import mxfp4

@@ -11,9 +11,9 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig, RopeConfig
-from paceline.models.hf_config import config_from_hf
+from paceline.models.families.config_json import config_from_hf
 from tests.models.reference import COMMON, FAMILIES
 
 LLAMA: dict[str, Any] = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ModelLoadError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.hub import hub_place, is_hub_id
+from paceline.core.errors import ModelLoadError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.hub import hub_place, is_hub_id
 from tests.models.gguf_writing import convert
 
 REPOSITORY = "some-org/tiny-GGUF"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.threads import set_num_threads
-from paceline.span import DraftTree, Span
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.models.threads import set_num_threads
+from paceline.request.span import DraftTree, Span
 from tests.arrays import same
 from tests.models.reference import HYBRIDS, VOCAB, Driver, save_model
 from tests.quick import in_turns, once

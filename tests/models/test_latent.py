@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import PacelineError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.threads import set_num_threads
-from paceline.runtime.kv_room import bytes_per_block
-from paceline.span import DraftTree
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module, why_not_native
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_room import bytes_per_block
+from paceline.core.errors import PacelineError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.models.threads import set_num_threads
+from paceline.request.span import DraftTree
 from tests.arrays import same
 from tests.levels import SOME
 from tests.models.gguf_writing import convert

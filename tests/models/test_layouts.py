@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ConfigError, ModelLoadError, TrainingError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.hf_config import config_from_hf
-from paceline.models.hf_layout import halves
+from paceline.core.errors import ConfigError, ModelLoadError, TrainingError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.models.families.config_json import config_from_hf
+from paceline.models.families.layout import halves
 from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import IDS, write_gguf

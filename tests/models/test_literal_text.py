@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tokenizers
 
-from paceline.llm import embedded_model
-from paceline.models.literal_text import literal_backend
+from paceline.api.llm import embedded_model
+from paceline.text.literal_text import literal_backend
 
 
 class Whole:

@@ -13,19 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.engine.bundled_drafts import bundled_drafts
-from paceline.errors import ModelLoadError, PacelineError, TrainingError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.backends.fewer_bits import read_layers
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.backends.rows.row_mixture import choose
+from paceline.build.bundled_drafts import bundled_drafts
+from paceline.core.errors import ModelLoadError, PacelineError, TrainingError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import Experts
-from paceline.models.fewer_bits import read_layers
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.row_mixture import choose
-from paceline.models.ops.threads import set_num_threads
-from paceline.models.packed_folder import write_packed
-from paceline.span import DraftTree, Span
+from paceline.models.threads import set_num_threads
+from paceline.request.span import DraftTree, Span
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same

@@ -15,9 +15,9 @@ import tokenizers
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from paceline.errors import ModelLoadError
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.tokenizer_files import read_tokenizer_folder
+from paceline.core.errors import ModelLoadError
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer_files import read_tokenizer_folder
 from tests.models.vocabularies import (
     begin_texts,
     byte_fallback_json,

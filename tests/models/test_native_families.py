@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.ops.reference import ReferenceOps
-from paceline.span import DraftTree
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module, why_not_native
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.request.span import DraftTree
 from tests.arrays import same
 from tests.levels import SOME, once_with_levels
 from tests.models.reference import FAMILIES, HYBRIDS, MIXTURES, VOCAB, Driver, save_model

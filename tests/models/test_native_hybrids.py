@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.build.build import resolve_config
 from paceline.config import EngineConfig
-from paceline.engine.build import resolve_config
-from paceline.errors import ConfigError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.packed_folder import write_packed
-from paceline.span import DraftTree
+from paceline.core.errors import ConfigError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.request.span import DraftTree
 from tests.arrays import same
 from tests.models.reference import HYBRIDS, VOCAB, Driver, save_model
 from tests.quick import once

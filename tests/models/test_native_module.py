@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.models.ops import native
-from paceline.models.ops.native import NOTE, explain
+from paceline.backends.native import native
+from paceline.backends.native.native import NOTE, explain
 
 ERROR = ImportError("libfoo.so: undefined symbol")
 OWN = f"_native{EXTENSION_SUFFIXES[0]}"

@@ -23,17 +23,17 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.backends.native.native import why_not_native
+from paceline.build import weight_memory
 from paceline.config import EngineConfig
-from paceline.engine import weight_memory
-from paceline.errors import ConfigError, ModelLoadError
-from paceline.models import packed_cache, packed_room, streaming
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.embedded import embedded_model
-from paceline.models.ops.native import why_not_native
-from paceline.models.packed_cache import packed_place, packed_tensors
-from paceline.models.placement import SLOTS, Placement
-from paceline.workbench.doctor import model_facts
-from paceline.workbench.profile_machine import Roofs
+from paceline.core.errors import ConfigError, ModelLoadError
+from paceline.disk import packed_cache, packed_room, streaming
+from paceline.disk.packed_cache import packed_place, packed_tensors
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.loading.embedded import embedded_model
+from paceline.profiling.doctor import model_facts
+from paceline.profiling.profile_machine import Roofs
+from paceline.tensors.placement import SLOTS, Placement
 from tests.models.block_rows import random_rows
 from tests.models.gguf_writing import convert
 from tests.models.reference import save_model
@@ -209,7 +209,7 @@ def copies(cache: Path) -> list[Path]:
     return places
 
 
-HOLD = "import sys; from pathlib import Path; from paceline.models.packed_room import hold"
+HOLD = "import sys; from pathlib import Path; from paceline.disk.packed_room import hold"
 HOLD += "; held = hold(Path(sys.argv[1])); print(held is not None, flush=True); sys.stdin.read()"
 
 
@@ -313,7 +313,9 @@ def test_two_at_once_end_with_one_folder(model: Path, cache: Path) -> None:
         patch.setattr(packed_cache, "write_packed", meeting)
         # In one process both write the same partial folder unless they have names of their own.
         names = iter("ab")
-        patch.setattr("paceline.writing._beside", lambda path: path.with_name(f".{next(names)}"))
+        patch.setattr(
+            "paceline.core.writing._beside", lambda path: path.with_name(f".{next(names)}")
+        )
         threads = [threading.Thread(target=pack) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module, why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.build.build import build_engine
 from paceline.config import PACKED_DTYPES, EngineConfig
-from paceline.engine.build import build_engine
-from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from paceline.models import packed_folder
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.disk import packed_folder
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
 from paceline.models.pooling import write_pooling
 from tests.arrays import same
 from tests.models.gguf_writing import convert, tokenizer_metadata

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.models.arrays import BFLOAT16
+from paceline.backends.native.native import why_not_native
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
-from paceline.models.ops.native import why_not_native
-from paceline.models.pages import HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
 from paceline.models.tensor_reader import stacked_rows
 from paceline.models.weights import WeightReader
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.tensors.arrays import BFLOAT16
+from paceline.tensors.pages import HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
 from tests.arrays import arrays, same
 from tests.toy import TOY, toy_ops, toy_tensors
 

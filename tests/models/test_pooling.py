@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ModelLoadError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ModelLoadError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.pooling import folder_pooling, write_pooling
 from tests.models.gguf_writing import convert
 from tests.models.reference import save_model

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.build.build import build_engine
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from tests.arrays import assert_close, same
 from tests.models.reference import VOCAB, Driver, edit, save_model

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from paceline.errors import ModelLoadError
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.backends.fewer_bits import read_layers
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module, why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import ModelLoadError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.fewer_bits import read_layers
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.packed_folder import write_packed
 from paceline.models.weights import WeightReader
 from tests.arrays import same
 from tests.models.reference import Driver

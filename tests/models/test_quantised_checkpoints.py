@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.packed_folder import write_packed
 from paceline.training.model_files import load_model
 from tests.arrays import same
 from tests.models.quantised_forms import FORMS, Stored

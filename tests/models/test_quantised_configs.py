@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
 from tests.arrays import same
 from tests.models.reference import edit, save_model
 from tests.models.test_quantised_checkpoints import change, logits

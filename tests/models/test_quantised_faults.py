@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import ModelLoadError
+from paceline.core.errors import ModelLoadError
 from tests.models.quantised_forms import FORMS, Stored
 from tests.models.quantised_packing import Parts
 from tests.models.test_quantised_formats import NAME, WEIGHT, K, N, opened

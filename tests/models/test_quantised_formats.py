@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from paceline.errors import ModelLoadError
-from paceline.models.ops.base import WeightPart
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.quantised import tensors as quantised_tensors
-from paceline.models.quantised.methods import schemes_of
-from paceline.models.quantised.tensors import QuantisedTensors
-from paceline.models.safetensors_files import SafetensorsFolder
-from paceline.models.stored import StoredRows
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import ModelLoadError
+from paceline.loading.quantised import tensors as quantised_tensors
+from paceline.loading.quantised.methods import schemes_of
+from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.safetensors_files import SafetensorsFolder
+from paceline.models.backend import WeightPart
+from paceline.tensors.stored import StoredRows
 from tests.arrays import same
 from tests.models.quantised_forms import FORMS, Form, Stored
 from tests.models.quantised_packing import gptq

@@ -14,9 +14,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
+from paceline.backends.rows.reference import ReferenceOps
 from paceline.models.config import RopeConfig
-from paceline.models.hf_config import config_from_hf
-from paceline.models.ops.reference import ReferenceOps
+from paceline.models.families.config_json import config_from_hf
 from paceline.models.rope import RotaryTable, rope_tables
 from tests.arrays import assert_close, same
 

@@ -13,24 +13,24 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module, why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.build import self_drafts, weight_memory
+from paceline.build.self_drafts import limit_beside_copy
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import self_drafts, weight_memory
-from paceline.engine.self_drafts import limit_beside_copy
-from paceline.errors import ConfigError, RequestFailedError
-from paceline.models import streaming
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ConfigError, RequestFailedError
+from paceline.disk import streaming
+from paceline.disk.packed_folder import write_packed
+from paceline.disk.streaming import StreamedTensors
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
-from paceline.models.placement import SLOTS, Placement, place_experts, place_layers
-from paceline.models.stored import StoredTensors
-from paceline.models.streaming import StreamedTensors
+from paceline.profiling.doctor import model_facts
+from paceline.profiling.profile_machine import Roofs
 from paceline.proposers.draft_model.self_draft import cheaper_decoder
-from paceline.span import DraftTree, Span
-from paceline.workbench.doctor import model_facts
-from paceline.workbench.profile_machine import Roofs
+from paceline.request.span import DraftTree, Span
+from paceline.tensors.placement import SLOTS, Placement, place_experts, place_layers
+from paceline.tensors.stored import StoredTensors
 from tests.arrays import same
 from tests.models.reference import Driver, save_model
 from tests.workbench.exact_clock import run_exactly

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import native_module
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module
-from paceline.models.ops.reference import ReferenceOps
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import DraftTree, Span
+from paceline.request.span import DraftTree, Span
 from tests.arrays import arrays, assert_close, same
 from tests.levels import SOME
 from tests.models.reference import VOCAB, Driver, save_model

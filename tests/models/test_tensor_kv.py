@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.ops.base import KV_BYTES, KV_GROUP, head_elements
-from paceline.models.ops.tensor_kv import DTYPES, TensorKV, decode, encode
+from paceline.backends.rows.tensor_kv import DTYPES, TensorKV, decode, encode
+from paceline.models.backend import KV_BYTES, KV_GROUP, head_elements
 from tests.arrays import assert_close
 from tests.toy import TOY
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
 from tests.models.reference import RETOLD, Driver, save_model
 from tests.models.test_families import EVERY, TOKENS, close, want
 from tests.quick import once, only

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from paceline.errors import ModelLoadError, RequestError, TemplateError
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import ModelLoadError, RequestError, TemplateError
+from paceline.text.tokenizer import Tokenizer
 from tests.models.vocabularies import (
     byte_fallback,
     byte_fallback_json,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ModelLoadError
-from paceline.models.catalogue import catalogue
-from paceline.models.chat_templates import BUILT_IN
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.embedded import embedded_model
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import ModelLoadError
+from paceline.loading.catalogue import catalogue
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.embedded import embedded_model
 from paceline.server.chat.calls.json_formats import HERMES
 from paceline.server.chat.tool_formats import tool_format
+from paceline.text.chat_templates import BUILT_IN
+from paceline.text.tokenizer import Tokenizer
 from tests.models.catalogues import isolate, name_models
 
 QUESTION = {"role": "user", "content": "Rain?"}

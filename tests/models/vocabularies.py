@@ -17,7 +17,7 @@ from tokenizers import (
     trainers,
 )
 
-from paceline.models.tokenizer import Tokenizer
+from paceline.text.tokenizer import Tokenizer
 
 TEXT = [
     "the quick brown fox jumps over the lazy dog, and the dog sleeps on.",

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
-from paceline.errors import ProposerError
-from paceline.policy.choice import DraftLimits
-from paceline.policy.drafts import Drafts
+from paceline.core.errors import ProposerError
+from paceline.planner.choice import DraftLimits
+from paceline.planner.drafts import Drafts
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
-from paceline.request import NO_DRAFT
-from paceline.span import ROOT, DraftTree
+from paceline.request.request import NO_DRAFT
+from paceline.request.span import ROOT, DraftTree
 from tests.proposers.drive import make_request
 from tests.test_span import VOCAB, draft_trees
 

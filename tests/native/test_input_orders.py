@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import paceline._native as native
-from paceline.models.blocks import decode
+from paceline.tensors.blocks import decode
 from tests.models.block_rows import random_rows
 
 K = 256

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from paceline.policy.choice import DraftLimits
-from paceline.span import DraftTree
-from tests.policy.test_choice import Problem, problems
+from paceline.planner.choice import DraftLimits
+from paceline.request.span import DraftTree
+from tests.planner.test_choice import Problem, problems
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 

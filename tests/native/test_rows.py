@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 import paceline._native as native
-from paceline.models.ops.base import head_elements
-from paceline.models.ops.reference import ACTIVATIONS, ReferenceOps, activation_of
-from paceline.models.ops.tensor_kv import DTYPES, encode
+from paceline.backends.rows.reference import ACTIVATIONS, ReferenceOps, activation_of
+from paceline.backends.rows.tensor_kv import DTYPES, encode
+from paceline.models.backend import head_elements
 
 pytestmark = pytest.mark.usefixtures("isa")
 WIDTHS = [1, 15, 16, 17, 40, 63, 64, 65, 100, 128, 300, 1024]

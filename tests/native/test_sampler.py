@@ -16,10 +16,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from paceline.request import Request
-from paceline.runtime import native as packing
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.sampler import (
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling import native as packing
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import (
     argmax_rows,
     philox,
     rank_candidates,
@@ -27,7 +28,6 @@ from paceline.runtime.sampler import (
     token_logprobs,
     token_noise,
 )
-from paceline.sampling_params import SamplingParams
 from tests.quick import once
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")

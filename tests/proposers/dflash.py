@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.proposers.heads import DFlashProposer, build
-from paceline.runtime.model_runner import ModelRunner
 from tests.proposers.heads import (
     EPS,
     HEAD_DIM,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.engine.scheduler import Scheduled
 from paceline.engine.verifier import verify
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import TARGET_ORIGIN, Request, VerifyResult
-from paceline.runtime.model_runner import ModelRunner
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree, Span
+from paceline.request.request import TARGET_ORIGIN, Request, VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree, Span
 
 NODES, DEPTH = 64, 8
 

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import save_file
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.embedded import embedded_model
 from paceline.models.config import ModelConfig
-from paceline.models.embedded import embedded_model
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.heads import HeadProposer, build
 from paceline.proposers.heads.drafter import FeatureDrafter
-from paceline.request import Request
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import DraftTree, Span
+from paceline.request.request import Request
+from paceline.request.span import DraftTree, Span
 from tests.proposers.self_drafts import read_all_but_last
 from tests.toy import TOY, USUAL, VOCAB, toy_runner
 

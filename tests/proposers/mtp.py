@@ -15,12 +15,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads import HeadProposer, build
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
 from tests import heads
 from tests.models.gguf_writing import write_gguf
 from tests.models.test_entry import block, norm

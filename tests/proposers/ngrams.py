@@ -10,7 +10,7 @@ import numpy as np
 from paceline.config import SpeculativeConfig
 from paceline.proposers.ngram_model import NgramModelProposer
 from paceline.proposers.ngram_model.tables import NgramTables
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 from paceline.training.ngram.counts import Corpus, Example, count_ngrams
 from paceline.training.ngram.pruning import prune
 from paceline.training.ngram.smoothing import smooth

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.models.ops.base import PackedBatch
+from paceline.models.backend import PackedBatch
 from paceline.proposers.draft_model.parallel import ParallelDraftProposer
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
 from tests.toy import VOCAB, toy_runner
 
 MASK = VOCAB - 1

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.proposers.heads import DSparkProposer, PEagleProposer, build
 from paceline.proposers.heads.drafter import FeatureDrafter
-from paceline.runtime.model_runner import ModelRunner
 from tests.proposers.dflash import MASK, PlainDFlash, dflash_config, dflash_tensors
 from tests.proposers.heads import (
     HIDDEN,

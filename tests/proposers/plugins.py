@@ -12,8 +12,8 @@ from paceline.config import SpeculativeConfig
 from paceline.config.methods import ENTRY_POINTS
 from paceline.proposers.base import Proposer
 from paceline.proposers.plugin import PluginProposer
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 
 Install = Callable[[str, Mapping[str, str]], None]
 

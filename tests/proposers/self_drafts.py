@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from paceline.backends.native.native import why_not_native
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.models.config import ModelConfig
-from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model.self_draft import SelfDraftProposer
-from paceline.request import Request
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import DraftTree, Span
+from paceline.request.request import Request
+from paceline.request.span import DraftTree, Span
 from tests.proposers.drive import Target
 from tests.toy import TOY, USUAL, toy_runner
 

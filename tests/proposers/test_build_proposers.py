@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from paceline.cache.kv_room import bytes_per_block
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, ModelLoadError, PacelineError
-from paceline.models.checkpoint import Checkpoint
+from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
+from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
-from paceline.runtime.kv_room import bytes_per_block
 from tests.arrays import arrays
 from tests.proposers.drive import make_request, propose
 from tests.toy import TOY, VOCAB, toy_folder, toy_tensors

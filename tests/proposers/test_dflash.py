@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.native import why_not_native
+from paceline.backends.native.native import why_not_native
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.heads import DFlashProposer, build
 from paceline.proposers.heads.checkpoint import load_head
-from paceline.request import Request
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import DraftTree
+from paceline.request.request import Request
+from paceline.request.span import DraftTree
 from tests.contracts.test_identity import MIXES, answers
 from tests.proposers import test_heads as heads
 from tests.proposers.dflash import (

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.proposers.draft_model import DraftModelProposer
-from paceline.request import Request
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.span import ROOT, DraftTree
+from paceline.request.request import Request
+from paceline.request.span import ROOT, DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.toy import TOY, USUAL, VOCAB, draft_config, toy_runner
 

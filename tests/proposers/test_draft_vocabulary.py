@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from paceline.cache.kv_cache import KVCache
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.models.decoder import Decoder
-from paceline.models.tokenizer import Tokenizer
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer
 from paceline.proposers.draft_model.loading import PaddedRunner
-from paceline.runtime.kv_cache import KVCache
+from paceline.text.tokenizer import Tokenizer
 from tests.arrays import arrays
 from tests.proposers.drive import Target, make_request, propose
 from tests.proposers.self_drafts import native

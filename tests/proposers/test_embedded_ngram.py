@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.commands.options import RunOptions
-from paceline.commands.resolve import speculative_config
-from paceline.engine.default_drafts import default_speculative_config
-from paceline.llm import LLM
-from paceline.models.embedded import embedded_model, embedded_ngram_model
-from paceline.models.tokenizer import Tokenizer
+from paceline.api.llm import LLM
+from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.options.options import RunOptions
+from paceline.cli.options.resolve import speculative_config
+from paceline.loading.embedded import embedded_model, embedded_ngram_model
 from paceline.proposers.ngram_model.file import read_tables
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
+from paceline.text.tokenizer import Tokenizer
 from tests.programs import module
 
 MAX_BYTES = 4 << 20

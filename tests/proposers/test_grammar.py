@@ -8,8 +8,8 @@ import pytest
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.proposers.grammar import CERTAIN, NAME, GrammarProposer
-from paceline.request import Request
-from paceline.span import DraftTree
+from paceline.request.request import Request
+from paceline.request.span import DraftTree
 from tests.automaton import Automaton
 from tests.proposers.drive import commit, make_request, propose
 

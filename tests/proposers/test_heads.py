@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.backends.native.native import why_not_native
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.engine.engine import Engine
-from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.heads import HeadProposer
 from paceline.proposers.heads.checkpoint import LAYER_IDS
 from paceline.proposers.heads.features import Fusion
-from paceline.request import Request
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.runtime.sampler import sample_tokens
-from paceline.sampling_params import SamplingParams
-from paceline.span import ROOT, DraftTree
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import sample_tokens
 from tests.arrays import same
 from tests.contracts.test_identity import MIXES, answers, draft, prompts
 from tests.proposers.drive import make_request, propose

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.commands.options import RunOptions
-from paceline.commands.resolve import speculative_config
-from paceline.engine.bundled_drafts import bundled_drafts
-from paceline.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.backends.native.native import why_not_native
+from paceline.build.bundled_drafts import bundled_drafts
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.cli.options.options import RunOptions
+from paceline.cli.options.resolve import speculative_config
+from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.native import why_not_native
 from paceline.proposers.heads import build
 from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import DraftTree, Span
+from paceline.request.span import DraftTree, Span
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert
 from tests.proposers.dflash import (

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.backends.native.native import why_not_native
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.native import why_not_native
+from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import open_draft
 from paceline.proposers.heads import HeadProposer, build
 from paceline.proposers.heads.checkpoint import LAYER_IDS, load_head
-from paceline.span import DraftTree
+from paceline.request.span import DraftTree
 from tests.proposers.dflash import dflash_config, dflash_options, dflash_tensors, layer_config
 from tests.proposers.drive import make_request, propose
 from tests.proposers.heads import (

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.engine.engine import Engine
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.heads import HeadProposer
 from paceline.proposers.heads.drafter import LEAST_CONTEXT, PATIENCE
-from paceline.request import Request
-from paceline.runtime.model_runner import ModelRunner
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from tests.contracts.test_identity import answers, prompts
 from tests.proposers.heads import PlainHead, fresh_features, head_config, head_tensors, toy_head
 from tests.toy import Job, assert_no_leak, run_jobs, toy_engine

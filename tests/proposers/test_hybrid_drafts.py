@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from paceline.api.llm import LLM
+from paceline.backends.native.native import why_not_native
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
-from paceline.llm import LLM
-from paceline.models.ops.native import why_not_native
+from paceline.core.errors import ConfigError
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV
 from paceline.proposers.draft_model import DraftModelProposer, loading, parallel
-from paceline.runtime.model_runner import ModelRunner
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from tests.models.reference import edit, save_model
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.heads import target_info

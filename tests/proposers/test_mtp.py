@@ -11,24 +11,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.api.llm import LLM
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.build.bundled_drafts import bundled_drafts
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.engine.bundled_drafts import bundled_drafts
-from paceline.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
-from paceline.llm import LLM
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.hf_config import config_from_hf
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.packed_folder import write_packed
+from paceline.models.families.config_json import config_from_hf
 from paceline.models.packed_format import PackedFormat
 from paceline.proposers import build_proposers
 from paceline.proposers.heads import build
-from paceline.runtime.model_runner import ModelRunner
-from paceline.sampling_params import SamplingParams
-from paceline.span import Span
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import Span
 from tests.arrays import assert_close, same
 from tests.proposers.drive import make_request, propose
 from tests.proposers.heads import Tensors, fresh_features

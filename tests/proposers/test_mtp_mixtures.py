@@ -21,18 +21,18 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
+from paceline.api.llm import LLM
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.native import why_not_native
+from paceline.backends.native.packing import Packer
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.build.bundled_drafts import bundled_drafts
 from paceline.config import parse_speculative_config
-from paceline.engine.bundled_drafts import bundled_drafts
-from paceline.llm import LLM
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.packed_folder import write_packed
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.heads import build
-from paceline.sampling_params import SamplingParams
-from paceline.span import Span
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import Span
 from tests.arrays import assert_close
 from tests.models.gguf_writing import CASES, write_gguf
 from tests.models.reference import VOCAB, Driver, save_model

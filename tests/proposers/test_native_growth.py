@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.policy.prices import FREE, Prices
+from paceline.cache.model_runner import ModelRunner
+from paceline.planner.prices import FREE, Prices
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model import proposer as draft_model
 from paceline.proposers.heads import HeadProposer
 from paceline.proposers.heads import proposer as heads
-from paceline.request import Request
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import DraftTree
+from paceline.request.request import Request
+from paceline.request.span import DraftTree
 from tests.proposers.drive import commit, make_request
 from tests.proposers.heads import following_head
 from tests.proposers.self_drafts import following, native

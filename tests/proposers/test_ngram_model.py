@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.backends.native.native import native_module, why_not_native
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.errors import ConfigError
-from paceline.models.ops.native import native_module, why_not_native
+from paceline.core.errors import ConfigError
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.ngram_model import NgramModelProposer

@@ -17,18 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
+from paceline.api.llm import embedded_model
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.core.errors import ConfigError
 from paceline.engine.contained import Entry, source_of
-from paceline.errors import ConfigError
-from paceline.llm import embedded_model
-from paceline.models.hf_config import config_from_hf
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.cost_points import StepShape
+from paceline.models.families.config_json import config_from_hf
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.cost_points import StepShape
 from paceline.proposers.base.parallel import likeliest_tree
-from paceline.request import Request
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.span import ROOT, DraftTree, Span
+from paceline.request.request import Request
+from paceline.request.span import ROOT, DraftTree, Span
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.parallel_drafts import (
     MASK,

@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.backends.native.native import why_not_native
+from paceline.backends.resolve import resolve_ops
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
+from paceline.models.backend import Ops
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import Ops
-from paceline.models.ops.native import why_not_native
-from paceline.models.ops.resolve import resolve_ops
 from paceline.models.weights import WeightReader
 from paceline.proposers.heads.build import _fusion, _mask_input
 from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
 from paceline.proposers.heads.dspark import Markov
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
 from tests.proposers.dflash import MASK, SIZE, dflash_config, dflash_tensors, sliding_layers
 from tests.proposers.heads import HIDDEN, TAPS, write_head
 from tests.proposers.parallel_heads import (

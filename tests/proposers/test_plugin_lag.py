@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from paceline.engine.contained import MAX_FAILURES
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_aware import CostAwarePlanner
 from paceline.proposers.plugin import PluginProposer
-from paceline.request import Request
-from paceline.sampling_params import SpeculativeParams
+from paceline.request.request import Request
+from paceline.request.sampling_params import SpeculativeParams
 from tests.proposers.drive import make_request, propose
 from tests.proposers.plugins import Repeats, repeating_plugin
 from tests.proposers.test_plugins import GREEDY, JOBS

@@ -13,15 +13,15 @@ import pytest
 
 from paceline.config import METHODS, methods, parse_speculative_config
 from paceline.config.methods import BUILT_IN, ENTRY_POINTS
+from paceline.core.errors import ConfigError, RequestError
 from paceline.engine.contained import MAX_FAILURES
-from paceline.errors import ConfigError, RequestError
-from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.planner.cost_aware import CostAwarePlanner
 from paceline.proposers import build_proposers, find_builder
 from paceline.proposers.base import Proposer
 from paceline.proposers.plugin import NEEDED, PluginProposer
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.span import DraftTree
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.request.span import DraftTree
 from tests.proposers.drive import make_request, propose
 from tests.proposers.plugins import Install, Repeats, installer, repeating_plugin
 from tests.proposers.test_build_proposers import TARGET

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
 from paceline.proposers.prompt_lookup import PromptIndex, PromptLookupProposer
-from paceline.span import ROOT
+from paceline.request.span import ROOT
 from tests.proposers.drive import commit, make_request, propose
 from tests.test_span import paths
 

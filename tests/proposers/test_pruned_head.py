@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.proposers.draft_model import DraftModelProposer
-from paceline.runtime import native
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import rank_candidates
+from paceline.sampling import native
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import rank_candidates
 from tests.arrays import arrays, same
 from tests.proposers.drive import Target, make_request
 from tests.toy import TOY, VOCAB, draft_config, toy_ops, toy_runner, toy_tensors

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.ops.cpu import NativeKV
+from paceline.backends.native.cpu import NativeKV
+from paceline.cache.model_runner import ModelRunner
+from paceline.cache.sequence_kv import blocks_for
 from paceline.proposers.draft_model.self_draft import SelfDraftProposer
-from paceline.request import Request, VerifyResult
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sequence_kv import blocks_for
-from paceline.span import DraftTree
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 from tests.contracts.test_identity import GREEDY, MIXES, WARM, answers, prompts, staggered
 from tests.proposers.drive import Target, make_request, propose
 from tests.proposers.self_drafts import ALL, PROMPT, begun, native, self_drafter

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.api.llm import embedded_model
+from paceline.backends.native.cpu import CpuOps
+from paceline.backends.native.packing import Packer
+from paceline.build.build import build_engine
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
-from paceline.errors import ConfigError
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.core.errors import ConfigError
+from paceline.disk.packed_folder import write_packed
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.estimates import acceptance_estimates, likeness
 from paceline.proposers.draft_model.self_draft import build, cheaper_decoder
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ModelRunner
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling.logit_edits import SamplingRow
 from tests.arrays import arrays, same
 from tests.contracts.test_identity import answers
 from tests.proposers.drive import Target, make_request

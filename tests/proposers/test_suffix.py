@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from paceline.models.ops.native import why_not_native
+from paceline.backends.native.native import why_not_native
 from paceline.proposers.suffix import SuffixProposer
 from paceline.proposers.suffix.automaton import SuffixAutomaton
 from paceline.proposers.suffix.growth import USUAL_DEPTH
 from paceline.proposers.suffix.shared import SharedTexts
-from paceline.request import FinishReason, Request
-from paceline.sampling_params import SamplingParams
-from paceline.span import ROOT, DraftTree
+from paceline.request.request import FinishReason, Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree
 from tests.proposers.drive import commit, make_request, propose
 from tests.test_span import paths
 from tests.toy import Job, run_jobs, suffix_config, toy_engine

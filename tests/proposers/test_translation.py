@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import ConfigError
-from paceline.models.embedded import embedded_model
-from paceline.models.token_pieces import token_pieces
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import ConfigError
+from paceline.loading.embedded import embedded_model
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
+from paceline.text.token_pieces import token_pieces
+from paceline.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 from tests.proposers.vocabularies import far_pair, letters, merging, other, toy_vocabulary
 

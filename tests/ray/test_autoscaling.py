@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ConfigError
-from paceline.metrics import EngineStats
+from paceline.core.errors import ConfigError
 from paceline.ray.autoscaling import LOAD, ByLoad, load_of
+from paceline.request.metrics import EngineStats
 
 
 def engine(**counts: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import EngineDeadError
+from paceline.core.errors import EngineDeadError
 from paceline.ray.calls import Call, read_body
 from paceline.ray.failures import last_words, refusal
 from paceline.ray.metrics import merged

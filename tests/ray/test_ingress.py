@@ -19,7 +19,7 @@ from paceline.ray import ingress
 from paceline.ray.calls import Call
 from paceline.ray.ingress import Relay
 from paceline.ray.links import Address, Gate, Links
-from paceline.server.config import ServerConfig
+from paceline.server.http.config import ServerConfig
 from tests.server.asgi import application, events
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine

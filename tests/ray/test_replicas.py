@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import paceline
-from paceline.models.embedded import embedded_model
+from paceline.loading.embedded import embedded_model
 from paceline.ray import build_app
 from tests.ray.servers import (
     LONG,
@@ -158,5 +158,5 @@ def test_replicas_that_cannot_start_again_end_the_server(tmp_path: Path) -> None
 def test_an_application_for_serves_own_configuration() -> None:
     app = build_app({"model": "embedded", "replicas": 3, "threads": 2, "max_model_len": 256})
     assert type(app).__name__ == "Application"
-    with pytest.raises(paceline.errors.ConfigError, match="replica_count"):
+    with pytest.raises(paceline.core.errors.ConfigError, match="replica_count"):
         build_app({"replica_count": 3})

@@ -13,7 +13,7 @@ pytest.importorskip("ray", reason="replicas need the extra ray")
 
 import ray
 
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.ray.cluster import cluster
 
 

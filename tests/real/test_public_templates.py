@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import TemplateError
+from paceline.core.errors import TemplateError
 from paceline.server.chat.parts import PlacedText
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import tool_format

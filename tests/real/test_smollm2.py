@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.commands.demo import real_model as demonstration
-from paceline.commands.prompts import Encoder
-from paceline.llm import LLM
-from paceline.sampling_params import SamplingParams
+from paceline.api.llm import LLM
+from paceline.cli.options.prompts import Encoder
+from paceline.cli.use.demo import real_model as demonstration
+from paceline.request.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 # Without its second half the answer begins with a near tie: of `The` and `L`, 0.08 nats in float32.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.tokenizer import Tokenizer
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.text.tokenizer import Tokenizer
 from tests.real.conftest import RealModel
 from tests.server.asgi import application, post
 from tests.server.fakes import FakeEngine

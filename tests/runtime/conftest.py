@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.models.embedded import embedded_model
-from paceline.models.tokenizer import Tokenizer
+from paceline.loading.embedded import embedded_model
+from paceline.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paceline.llm import embedded_model
-from paceline.models.token_pieces import token_pieces
-from paceline.models.tokenizer import Tokenizer
+from paceline.api.llm import embedded_model
+from paceline.text.token_pieces import token_pieces
+from paceline.text.tokenizer import Tokenizer
 
 FILE = Path(__file__).with_name("recorded") / "gbnf.json.xz"
 

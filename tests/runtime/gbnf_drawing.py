@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 
-from paceline.runtime.gbnf.parser import parsed
-from paceline.runtime.gbnf.rules import (
+from paceline.structured.gbnf.parser import parsed
+from paceline.structured.gbnf.rules import (
     Characters,
     Element,
     Reference,
@@ -17,7 +17,7 @@ from paceline.runtime.gbnf.rules import (
     Token,
     without_dead_ends,
 )
-from paceline.runtime.token_names import TokenNames
+from paceline.text.token_names import TokenNames
 
 MAX_CHARACTERS = 120
 MAX_TRIALS = 100

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.structured_outputs import StructuredOutputs
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.tokenizer import Tokenizer
 
 END = 0
 """The token that ends a text in the embedded model's vocabulary."""

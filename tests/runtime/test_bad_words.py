@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.errors import RequestError
-from paceline.request import Request
-from paceline.runtime import native
-from paceline.runtime.bad_words import in_token_ids
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.sampler import rank_candidates, sample_tokens
-from paceline.sampling_params import SamplingParams
+from paceline.core.errors import RequestError
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling import native
+from paceline.sampling.bad_words import in_token_ids
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import rank_candidates, sample_tokens
 from tests.models.vocabularies import byte_fallback
 from tests.server.fakes import embedded_tokenizer
 

@@ -12,12 +12,12 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from paceline.llm import embedded_model
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.constraint import MatcherConstraint
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.span import DraftTree
-from paceline.structured_outputs import StructuredOutputs
+from paceline.api.llm import embedded_model
+from paceline.request.span import DraftTree
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.constraint import MatcherConstraint
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
 LETTERS = "abc"

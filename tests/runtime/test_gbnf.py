@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.gbnf import from_gbnf
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.runtime.token_names import TokenNames
-from paceline.structured_outputs import StructuredOutputs
+from paceline.core.errors import RequestError
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.gbnf import from_gbnf
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.token_names import TokenNames
+from paceline.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 from tests.quick import only
 from tests.runtime.gbnf_cases import OWN, REFUSED, RESTATED, TAKEN, recorded, token_texts

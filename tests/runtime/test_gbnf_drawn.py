@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError, UnservableRequestError
-from paceline.llm import embedded_model
-from paceline.models.tokenizer import Tokenizer
-from paceline.request import Constraint
-from paceline.runtime.gbnf import from_gbnf
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.runtime.token_names import TokenNames
-from paceline.structured_outputs import StructuredOutputs
+from paceline.api.llm import embedded_model
+from paceline.core.errors import RequestError, UnservableRequestError
+from paceline.request.request import Constraint
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.gbnf import from_gbnf
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.token_names import TokenNames
+from paceline.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 from tests.models.record_gguf_ids import write_vocabulary
 from tests.runtime.gbnf_cases import recorded, token_texts

@@ -9,15 +9,15 @@ from contextlib import suppress
 
 import pytest
 
-from paceline.errors import RequestError
-from paceline.llm import embedded_model
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.gbnf import expressions, from_gbnf, runs
-from paceline.runtime.gbnf.parser import parsed
-from paceline.runtime.gbnf.rules import Run, sequences
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.runtime.token_names import TokenNames
-from paceline.structured_outputs import StructuredOutputs
+from paceline.api.llm import embedded_model
+from paceline.core.errors import RequestError
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.gbnf import expressions, from_gbnf, runs
+from paceline.structured.gbnf.parser import parsed
+from paceline.structured.gbnf.rules import Run, sequences
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.token_names import TokenNames
+from paceline.text.tokenizer import Tokenizer
 from tests.quick import only
 from tests.runtime.gbnf_cases import RESTATED
 from tests.runtime.gbnf_walk import END, Walk

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import BusyError, RequestError
-from paceline.installation import install_command
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.worker_process import WorkerSlot
-from paceline.runtime import grammar
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.structured_outputs import StructuredOutputs
+from paceline.core.errors import BusyError, RequestError
+from paceline.core.installation import install_command
+from paceline.core.worker_process import WorkerSlot
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured import grammar
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.tokenizer import Tokenizer
 from tests.children import HAS_PROC, kill_once_asked, running
 
 pytest.importorskip("llguidance")

@@ -11,13 +11,13 @@ import pytest
 import tokenizers
 
 from paceline import LLM, SamplingParams
-from paceline.errors import RequestError
-from paceline.llm import embedded_model
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.worker_process import WorkerSlot
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.runtime.grammar_vocabulary import GrammarVocabulary
-from paceline.structured_outputs import StructuredOutputs
+from paceline.api.llm import embedded_model
+from paceline.core.errors import RequestError
+from paceline.core.worker_process import WorkerSlot
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.grammar import GrammarCompiler
+from paceline.structured.grammar_vocabulary import GrammarVocabulary
+from paceline.text.tokenizer import Tokenizer
 from tests.children import HAS_PROC, running
 from tests.server.grammars import marked_tokenizer
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.errors import ConfigError
+from paceline.backends.rows.row_batch import build_batch
+from paceline.backends.rows.tensor_kv import TensorKV
+from paceline.cache.kv_cache import KVCache
+from paceline.core.errors import ConfigError
+from paceline.models.backend import BLOCK_SIZE
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import BLOCK_SIZE
-from paceline.models.ops.row_batch import build_batch
-from paceline.models.ops.tensor_kv import TensorKV
-from paceline.runtime.kv_cache import KVCache
-from paceline.span import Span
+from paceline.request.span import Span
 from tests.arrays import same
 
 TINY = ModelConfig(

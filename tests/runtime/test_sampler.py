@@ -14,17 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.request import Request
-from paceline.runtime import native
-from paceline.runtime.logit_edits import SamplingRow, edit_logits
-from paceline.runtime.sampler import (
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling import native
+from paceline.sampling.logit_edits import SamplingRow, edit_logits
+from paceline.sampling.sampler import (
     philox,
     rank_candidates,
     sample_tokens,
     token_logprobs,
     token_noise,
 )
-from paceline.sampling_params import SamplingParams
 
 
 @pytest.fixture(params=["native", "numpy"], autouse=True, scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.errors import StageError
-from paceline.models.arrays import Floats
-from paceline.runtime.stages.journey import Journey
+from paceline.core.errors import StageError
+from paceline.stages.journey import Journey
+from paceline.tensors.arrays import Floats
 
 PATIENCE = 20.0
 

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.errors import ConfigError, RequestFailedError, StageError
-from paceline.llm import embedded_model
-from paceline.models.arrays import Floats
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.fingerprint import model_fingerprint
-from paceline.models.ops.native import ISA_VARIABLE, why_not_native
-from paceline.policy.micro_batches import MicroBatch, MicroBatching, cut
-from paceline.runtime.stages.link import SIZE, Link, address_of, shown_address
-from paceline.runtime.stages.ops import split
-from paceline.runtime.stages.remote import RemoteStage
-from paceline.runtime.stages.worker import Stage
+from paceline.api.llm import embedded_model
+from paceline.backends.native.native import ISA_VARIABLE, why_not_native
+from paceline.core.errors import ConfigError, RequestFailedError, StageError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.fingerprint import model_fingerprint
+from paceline.planner.micro_batches import MicroBatch, MicroBatching, cut
+from paceline.stages.link import SIZE, Link, address_of, shown_address
+from paceline.stages.ops import split
+from paceline.stages.remote import RemoteStage
+from paceline.stages.worker import Stage
+from paceline.tensors.arrays import Floats
 from paceline.training.hybrid import hybridise
 from paceline.training.model_files import load_model, save_model
 from tests.quick import only

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.structured_outputs import MAX_DEPTH, StructuredOutputs
+from paceline.core.errors import RequestError
+from paceline.request.structured_outputs import MAX_DEPTH, StructuredOutputs
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.tokenizer import Tokenizer
 from tests.server.chats import chat_tokenizer
 
 pytest.importorskip("llguidance")

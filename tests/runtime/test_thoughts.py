@@ -13,11 +13,11 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from paceline.errors import RequestError
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.span import DraftTree
-from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
+from paceline.core.errors import RequestError
+from paceline.request.span import DraftTree
+from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
 TOKENS = ["<end>", "a", "b", "<", ">", "/", "</", ">b", "/>", "</>", "a</>b", "b</>", "<t>", "t>"]

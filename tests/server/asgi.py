@@ -11,7 +11,7 @@ import httpx
 from fastapi import FastAPI
 
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
+from paceline.server.http.config import ServerConfig
 from tests.server.fakes import FakeEngine
 
 

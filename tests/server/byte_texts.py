@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.grammar import LIMITS
-from paceline.runtime.tag_grammar import tag_grammar
-from paceline.structured_outputs import StructuredOutputs
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.grammar import LIMITS
+from paceline.structured.tag_grammar import tag_grammar
 
 LIKED = frozenset(b'ab15{}[]":,\n <>/nulltrefaxy09-.')
 CLOSING = frozenset(b'"}]<\n)')

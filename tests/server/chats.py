@@ -11,10 +11,10 @@ from typing import Any
 import openai
 from starlette.testclient import TestClient
 
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.tokenizer_files import read_tokenizer_folder
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
+from paceline.server.http.config import ServerConfig
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer_files import read_tokenizer_folder
 from tests.server.fakes import FakeEngine
 
 # Roles, names, tools and calls written out, so that a prompt shows what the template was handed.

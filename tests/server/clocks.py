@@ -10,7 +10,7 @@ from typing import Any
 
 
 class HeldClock:
-    """What :mod:`paceline.server.sse` knows of time: on a slow machine nobody is late either."""
+    """The time that :mod:`paceline.server.http.sse` knows: no client is late on a slow machine."""
 
     def __init__(self) -> None:
         self._now = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server import sse
+from paceline.server.http import sse
 from tests.server.browser import Page, open_browser
 from tests.server.clocks import HeldClock, SkippedTime
 from tests.server.page_server import OpenPage, Script, Visit, make_app, serving

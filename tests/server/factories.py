@@ -14,17 +14,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.errors import (
+from paceline.core.errors import (
     ConfigError,
     ModelLoadError,
     NoAdapterError,
     RequestError,
     UnknownAdapterError,
 )
-from paceline.metrics import EngineStats
-from paceline.request import FinishReason, Request, StepOutput
-from paceline.sampling_defaults import AS_LLAMA_CPP
-from paceline.sampling_params import SamplingParams
+from paceline.request.metrics import EngineStats
+from paceline.request.request import FinishReason, Request, StepOutput
+from paceline.request.sampling_defaults import AS_LLAMA_CPP
+from paceline.request.sampling_params import SamplingParams
 
 OPTIONS: dict[str, Any] = {
     "speculative_config": {"method": "prompt_lookup", "min_accept_prob": 0.0},
@@ -40,7 +40,7 @@ FATAL = ("schedule", "commit", "observe")
 
 
 def embedded() -> Any:
-    from paceline.llm import LLM
+    from paceline.api.llm import LLM
 
     return LLM("embedded", **OPTIONS)
 
@@ -52,7 +52,7 @@ def fragile() -> Any:
     requests over HTTP. That a phase raised is a key of the statistics' ``seconds``:
     ``broken PHASE``.
     """
-    from paceline.server.security import partition
+    from paceline.server.http.security import partition
 
     llm = embedded()
     done: set[int] = set()

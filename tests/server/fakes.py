@@ -17,17 +17,22 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from paceline.errors import ContextLengthError, EngineClosedError, EngineDeadError, RequestError
-from paceline.metrics import EngineStats, SpeculationCounters
-from paceline.models.detokenizer import TextStream
-from paceline.models.tokenizer import Tokenizer
-from paceline.request import TokenLogprobs
-from paceline.sampling_defaults import FROM_FILES, NEUTRAL, SamplingDefaults
-from paceline.sampling_params import SamplingParams
-from paceline.server.engine.backlog import Share
-from paceline.server.engine.output_history import OutputHistory
-from paceline.server.engine.wire import joined
-from paceline.server.messages import EngineInfo, EngineState, Piece
+from paceline.core.errors import (
+    ContextLengthError,
+    EngineClosedError,
+    EngineDeadError,
+    RequestError,
+)
+from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.request import TokenLogprobs
+from paceline.request.sampling_defaults import FROM_FILES, NEUTRAL, SamplingDefaults
+from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process.backlog import Share
+from paceline.server.engine_process.messages import EngineInfo, EngineState, Piece
+from paceline.server.engine_process.output_history import OutputHistory
+from paceline.server.engine_process.wire import joined
+from paceline.text.detokenizer import TextStream
+from paceline.text.tokenizer import Tokenizer
 
 ANSWER = " The rain in Spain stays mainly in the plain."
 Answer = str | Sequence[int] | Callable[[list[int]], Sequence[int]]

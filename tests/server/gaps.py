@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from paceline.models.tokenizer import Tokenizer
+from paceline.text.tokenizer import Tokenizer
 
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 

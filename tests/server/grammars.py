@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from paceline.models.shown_marks import SHOWN
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.tokenizer_files import read_tokenizer_folder
-from paceline.runtime.grammar import GrammarCompiler
-from paceline.structured_outputs import StructuredOutputs
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.shown_marks import SHOWN
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer_files import read_tokenizer_folder
 from tests.server.chats import chat_tokenizer
 
 

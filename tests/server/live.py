@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
-from paceline.server.engine.restarts import Restarts
-from paceline.server.engine.wire import Pulse
-from paceline.server.models import Models, Offer
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.restarts import Restarts
+from paceline.server.engine_process.wire import Pulse
+from paceline.server.hosting.models import Models, Offer
+from paceline.server.http.config import ServerConfig
 from tests.server import factories
 from tests.server.asgi import RawCall, client_of, events
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
+from paceline.server.http.config import ServerConfig
 from tests.server.asgi import client_of
 from tests.server.chats import USER, chat_tokenizer
 from tests.server.fakes import FakeEngine

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from paceline.commands.resolve import named_folders
-from paceline.errors import ConfigError, ModelLoadError, NoAdapterError, UnknownAdapterError
-from paceline.llm import LLM
-from paceline.server.engine.client import EngineClient
+from paceline.api.llm import LLM
+from paceline.cli.options.resolve import named_folders
+from paceline.core.errors import ConfigError, ModelLoadError, NoAdapterError, UnknownAdapterError
+from paceline.server.engine_process.client import EngineClient
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.paths import impossible_paths
 from tests.server import factories

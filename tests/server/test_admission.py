@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError, RequestFailedError
-from paceline.server.admission import Admission
-from paceline.server.api import chat, completions
-from paceline.server.errors import ApiError
+from paceline.core.errors import RequestError, RequestFailedError
+from paceline.server.hosting.admission import Admission
+from paceline.server.http.errors import ApiError
+from paceline.server.openai import chat, completions
 from tests.server.asgi import RawCall, application, call, complete, engine_of, post, refused
 from tests.server.chats import USER, chat_tokenizer
 from tests.server.fakes import FakeEngine

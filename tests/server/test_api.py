@@ -11,11 +11,11 @@ import pytest
 import tokenizers
 
 import paceline
-from paceline.metrics import EngineStats
-from paceline.models.embedded import embedded_model
-from paceline.models.tokenizer import Tokenizer
-from paceline.server.config import OPEN_PATHS
-from paceline.server.tokens import TokenTexts
+from paceline.loading.embedded import embedded_model
+from paceline.request.metrics import EngineStats
+from paceline.server.engine_process.tokens import TokenTexts
+from paceline.server.http.config import OPEN_PATHS
+from paceline.text.tokenizer import Tokenizer
 from tests.models.vocabularies import begin_texts
 from tests.server.asgi import application, call, complete, engine_of, post, refused
 from tests.server.chats import USER
@@ -434,7 +434,7 @@ def test_paths_are_known_without_their_version(path: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_log_tells_of_a_finished_answer(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
-    with caplog.at_level(logging.INFO, "paceline.server.api.common"):
+    with caplog.at_level(logging.INFO, "paceline.server.openai.common"):
         body = {"prompt": "Once", "max_tokens": 3, "stream": stream}
         assert call(application(), "POST", "/v1/completions", json=body).status_code == 200
     (line,) = [record.message for record in caplog.records if "tok/s" in record.message]

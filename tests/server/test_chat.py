@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from paceline.errors import EngineDeadError, RequestError
-from paceline.models.chat_templates import BUILT_IN
-from paceline.server.config import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerConfig
+from paceline.core.errors import EngineDeadError, RequestError
+from paceline.server.http.config import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerConfig
+from paceline.text.chat_templates import BUILT_IN
 from tests.server.chats import USER, ChatServer
 
 

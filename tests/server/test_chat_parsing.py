@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.calls.json_formats import HERMES, LLAMA
@@ -17,7 +18,6 @@ from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.parts import CallArguments, CallOpening, Part, Words
 from paceline.server.chat.tool_formats import FORMATS
 from paceline.server.chat.wrapping import Wrapping
-from paceline.structured_outputs import ThoughtMarks
 from tests.server.answer_parts import added_up, in_order
 
 NAMES = ("weather", "add")

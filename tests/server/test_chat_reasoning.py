@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.parts import PlacedText
 from paceline.server.chat.reasoning import FORMATS, reasoning_format
 from paceline.server.chat.wrapping import Unwrapper, Wrapping
-from paceline.server.config import REASONING_PARSERS
+from paceline.server.http.config import REASONING_PARSERS
+from paceline.text.tokenizer import Tokenizer
 from tests.server.chats import CHATML, ChatServer, chat_tokenizer
 
 # gpt-oss's thoughts are messages of their own: test_harmony.py.

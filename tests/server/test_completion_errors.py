@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import (
+from paceline.core.errors import (
     BusyError,
     EngineDeadError,
     RequestFailedError,
     UnservableRequestError,
 )
-from paceline.server.shapes import blamed
+from paceline.server.chat.shapes import blamed
 from tests.server.asgi import application, complete, engine_of, post, refused, streamed
 from tests.server.fakes import FakeEngine
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from paceline.server import run as run_module
-from paceline.server.config import ServerConfig
-from paceline.server.connections import most_connections
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.connections import most_connections
 from paceline.server.run import DrainingServer, bind
 from tests.server.asgi import application
 from tests.server.fakes import FakeEngine

@@ -13,9 +13,9 @@ import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from paceline.errors import ConfigError
-from paceline.models.tokenizer import Tokenizer
-from paceline.server.config import ServerConfig
+from paceline.core.errors import ConfigError
+from paceline.server.http.config import ServerConfig
+from paceline.text.tokenizer import Tokenizer
 from tests.server.chats import ChatServer, chat_tokenizer
 from tests.server.served import KEY, NAME
 

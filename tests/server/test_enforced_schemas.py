@@ -17,9 +17,9 @@ import pytest
 
 from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
 from paceline.server.chat.enforceable import Enforceable
+from paceline.server.chat.shapes import enforced
 from paceline.server.chat.tool_formats import FORMATS
-from paceline.server.errors import ApiError
-from paceline.server.shapes import enforced
+from paceline.server.http.errors import ApiError
 from tests.server.byte_texts import byte_matcher, drawn
 from tests.server.schema_cases import CASES, LEFT, LEFT_BARE, LEFT_COUNTS, of
 from tests.server.test_tool_formats import read

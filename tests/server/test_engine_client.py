@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
-from paceline.sampling_params import SamplingParams
-from paceline.server.engine import life as life_module
-from paceline.server.engine.client import EngineClient
-from paceline.server.engine.wire import Pulse
+from paceline.core.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
+from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process import life as life_module
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.wire import Pulse
 from tests.server import factories
 from tests.server.live import Eager, Watch, until, unwatched
 
@@ -268,7 +268,7 @@ def test_log_lines_of_a_request_carry_its_trace_id(tmp_path: Path) -> None:
 PARENT = """
 import asyncio
 from tests.server import factories
-from paceline.server.engine.client import EngineClient
+from paceline.server.engine_process.client import EngineClient
 
 async def main():
     client = EngineClient(factories.paper)
@@ -297,7 +297,7 @@ def test_the_engine_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_the_http_process_knows_no_torch() -> None:
-    imports = "from paceline.server.engine import client, process, wire"
+    imports = "from paceline.server.engine_process import client, process, wire"
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.server.engine.memory import memory_of, used_memory
-from paceline.server.engine.process import engine_info
+from paceline.server.engine_process.memory import memory_of, used_memory
+from paceline.server.engine_process.process import engine_info
 from tests.server.factories import Paper
 from tests.server.fakes import embedded_tokenizer
 

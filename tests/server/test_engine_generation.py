@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from paceline.errors import RequestFailedError
-from paceline.sampling_params import SamplingParams
-from paceline.server.engine.generation import EngineGeneration
-from paceline.server.messages import Piece
+from paceline.core.errors import RequestFailedError
+from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process.generation import EngineGeneration
+from paceline.server.engine_process.messages import Piece
 
 
 def test_the_end_of_one_sample_does_not_hide_that_another_failed() -> None:

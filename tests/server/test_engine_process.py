@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ContextLengthError, EngineDeadError, RequestError
-from paceline.llm import LLM
-from paceline.outputs import Completion, GenerationOutput
-from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.server.engine.client import EngineClient
+from paceline.api.llm import LLM
+from paceline.api.outputs import Completion, GenerationOutput
+from paceline.core.errors import ContextLengthError, EngineDeadError, RequestError
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.server.engine_process.client import EngineClient
 from tests.server import factories
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return"

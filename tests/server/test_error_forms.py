@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.server.errors import ApiError
-from paceline.server.security import body_too_slow
+from paceline.server.http.errors import ApiError
+from paceline.server.http.security import body_too_slow
 from tests.server.asgi import application, call
 from tests.server.chats import ChatServer
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from paceline.server import sse, stats
-from paceline.server.config import ServerConfig
+from paceline.server.http import sse
+from paceline.server.http.config import ServerConfig
+from paceline.server.metrics import stats
 from paceline.server.run import DrainingServer, bind
 from tests.server import factories
 from tests.server.clocks import HeldClock

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
-from paceline.server.errors import to_api_error
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.errors import to_api_error
 from paceline.server.protocol.chat import ChatCompletionRequest
 from tests.server.chats import CHATML
 from tests.server.fakes import FakeEngine

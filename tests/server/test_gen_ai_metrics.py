@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.server.clock import Clock
-from paceline.server.messages import Piece
-from paceline.server.metrics import ModelMetrics, ServerMetrics
-from paceline.server.sse import Deadline
+from paceline.server.engine_process.messages import Piece
+from paceline.server.http.sse import Deadline
+from paceline.server.metrics.clock import Clock
+from paceline.server.metrics.exposition import ModelMetrics, ServerMetrics
 from tests.server.asgi import application, call, post
 from tests.server.chats import CHATML, USER, chat_tokenizer
 from tests.server.fakes import FakeEngine

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from paceline.models.detokenizer import TextStream
-from paceline.models.gguf_vocabulary import end_ids
-from paceline.models.shown_marks import HARMONY
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.grammar import GrammarCompiler
+from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.harmony import Harmony, HarmonyParser, Place, words_of
 from paceline.server.chat.harmony_shapes import harmony_constraint
 from paceline.server.chat.parts import CallArguments, CallOpening, Part
-from paceline.structured_outputs import StructuredOutputs
+from paceline.structured.grammar import GrammarCompiler
+from paceline.text.detokenizer import TextStream
+from paceline.text.gguf_vocabulary import end_ids
+from paceline.text.shown_marks import HARMONY
+from paceline.text.tokenizer import Tokenizer
 from tests.models.vocabularies import byte_level_json
 from tests.server.answer_parts import added_up, in_order
 from tests.server.chats import ADD_TOOL, CHATML, HARMONY_CHAT, TOOLS, USER, WEATHER_TOOL, ChatServer

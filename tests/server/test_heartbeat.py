@@ -6,10 +6,10 @@ import queue
 
 import pytest
 
-from paceline.errors import EngineClosedError
-from paceline.metrics import EngineStats
-from paceline.server.config import ServerConfig
-from paceline.server.engine.wire import INTERVAL, SILENT_TICKS, Pulse, start_beating
+from paceline.core.errors import EngineClosedError
+from paceline.request.metrics import EngineStats
+from paceline.server.engine_process.wire import INTERVAL, SILENT_TICKS, Pulse, start_beating
+from paceline.server.http.config import ServerConfig
 
 
 def test_an_engine_that_beats_is_well_however_long_its_step_takes() -> None:

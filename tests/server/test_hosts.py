@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from paceline.server.config import ServerConfig
-from paceline.server.errors import ApiError
-from paceline.server.hosts import Hosts
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.errors import ApiError
+from paceline.server.http.hosts import Hosts
 from tests.server.asgi import application, call
 
 HERE = ("127.0.0.1", "localhost", "::1")

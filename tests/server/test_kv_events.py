@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.cache.block_pool import BlockPool, chain_hash, salt_hash
 from paceline.config.kv_events import KVEventsConfig, parse_kv_events
-from paceline.errors import ConfigError
-from paceline.installation import install_command
-from paceline.models.ops.base import BLOCK_SIZE
-from paceline.runtime.block_pool import BlockPool, chain_hash, salt_hash
-from paceline.server.engine.kv_events import END, KVEventPublisher, publish_kv_events
+from paceline.core.errors import ConfigError
+from paceline.core.installation import install_command
+from paceline.models.backend import BLOCK_SIZE
+from paceline.server.engine_process.kv_events import END, KVEventPublisher, publish_kv_events
 
 msgspec = pytest.importorskip("msgspec", reason="paceline[events] is not installed")
 zmq = pytest.importorskip("zmq", reason="paceline[events] is not installed")

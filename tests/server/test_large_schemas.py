@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 from paceline.json_schema.normal_form import normal_form
 from paceline.json_schema.resolver import MOST_JOINED
+from paceline.request.structured_outputs import MAX_SOURCE_BYTES
 from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
+from paceline.server.chat.shapes import blamed
 from paceline.server.chat.tool_formats import FORMATS
-from paceline.server.shapes import blamed
-from paceline.structured_outputs import MAX_SOURCE_BYTES
 from tests.server.byte_texts import byte_matcher
 from tests.server.schema_cases import INT, NULL, TEXT, of
 from tests.server.test_enforced_schemas import offered

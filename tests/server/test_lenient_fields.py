@@ -78,18 +78,18 @@ def test_keys_of_others_are_ignored_and_noted_in_one_line(
     tool = {**WEATHER_TOOL, "cache_control": {"type": "ephemeral"}, "strict": True}
     tool["function"] = {**WEATHER_TOOL["function"], "returns": {"type": "string"}}  # type: ignore[dict-item]
     messages = [{**USER, "cache_control": {}}, REPLAYED, {**USER, "timestamp": 7}]
-    with caplog.at_level(logging.DEBUG, "paceline.server.body"):
+    with caplog.at_level(logging.DEBUG, "paceline.server.http.body"):
         status, body = server.post(messages, tools=[tool])
     assert status == 200, body
     assert "Sunny." in server.prompt
-    [record] = [each for each in caplog.records if each.name == "paceline.server.body"]
+    [record] = [each for each in caplog.records if each.name == "paceline.server.http.body"]
     for name in ("parsed", "parsed_arguments", "cache_control", "returns", "timestamp"):
         assert name in record.getMessage()
 
 
 def test_many_unknown_keys_make_no_long_line(caplog: pytest.LogCaptureFixture) -> None:
     messages = [{**USER, **{f"{i}" + "x" * 500: 1 for i in range(2000)}}]
-    with caplog.at_level(logging.DEBUG, "paceline.server.body"):
+    with caplog.at_level(logging.DEBUG, "paceline.server.http.body"):
         assert ChatServer().post(messages)[0] == 200
     assert len(caplog.text) < 2000
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.metrics import EngineStats, SpeculationCounters
-from paceline.server.metrics import EARLIER_NAMES, PREFIX, ModelMetrics, ServerMetrics
+from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.server.metrics.exposition import EARLIER_NAMES, PREFIX, ModelMetrics, ServerMetrics
 from tests.server.fakes import FakeEngine
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"

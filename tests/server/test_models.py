@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.errors import ConfigError
-from paceline.server import sse
+from paceline.core.errors import ConfigError
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
-from paceline.server.models import Offer
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.hosting.models import Offer
+from paceline.server.http import sse
+from paceline.server.http.config import ServerConfig
 from tests.server import factories
 from tests.server.asgi import events
 from tests.server.fakes import FakeEngine
@@ -69,7 +69,7 @@ def test_a_model_is_loaded_when_a_request_asks_for_it() -> None:
 def test_a_stream_is_kept_alive_while_its_model_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.server.api.common.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("paceline.server.openai.common.KEEP_ALIVE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
     (tmp_path / "built").touch()  # so that it waits for a file
 

@@ -14,8 +14,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from paceline.errors import EngineDeadError, RequestFailedError
-from paceline.server import admission as admissions
+from paceline.core.errors import EngineDeadError, RequestFailedError
+from paceline.server.hosting import admission as admissions
 from tests.server.chats import TOOLS, USER, WEATHER, ChatServer
 from tests.server.served import KEY, NAME
 

@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.sampling_params import SamplingParams
-from paceline.server.engine.client import EngineClient
-from paceline.server.engine.wire import PATIENCE, Entry, Outbox, joined
-from paceline.server.messages import Piece
+from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.messages import Piece
+from paceline.server.engine_process.wire import PATIENCE, Entry, Outbox, joined
 from tests.server import factories
 
 INTERVAL = 20.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
+from paceline.server.http.config import ServerConfig
 from tests.server.browser import Page
 from tests.server.fakes import ANSWER, FakeEngine
 from tests.server.page_server import STORY, OpenPage, serving

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.server.connections import (
+from paceline.server.http.connections import (
     MOST_HEADER_BYTES,
     MOST_HEADERS,
     MOST_TARGET_BYTES,

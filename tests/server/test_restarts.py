@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.server.engine.restarts import LONGEST_PAUSE, SETTLED_SECONDS, STEADY_SECONDS, Restarts
+from paceline.server.engine_process.restarts import (
+    LONGEST_PAUSE,
+    SETTLED_SECONDS,
+    STEADY_SECONDS,
+    Restarts,
+)
 
 
 def test_pauses_grow_until_the_budget_is_spent() -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from paceline.checks import seconds_of
-from paceline.errors import (
+from paceline.core.checks import seconds_of
+from paceline.core.errors import (
     ConfigError,
     EngineClosedError,
     ModelLoadError,
     ModelTooLargeError,
     ModelUnavailableError,
 )
-from paceline.server.resident import RETRY_SECONDS, Limits, Resident
-from paceline.server.room import Room
+from paceline.server.hosting.resident import RETRY_SECONDS, Limits, Resident
+from paceline.server.hosting.room import Room
 
 GIB = 1 << 30
 

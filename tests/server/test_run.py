@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.errors import ConfigError, EngineClosedError, EngineDeadError, ModelLoadError
-from paceline.server.config import ServerConfig
+from paceline.core.errors import ConfigError, EngineClosedError, EngineDeadError, ModelLoadError
+from paceline.server.http.config import ServerConfig
 from paceline.server.run import DrainingServer, address, bind, run, why_exposed
 from tests.server.asgi import application
 from tests.server.fakes import FakeEngine

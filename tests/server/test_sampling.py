@@ -7,16 +7,22 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.errors import RequestError
-from paceline.sampling_defaults import FROM_FILES, LLAMA_CPP, NEUTRAL, OLLAMA, SamplingDefaults
-from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.server.errors import ApiError
+from paceline.core.errors import RequestError
+from paceline.request.sampling_defaults import (
+    FROM_FILES,
+    LLAMA_CPP,
+    NEUTRAL,
+    OLLAMA,
+    SamplingDefaults,
+)
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.server.chat.shapes import response_shape
+from paceline.server.http.errors import ApiError
 from paceline.server.ollama.conversation import completion_of
 from paceline.server.ollama.fields import GenerateRequest, Options
+from paceline.server.openai.sampling import sampling_params
 from paceline.server.protocol.completions import CompletionRequest
-from paceline.server.sampling import sampling_params
-from paceline.server.shapes import response_shape
-from paceline.structured_outputs import StructuredOutputs
 from tests.server.fakes import FakeEngine, embedded_tokenizer
 
 TOKENIZER = embedded_tokenizer()

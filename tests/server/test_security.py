@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.errors import ConfigError
-from paceline.server.config import ServerConfig
+from paceline.core.errors import ConfigError
+from paceline.server.http.config import ServerConfig
 from tests.server.asgi import RawCall, application, call, client_of, complete, engine_of, refused
 
 PATH = "/v1/completions"

@@ -20,10 +20,10 @@ import openai
 import pytest
 
 import paceline
-from paceline.commands.serve import ServeOptions, served_models, server_config
-from paceline.commands.serve_models import default_names
-from paceline.models.embedded import embedded_model
-from paceline.server.engine.process import NAME
+from paceline.cli.serve.serve import ServeOptions, served_models, server_config
+from paceline.cli.serve.serve_models import default_names
+from paceline.loading.embedded import embedded_model
+from paceline.server.engine_process.process import NAME
 from tests.programs import module
 
 SOURCE = str(Path(paceline.__file__).parent.parent)

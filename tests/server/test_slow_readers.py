@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import BusyError, SlowReaderError
-from paceline.request import TokenLogprobs
-from paceline.sampling_params import SamplingParams
+from paceline.core.errors import BusyError, SlowReaderError
+from paceline.request.request import TokenLogprobs
+from paceline.request.sampling_params import SamplingParams
 from paceline.server.batch import batch_config, batch_handle
-from paceline.server.engine.backlog import Backlog, Share, waiting_bytes
-from paceline.server.engine.generation import EngineGeneration
-from paceline.server.messages import Piece
-from paceline.server.whole_answer import PART, WholeAnswer
+from paceline.server.engine_process.backlog import Backlog, Share, waiting_bytes
+from paceline.server.engine_process.generation import EngineGeneration
+from paceline.server.engine_process.messages import Piece
+from paceline.server.hosting.whole_answer import PART, WholeAnswer
 from tests.server.asgi import RawCall, application, call
 from tests.server.chats import USER, chat_tokenizer
 from tests.server.fakes import Call, FakeEngine

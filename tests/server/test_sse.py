@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.server import sse
-from paceline.server.sse import Deadline, EventStream, encode_json, event, while_connected
+from paceline.server.http import sse
+from paceline.server.http.sse import Deadline, EventStream, encode_json, event, while_connected
 from tests.server.asgi import RawCall
 from tests.server.clocks import SkippedTime
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 
-from paceline.errors import EngineDeadError
-from paceline.metrics import EngineStats
-from paceline.models.chat_templates import BUILT_IN
-from paceline.server.engine.output_history import MAX_BEATS, OutputHistory
-from paceline.server.stats import snapshot
+from paceline.core.errors import EngineDeadError
+from paceline.request.metrics import EngineStats
+from paceline.server.engine_process.output_history import MAX_BEATS, OutputHistory
+from paceline.server.metrics.stats import snapshot
+from paceline.text.chat_templates import BUILT_IN
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine
 from tests.server.test_metrics import busy

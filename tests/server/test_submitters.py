@@ -6,9 +6,9 @@ import asyncio
 import threading
 from unittest.mock import MagicMock
 
-from paceline.sampling_params import SamplingParams
-from paceline.server.engine.process import NUM_GRAMMAR_SUBMITTERS, EngineServer
-from paceline.structured_outputs import StructuredOutputs
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.server.engine_process.process import NUM_GRAMMAR_SUBMITTERS, EngineServer
 from tests.server import factories
 from tests.server.test_engine_client import opened, run, tokens
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ConfigError
-from paceline.server.config import ServerConfig
+from paceline.core.errors import ConfigError
+from paceline.server.http.config import ServerConfig
 from tests.server.chats import CHATML, THINKING, USER, ChatServer
 
 SHOWN = CHATML + "<{{ enable_thinking }},{{ thinking }},{{ reasoning_effort }},{{ style }}>"

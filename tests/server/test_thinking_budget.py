@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.structured_outputs import StructuredOutputs
+from paceline.request.structured_outputs import StructuredOutputs
 from tests.server.chats import CHATML, HARMONY_CHAT, THINKING, USER, ChatServer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from paceline.models.tokenizer import Tokenizer
-from paceline.request import TokenLogprobs
+from paceline.request.request import TokenLogprobs
+from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.choice import ChatChoice
 from paceline.server.chat.harmony import ASSISTANT, Harmony, HarmonyParser
 from paceline.server.chat.logprobs import WordLogprobs
 from paceline.server.chat.thought_tokens import ThoughtCount, ThoughtTokens
 from paceline.server.chat.token_places import Placed, TokenPlaces
-from paceline.server.messages import Piece
-from paceline.server.tokens import TokenTexts
-from paceline.structured_outputs import ThoughtMarks
+from paceline.server.engine_process.messages import Piece
+from paceline.server.engine_process.tokens import TokenTexts
+from paceline.text.tokenizer import Tokenizer
 from tests.server.chats import CHATML, HARMONY_CHAT, THINKING, USER, ChatServer
 from tests.server.protocols import Asked
 

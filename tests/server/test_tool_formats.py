@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.models.shown_marks import FAMILIES, SHOWN
 from paceline.server.chat.parts import CallArguments, CallOpening, Part, PlacedText
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
-from paceline.server.config import TOOL_CALL_PARSERS
+from paceline.server.http.config import TOOL_CALL_PARSERS
+from paceline.text.shown_marks import FAMILIES, SHOWN
 from tests.server.answer_parts import added_up, in_order
 from tests.server.chats import TOOLS, ChatServer, chat_tokenizer
 from tests.server.tool_samples import BARE, CALLS, SAMPLES, SCHEMAS, deepseek

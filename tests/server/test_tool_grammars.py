@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
 from paceline.server.chat.parts import PlacedText, Words
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
-from paceline.structured_outputs import StructuredOutputs
 from tests.server.chats import PHI4_CHAT, chat_tokenizer
 from tests.server.grammars import close, marked_tokenizer, matches, matches_in_tokens
 from tests.server.tool_samples import BARE, SAMPLES, SCHEMAS

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from paceline.server.tracing import (
+from paceline.server.http.tracing import (
     TraceMiddleware,
     install_trace_logging,
     parse_traceparent,

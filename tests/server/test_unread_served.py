@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.server.engine.backlog import MOST_BYTES_OF_ANSWER, MOST_BYTES_OF_REQUEST
+from paceline.server.engine_process.backlog import MOST_BYTES_OF_ANSWER, MOST_BYTES_OF_REQUEST
 from tests.children import HAS_PROC
 from tests.server.served import chat_model
 from tests.server.test_floods_served import forget_peak, is_healthy, memory, watch

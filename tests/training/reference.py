@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.backends.rows.row_ops import AttentionBatch, AttentionGroup
+from paceline.backends.rows.rows import Rows
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup
-from paceline.models.ops.rows import Rows
 from tests.arrays import arrays
 
 

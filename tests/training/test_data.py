@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.errors import TrainingError
+from paceline.core.errors import TrainingError
 from paceline.training.data import (
     STDLIB_EXCLUDE,
     TokenDocuments,

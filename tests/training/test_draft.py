@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.errors import ConfigError, TraceError, TrainingError
-from paceline.traces import Trace, TraceWriter
+from paceline.core.errors import ConfigError, TraceError, TrainingError
+from paceline.request.traces import Trace, TraceWriter
 from paceline.training import draft as draft_module
 from paceline.training.acceptance import measure_acceptance, write_own_text
 from paceline.training.data import TokenDocuments, read_answers

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from paceline.build.build import open_runner, resolve_config
 from paceline.config import EngineConfig
-from paceline.engine.build import open_runner, resolve_config
-from paceline.errors import ConfigError, TraceError, TrainingError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ConfigError, TraceError, TrainingError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.proposers.heads.checkpoint import load_head
-from paceline.traces import Trace, TraceWriter, read_traces
+from paceline.request.traces import Trace, TraceWriter, read_traces
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.generation import continue_prompts
 from paceline.training.heads import train as train_module

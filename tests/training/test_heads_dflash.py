@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.backends.resolve import resolve_ops
+from paceline.build.build import open_runner, resolve_config
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import open_runner, resolve_config
-from paceline.errors import ConfigError, TrainingError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ConfigError, TrainingError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.resolve import resolve_ops
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads import DFlashProposer, build
 from paceline.proposers.heads.build import _fusion
 from paceline.proposers.heads.checkpoint import load_head
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
-from paceline.traces import Trace, read_traces
+from paceline.request.span import Span
+from paceline.request.traces import Trace, read_traces
 from paceline.training.heads.batches import Batch, Rows, join_rows, num_rows, num_wanted
 from paceline.training.heads.dflash import DFlash
 from paceline.training.heads.initial import TargetWeights, dflash_params

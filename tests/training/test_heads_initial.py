@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.build.build import open_runner, resolve_config
 from paceline.config import EngineConfig
-from paceline.engine.build import open_runner, resolve_config
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.span import Span
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.request.span import Span
 from paceline.training.heads.batches import Grid
 from paceline.training.heads.eagle3 import ATTENTION, Eagle3
 from paceline.training.heads.initial import (

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import TrainingError
-from paceline.models.checkpoint import Checkpoint
+from paceline.core.errors import TrainingError
+from paceline.loading.checkpoint import Checkpoint
+from paceline.loading.head_kinds import EAGLE3
 from paceline.models.config import ModelConfig
-from paceline.models.head_kinds import EAGLE3
-from paceline.models.hf_config import config_from_hf
+from paceline.models.families.config_json import config_from_hf
 from paceline.proposers.heads.checkpoint import layer_config
 from paceline.training.heads.layout import dflash_layers, layers_config, speculators_config
 

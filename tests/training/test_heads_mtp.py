@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.api.llm import LLM
+from paceline.build.build import open_runner, resolve_config
 from paceline.config import EngineConfig, parse_speculative_config
-from paceline.engine.build import open_runner, resolve_config
-from paceline.errors import ConfigError
-from paceline.llm import LLM
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ConfigError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads import HeadProposer, build
-from paceline.sampling_params import SamplingParams
-from paceline.traces import Trace, read_traces
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.traces import Trace, read_traces
 from paceline.training.heads.batches import Batch, Rows, join_rows, num_rows, num_wanted
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.heads.layout import layers_config

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.models.checkpoint import load_checkpoint
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.training.heads.dflash import DFlash
 from paceline.training.heads.eagle3 import Eagle3
 from paceline.training.heads.initial import TargetWeights

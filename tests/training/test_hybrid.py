@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.errors import ConfigError, TrainingError
+from paceline.core.errors import ConfigError, TrainingError
 from paceline.training.hybrid import HybridRows, hybridise
 from paceline.training.lm import LMTrainingResult, train_lm
 from paceline.training.model_files import TrainableModel, load_model

@@ -19,10 +19,10 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
-from paceline.errors import ConfigError, TrainingError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.backends.rows.rows import Rows
+from paceline.core.errors import ConfigError, TrainingError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import Experts
-from paceline.models.ops.rows import Rows
 from paceline.training import lm, trainer
 from paceline.training.checkpoint import FILE_NAME
 from paceline.training.lm import LMTrainingResult, train_lm

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline.errors import TrainingError, UnsupportedModelError
+from paceline.core.errors import TrainingError, UnsupportedModelError
 from paceline.training.model_files import load_model, save_model
 from tests.toy import toy_folder, toy_tensors
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tokenizers
 
-from paceline.errors import ConfigError, TrainingError
-from paceline.models.embedded import embedded_model
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import ConfigError, TrainingError
+from paceline.loading.embedded import embedded_model
 from paceline.proposers.ngram_model.file import read_tables, write_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup
 from paceline.proposers.ngram_model.tables import NgramTables, context_key
-from paceline.traces import Trace, TraceWriter
+from paceline.request.traces import Trace, TraceWriter
+from paceline.text.tokenizer import Tokenizer
 from paceline.training.ngram.counts import Corpus, Example, NgramCounts, count_ngrams
 from paceline.training.ngram.data import prompt_keys, split
 from paceline.training.ngram.options import NgramTrainingConfig

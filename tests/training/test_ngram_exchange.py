@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from paceline.errors import ModelLoadError
+from paceline.core.errors import ModelLoadError
 from paceline.proposers.ngram_model.lookup import NgramLookup
 from paceline.training.ngram.counts import OrderCounts
 from paceline.training.ngram.exchange import read_llama_lookup, read_uzu, write_llama_lookup

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.errors import ConfigError, TrainingError
-from paceline.models.checkpoint import load_checkpoint
+from paceline.core.errors import ConfigError, TrainingError
+from paceline.loading.checkpoint import load_checkpoint
 from paceline.training import draft as draft_module
 from paceline.training.configs import DraftTrainingConfig
 from paceline.training.draft import train_draft

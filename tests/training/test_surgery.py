@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import ConfigError, TrainingError, UnsupportedModelError
+from paceline.core.errors import ConfigError, TrainingError, UnsupportedModelError
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.training.acceptance import measure_acceptance, write_own_text
 from paceline.training.configs import DraftTrainingConfig

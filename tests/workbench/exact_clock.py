@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runtime.model_runner import ModelRunner
+from paceline.cache.model_runner import ModelRunner
 
 READING = 0.002
 """Milliseconds that pass between two looks at the clock."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.workbench import doctor
-from paceline.workbench.doctor import PARTS, ModelFacts, advise, diagnose, model_facts
-from paceline.workbench.machine import Kernels, Machine
-from paceline.workbench.profile_machine import Roofs
+from paceline.profiling import doctor
+from paceline.profiling.doctor import PARTS, ModelFacts, advise, diagnose, model_facts
+from paceline.profiling.machine import Kernels, Machine
+from paceline.profiling.profile_machine import Roofs
 
 HEALTHY = Machine(
     processor="P",

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.api.llm import LLM, embedded_model
 from paceline.config import SpeculativeConfig
+from paceline.core.errors import ConfigError, TraceError
 from paceline.engine.engine import Engine
-from paceline.errors import ConfigError, TraceError
-from paceline.llm import LLM, embedded_model
 from paceline.models.pruned_head import PrunedHead
-from paceline.traces import Trace
+from paceline.request.traces import Trace
 from paceline.workbench import draft_quality as module
 from paceline.workbench.draft_quality import (
     DraftQuality,

@@ -14,18 +14,18 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from paceline.api.llm import LLM, embedded_model
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, TraceError
-from paceline.llm import LLM, embedded_model
-from paceline.policy.prices import FREE, Prices
+from paceline.core.errors import ConfigError, TraceError
+from paceline.planner.prices import FREE, Prices
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.loading import load_draft
-from paceline.request import Request, VerifyResult
-from paceline.runtime.model_runner import ModelRunner
-from paceline.sampling_params import SamplingParams
-from paceline.span import ROOT, DraftTree
-from paceline.traces import Trace
+from paceline.request.request import Request, VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree
+from paceline.request.traces import Trace
 from paceline.workbench import drafts_recording
 from paceline.workbench.drafts import CachedDrafts, cached_proposer
 from paceline.workbench.drafts_recording import Recorder, cached_drafts, record_drafts

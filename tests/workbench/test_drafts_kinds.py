@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.proposers.base import Proposer
-from paceline.traces import Trace
+from paceline.request.traces import Trace
 from paceline.workbench.drafts import cached_proposer
 from paceline.workbench.drafts_recording import (
     ForeignRecorder,

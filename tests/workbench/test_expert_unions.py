@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.backends.native.native import why_not_native
+from paceline.build.build import build_engine
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
-from paceline.engine.planners import PLANNERS
-from paceline.models.ops.native import why_not_native
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.policy.experts import ExpertCost
-from paceline.span import Span
-from paceline.traces import UNION_ROWS, Trace
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.experts import ExpertCost
+from paceline.planner.planners import PLANNERS
+from paceline.request.span import Span
+from paceline.request.traces import UNION_ROWS, Trace
 from paceline.workbench.expert_unions import ExpertUnions, union_sizes, with_experts
 from paceline.workbench.simulate import Simulator
 from tests.models.reference import VOCAB, save_model

@@ -11,33 +11,33 @@ from typing import Any
 
 import pytest
 
-from paceline.checks import check_output
+from paceline.core.checks import check_output
+from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
-from paceline.errors import ConfigError
-from paceline.policy.choice import DraftLimits, choose_nodes
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.cost_points import StepShape
-from paceline.policy.drafting_cost import DraftingCost, DraftTime
-from paceline.policy.pace import USUAL_DRAFT_MS
-from paceline.policy.planner import FixedPlanner, Planner, Source, StepReport
-from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
-from paceline.workbench.chrome_trace import PHASES, StepClock, StepTimes, write_trace
-from paceline.workbench.explain import (
+from paceline.planner.choice import DraftLimits, choose_nodes
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.cost_points import StepShape
+from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.pace import USUAL_DRAFT_MS
+from paceline.planner.planner import FixedPlanner, Planner, Source, StepReport
+from paceline.profiling.chrome_trace import PHASES, StepClock, StepTimes, write_trace
+from paceline.profiling.explain import (
     RecordingPlanner,
     Terms,
     cut_reasons,
     recording,
     request_nodes,
 )
-from paceline.workbench.explain_run import Run, explain
-from paceline.workbench.explain_steps import Cut, StepRecord, cost_error, summarise
+from paceline.profiling.explain_run import Run, explain
+from paceline.profiling.explain_steps import Cut, StepRecord, cost_error, summarise
+from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from paceline.workbench.plots import plot_steps
 from tests.engine.test_faults import Scripted
-from tests.policy.machine import cost_table
+from tests.planner.machine import cost_table
 from tests.predicted import predict_times
 from tests.toy import Job, lookup_config, run_jobs, toy_engine
 
@@ -144,7 +144,7 @@ def test_requests_that_end_are_forgotten() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.workbench.explain.MAX_STEPS", 9)
+    monkeypatch.setattr("paceline.profiling.explain.MAX_STEPS", 9)
     engine = engine_with(FixedPlanner())
     with recording(engine) as recorder:
         run_jobs(engine, JOBS)

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from paceline.engine.engine import Engine
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.cost_points import StepShape
-from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.cost_points import StepShape
+from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.profiling import explain_run
+from paceline.profiling.explain_run import Explanation, explain, warm_up
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix.proposer import SuffixProposer
-from paceline.request import FinishReason, Request
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
-from paceline.workbench import explain_run
-from paceline.workbench.explain_run import Explanation, explain, warm_up
+from paceline.request.request import FinishReason, Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from tests.engine.test_faults import Scripted
-from tests.policy.machine import cost_table
+from tests.planner.machine import cost_table
 from tests.predicted import predict_times
 from tests.toy import lookup_config, suffix_config, toy_engine
 from tests.workbench.test_explain import guess

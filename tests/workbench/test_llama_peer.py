@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.build.build import build_engine
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
-from paceline.errors import ConfigError, PacelineError
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import RopeConfig
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 from paceline.workbench import llama_peer_child
 from paceline.workbench.llama_peer import LlamaPeer, write_gguf
 from paceline.workbench.quality import engine_arm, measure, windows

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.control_groups import cpu_quota
-from paceline.memory import memory
-from paceline.models.ops.threads import within_quota
-from paceline.workbench.machine import Machine, describe_kernels, describe_machine
+from paceline.core.control_groups import cpu_quota
+from paceline.core.memory import memory
+from paceline.models.threads import within_quota
+from paceline.profiling.machine import Machine, describe_kernels, describe_machine
 
 
 def make_root(folder: Path, **files: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from paceline.config import SpeculativeConfig
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 from paceline.workbench.mixture import RECIPES, drafting_variants, mixed_requests
 
 PROMPTS = [list(range(5)), list(range(100, 190)), [7]]

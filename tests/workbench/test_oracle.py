@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.drafting_cost import DraftingCost, DraftTime
-from paceline.policy.host_time import NO_HOST_TIME, HostTime
-from paceline.policy.planner import FixedPlanner, Source
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.host_time import NO_HOST_TIME, HostTime
+from paceline.planner.planner import FixedPlanner, Source
 from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.span import DraftTree
-from paceline.traces import Trace
+from paceline.request.span import DraftTree
+from paceline.request.traces import Trace
 from paceline.workbench.oracle import best_steps
 from paceline.workbench.replay import ReplayResult, replay
 from tests.toy import lookup_config

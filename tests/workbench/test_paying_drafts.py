@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.policy.host_time import HostTime
-from paceline.workbench.paying_drafts import (
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.host_time import HostTime
+from paceline.profiling.paying_drafts import (
     MOST_TOKENS,
     PayingDrafts,
     checking_cost,

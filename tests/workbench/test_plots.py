@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from paceline.policy.cost_points import CostPoint, StepShape
-from paceline.policy.cost_table import CostTable
-from paceline.workbench.explain_steps import RequestPart, StepRecord
+from paceline.planner.cost_points import CostPoint, StepShape
+from paceline.planner.cost_table import CostTable
+from paceline.profiling.explain_steps import RequestPart, StepRecord
 from paceline.workbench.plots import plot_steps, plot_tables
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from paceline.api.llm import embedded_model
+from paceline.build.build import BuiltEngine, build_engine
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.methods import HEAD_METHODS
-from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
-from paceline.llm import embedded_model
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
+from paceline.profiling import profile_drafting
+from paceline.profiling.profile_drafting import Make, head_maker, measure_drafting, model_maker
 from paceline.proposers.draft_model.loading import draft_runner, open_draft
 from paceline.proposers.heads import build
-from paceline.workbench import profile_drafting
-from paceline.workbench.profile_drafting import Make, head_maker, measure_drafting, model_maker
 from tests.proposers.heads import embedded_head
 from tests.workbench.exact_clock import FORWARD, READING, ROW, run_exactly
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig
 from paceline.models.config import Experts
 from paceline.models.decoder import Decoder
-from paceline.models.ops.reference import ReferenceOps
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.workbench.profile import ms_per_expert
-from paceline.workbench.profile_steps import ALIKE_WIDTHS, Step, StepBench, Timing, plan_steps
+from paceline.profiling.profile import ms_per_expert
+from paceline.profiling.profile_steps import ALIKE_WIDTHS, Step, StepBench, Timing, plan_steps
 from tests.arrays import arrays
 from tests.toy import TOY, toy_tensors
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.api.llm import embedded_model
+from paceline.build.build import BuiltEngine, build_engine
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
-from paceline.engine.default_drafts import default_speculative_config
-from paceline.llm import embedded_model
-from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
-from paceline.workbench.profile_host import CALLED, drafted_steps, measure_host_time
+from paceline.planner.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
+from paceline.profiling.profile_host import CALLED, drafted_steps, measure_host_time
 from tests.workbench.exact_clock import READING, run_exactly
 
 REQUEST, DRAFT, NODE = 0.3, 0.05, 0.01

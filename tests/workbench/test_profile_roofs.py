@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.cache.kv_room import bytes_per_block
 from paceline.models.config import Experts
-from paceline.models.ops.reference import ReferenceOps
-from paceline.runtime.kv_room import bytes_per_block
-from paceline.workbench import profile_machine
-from paceline.workbench.profile_machine import Work, measure_roofs
+from paceline.profiling import profile_machine
+from paceline.profiling.profile_machine import Work, measure_roofs
 from tests.toy import TOY, toy_tensors
 
 MATRICES = sum(t.numel() for t in toy_tensors().values() if t.dim() == 2)

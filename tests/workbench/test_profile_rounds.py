@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from paceline.workbench.profile_steps import ENOUGH_ROUNDS, LEAST_ROUNDS, Task, Timing, measure
+from paceline.profiling.profile_steps import ENOUGH_ROUNDS, LEAST_ROUNDS, Task, Timing, measure
 
 
 class Machine:

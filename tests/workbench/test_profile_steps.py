@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.backends.rows.row_batch import Batch
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import EngineConfig
-from paceline.errors import ConfigError
-from paceline.models.ops.row_batch import Batch
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.workbench.profile_steps import (
+from paceline.core.errors import ConfigError
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.profiling.profile_steps import (
     CONTEXTS,
     WIDTHS,
     Step,

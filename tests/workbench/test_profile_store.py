@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ProfileError
-from paceline.models.ops.reference import ReferenceOps
-from paceline.models.placement import Placement, place_experts, place_layers
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.policy.host_time import DraftingHostTime, HostTime
-from paceline.workbench.profile import Profile
-from paceline.workbench.profile_machine import Roofs, Work, profile_key
-from paceline.workbench.profile_store import (
+from paceline.backends.rows.reference import ReferenceOps
+from paceline.core.errors import ProfileError
+from paceline.core.writing import write_json
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.host_time import DraftingHostTime, HostTime
+from paceline.profiling.profile import Profile
+from paceline.profiling.profile_machine import Roofs, Work, profile_key
+from paceline.profiling.profile_store import (
     find_imported,
     find_profile,
     from_document,
@@ -27,7 +27,7 @@ from paceline.workbench.profile_store import (
     store_profile,
     to_document,
 )
-from paceline.writing import write_json
+from paceline.tensors.placement import Placement, place_experts, place_layers
 from tests.toy import TOY
 
 KEY = profile_key("toy", TOY, ReferenceOps("float32"), "float32", "float32", 2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 from paceline.workbench.quality import (
     REFERENCE,
     Quality,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
-from paceline.errors import ConfigError
-from paceline.runtime.sampler import filter_rows
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling.sampler import filter_rows
 from paceline.workbench.regret import score_output
 from paceline.workbench.teacher_forcing import SLICE_ROWS, forced_logits
 from tests.arrays import same

@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.api.llm import LLM
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.core.errors import ProposerError, TraceError
 from paceline.engine.engine import Engine
-from paceline.engine.planners import PLANNERS
-from paceline.errors import ProposerError, TraceError
-from paceline.llm import LLM
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.cost_points import StepShape
-from paceline.policy.drafting_cost import DraftingCost, DraftTime
-from paceline.policy.drafts import TextDrafter
-from paceline.policy.host_time import NO_HOST_TIME, HostTime
-from paceline.policy.planner import FixedPlanner, Planner, StepReport
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.cost_points import StepShape
+from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.drafts import TextDrafter
+from paceline.planner.host_time import NO_HOST_TIME, HostTime
+from paceline.planner.planner import FixedPlanner, Planner, StepReport
+from paceline.planner.planners import PLANNERS
 from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree
 from paceline.workbench.drafts import CachedDrafts
 from paceline.workbench.replay import replay, verdict_of
 from paceline.workbench.simulate import Simulator

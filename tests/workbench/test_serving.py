@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from paceline.errors import BenchmarkError, ConfigError
+from paceline.core.errors import BenchmarkError, ConfigError
 from paceline.workbench.serving import bench, client, server
 from paceline.workbench.serving.bench import Arm, Workload, run_benchmark, run_load
 from paceline.workbench.serving.client import Outcome, new_session

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from paceline.errors import ConfigError, RequestError
+from paceline.core.errors import ConfigError, RequestError
 from paceline.workbench.serving.arrivals import TraceRow
 from paceline.workbench.serving.counting import (
     TokenCounter,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp")
 
-from paceline.errors import ConfigError, RequestError
+from paceline.core.errors import ConfigError, RequestError
 from paceline.workbench.serving.arrivals import TraceRow, arrival_times, read_trace
 from paceline.workbench.serving.client import EventParser, Outcome
 from paceline.workbench.serving.figures import figures_of, parse_goodput

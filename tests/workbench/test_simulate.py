@@ -7,12 +7,12 @@ import random
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.planners import PLANNERS
-from paceline.errors import ProfileError
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.policy.drafting_cost import DraftTime
-from paceline.policy.host_time import DraftingHostTime, HostTime
+from paceline.core.errors import ProfileError
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.drafting_cost import DraftTime
+from paceline.planner.host_time import DraftingHostTime, HostTime
+from paceline.planner.planners import PLANNERS
 from paceline.workbench.drafts_recording import record_all
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.simulate import (

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import TraceError
-from paceline.llm import embedded_model
-from paceline.models import fingerprint as fingerprint_module
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.fingerprint import model_fingerprint
+from paceline.api.llm import embedded_model
+from paceline.core.errors import TraceError
+from paceline.loading import fingerprint as fingerprint_module
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.fingerprint import model_fingerprint
 from paceline.workbench.trace_requests import answer_notes, check_model
 from tests.arrays import arrays
 from tests.models.gguf_writing import convert

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.planners import PLANNERS, MakePlanner
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.traces import Trace
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.planners import PLANNERS, MakePlanner
+from paceline.request.traces import Trace
 from paceline.workbench import tune_search
 from paceline.workbench.drafts_recording import record_all, widest
 from paceline.workbench.drafts_store import RecordedDrafts

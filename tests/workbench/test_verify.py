@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from paceline.request import TokenLogprobs
+from paceline.request.request import TokenLogprobs
 from paceline.workbench.regret import Regrets
 from paceline.workbench.verify import Difference, Tally, difference
 

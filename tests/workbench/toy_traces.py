@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_table import CostTable
-from paceline.policy.host_time import NO_HOST_TIME, HostTime
-from paceline.traces import Trace
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.host_time import NO_HOST_TIME, HostTime
+from paceline.request.traces import Trace
 from tests.toy import TOY
 
 SEED = 11

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.checks import check_choice, check_number
 from paceline.config.methods import METHOD_ALIASES, METHODS, check_method
 from paceline.config.objective import Objective, parse_objective
 from paceline.config.speculative import (
@@ -20,7 +19,8 @@ from paceline.config.speculative import (
     SpeculativeConfig,
     parse_speculative_config,
 )
-from paceline.errors import ConfigError
+from paceline.core.checks import check_choice, check_number
+from paceline.core.errors import ConfigError
 
 __all__ = [
     "BACKENDS",

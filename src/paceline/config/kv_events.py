@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 
-from paceline.checks import check_choice, check_number
-from paceline.errors import ConfigError
+from paceline.core.checks import check_choice, check_number
+from paceline.core.errors import ConfigError
 
 OPTION = "--kv-events-config"
 PUBLISHERS = ("zmq", "null")

@@ -11,7 +11,7 @@ import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-from paceline.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, PacelineError
 
 ENTRY_POINTS = "paceline.proposers"
 BUILT_IN = {

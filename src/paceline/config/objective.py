@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checks import check_number
-from paceline.errors import ConfigError
+from paceline.core.checks import check_number
+from paceline.core.errors import ConfigError
 
 OBJECTIVES = ("throughput", "latency", "tpot")
 _ALLOWED = 'allowed: throughput, latency and {"tpot_ms": milliseconds per token}'

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from paceline.checks import check_choice, check_number
 from paceline.config.methods import HEAD_METHODS, METHODS, MODEL_METHODS, check_method
-from paceline.errors import ConfigError
+from paceline.core.checks import check_choice, check_number
+from paceline.core.errors import ConfigError
 
 DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4", "int3", "int2")
 BITS = {8: "int8", 4: "int4", 3: "int3", 2: "int2"}

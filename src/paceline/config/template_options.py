@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 
 OPTION = "--default-chat-template-kwargs"
 PROTECTED = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from paceline.cache.state_room import LEAST_NODES
 from paceline.config import EngineConfig
-from paceline.errors import ContextLengthError, RequestError
-from paceline.request import Adapter, Constraint, Request, StopChecker
-from paceline.runtime.state_room import LEAST_NODES
-from paceline.sampling_params import SamplingParams
+from paceline.core.errors import ContextLengthError, RequestError
+from paceline.request.request import Adapter, Constraint, Request, StopChecker
+from paceline.request.sampling_params import SamplingParams
 
 
 class Admission:

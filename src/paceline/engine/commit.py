@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from paceline.cache.kv_cache import KVCache
+from paceline.core.errors import RequestFailedError
 from paceline.engine.scheduler import Scheduled
 from paceline.engine.verifier import Verdict
-from paceline.errors import RequestFailedError
-from paceline.metrics import EngineStats, SpeculationCounters
-from paceline.request import (
+from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.request import (
     TARGET_ORIGIN,
     FinishReason,
     Request,
     StepOutput,
     VerifyResult,
 )
-from paceline.runtime.kv_cache import KVCache
-from paceline.span import DraftTree
+from paceline.request.span import DraftTree
 
 Committed = tuple[Request, VerifyResult | None, StepOutput]
 """A request with what it emitted, None where it failed."""

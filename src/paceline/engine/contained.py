@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.config import SpeculativeConfig
-from paceline.engine.planners import is_sound
-from paceline.errors import ProposerError
-from paceline.metrics import EngineStats
-from paceline.models.arrays import Floats
-from paceline.policy.choice import DraftLimits
-from paceline.policy.drafts import Drafts, Member, TextDrafter
-from paceline.policy.planner import Source
+from paceline.core.errors import ProposerError
+from paceline.planner.choice import DraftLimits
+from paceline.planner.drafts import Drafts, Member, TextDrafter
+from paceline.planner.planner import Source
+from paceline.planner.planners import is_sound
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.request.metrics import EngineStats
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
+from paceline.tensors.arrays import Floats
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3

@@ -14,13 +14,13 @@ from typing import Any
 
 from paceline.engine.contained import NOTHING, Call, ContainedProposers, Group
 from paceline.engine.scheduler import Scheduled
-from paceline.metrics import EngineStats
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost_points import NO_STEP, StepShape
-from paceline.policy.planner import Planner, StepReport
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost_points import NO_STEP, StepShape
+from paceline.planner.planner import Planner, StepReport
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.request.metrics import EngineStats
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 
 log = logging.getLogger(__name__)
 

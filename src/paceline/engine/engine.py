@@ -12,7 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
+from paceline.core.errors import ConfigError, RequestFailedError, UnknownAdapterError
 from paceline.engine.admission import Admission
 from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
@@ -22,15 +24,14 @@ from paceline.engine.report import snapshot, totals
 from paceline.engine.scheduler import Scheduled, Scheduler
 from paceline.engine.step import Step
 from paceline.engine.verifier import Verdict, verify
-from paceline.errors import ConfigError, RequestFailedError, UnknownAdapterError
-from paceline.metrics import EngineStats
+from paceline.models.backend import PackedBatch
 from paceline.models.low_rank import AdaptedLayers
-from paceline.models.ops.base import PackedBatch
-from paceline.policy.cost import CostModel
-from paceline.policy.planner import FixedPlanner, Planner
+from paceline.planner.cost import CostModel
+from paceline.planner.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer
 from paceline.proposers.grammar import GrammarProposer
-from paceline.request import (
+from paceline.request.metrics import EngineStats
+from paceline.request.request import (
     Adapter,
     Constraint,
     FinishReason,
@@ -39,8 +40,7 @@ from paceline.request import (
     StepOutput,
     StopChecker,
 )
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from paceline.core.errors import EngineClosedError
 from paceline.engine.compute_thread import COMPUTE
 from paceline.engine.engine import Engine
-from paceline.errors import EngineClosedError
-from paceline.request import FinishReason, StepOutput
+from paceline.request.request import FinishReason, StepOutput
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.engine.scheduler import Scheduled
-from paceline.request import Request
+from paceline.request.request import Request
 
 _Doubles = npt.NDArray[np.float64]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.cache.model_runner import ForwardResult
 from paceline.engine.scheduler import Scheduled
-from paceline.request import Request
-from paceline.runtime.model_runner import ForwardResult
-from paceline.runtime.sampler import token_logprobs
+from paceline.request.request import Request
+from paceline.sampling.sampler import token_logprobs
 
 
 def take_prompt_logprobs(items: Sequence[Scheduled], result: ForwardResult) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduler
-from paceline.metrics import EngineStats
-from paceline.runtime.model_runner import ModelRunner
+from paceline.request.metrics import EngineStats
 
 
 class Totals(NamedTuple):

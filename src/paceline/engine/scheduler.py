@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.sequence_kv import blocks_for
 from paceline.config import EngineConfig
-from paceline.errors import RequestError
-from paceline.models.ops.base import BLOCK_SIZE
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import StepShape
-from paceline.request import NO_DRAFT, Request, RequestStatus
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.sequence_kv import blocks_for
-from paceline.span import DraftTree, Span
+from paceline.core.errors import RequestError
+from paceline.models.backend import BLOCK_SIZE
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import StepShape
+from paceline.request.request import NO_DRAFT, Request, RequestStatus
+from paceline.request.span import DraftTree, Span
 
 PROMPT_LOGPROB_ROWS = 64
 """Most prompt rows per step whose full logits exist at one time."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.engine.scheduler import Scheduled, step_shape
-from paceline.policy.cost_points import NO_STEP
-from paceline.request import NO_DRAFT
+from paceline.planner.cost_points import NO_STEP
+from paceline.request.request import NO_DRAFT
 
 
 class Step:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.cache.model_runner import ForwardResult
+from paceline.core.errors import RequestFailedError, UnservableRequestError
 from paceline.engine.scheduler import Scheduled
-from paceline.errors import RequestFailedError, UnservableRequestError
-from paceline.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ForwardResult
-from paceline.runtime.sampler import (
+from paceline.request.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
+from paceline.request.span import ROOT
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import (
     Logits,
     argmax_rows,
     named_logprobs,
     sample_tokens,
     token_logprobs,
 )
-from paceline.span import ROOT
 
 Verdict = VerifyResult | RequestFailedError
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import (
     KINDS,
     NARROWING,

@@ -1,7 +1,7 @@
 """The shape of a decoder and the flags in which model families differ. Knows no weights, no files.
 
-:func:`paceline.models.hf_config.config_from_hf` builds it from a parsed ``config.json``, and the
-metadata of a GGUF file go the same way.
+:func:`paceline.models.families.config_json.config_from_hf` builds it from a parsed ``config.json``,
+and the metadata of a GGUF file go the same way.
 """
 
 from __future__ import annotations

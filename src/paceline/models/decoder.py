@@ -10,14 +10,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.entry import read_entry
-from paceline.models.ops.base import Ops
-from paceline.models.pages import give_back_freed
-from paceline.models.placement import Placement
 from paceline.models.rope import RotaryTable
-from paceline.models.stored import StoredTensors
 from paceline.models.weights import Ends, Layer, WeightReader
+from paceline.tensors.pages import give_back_freed
+from paceline.tensors.placement import Placement
+from paceline.tensors.stored import StoredTensors
 
 
 class Decoder:
@@ -26,7 +26,7 @@ class Decoder:
     Args:
         config: the family's flags and sizes.
         tensors: arrays of weights under their Hugging Face names, or packed ones
-            (:mod:`paceline.models.packed_folder`); for training, tensors of torch.
+            (:mod:`paceline.disk.packed_folder`); for training, tensors of torch.
         ops: the device backend, which also decides the arithmetic's precision.
         max_len: positions that there can be; fixes length-dependent rotary scaling.
         lent: another decoder's embedding and head, of the same backend, which stand in for those
@@ -37,7 +37,7 @@ class Decoder:
         entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
         places: what is added to the embedding at each position; None where nothing is.
-        stream: brings weights that do not stay in memory (:mod:`paceline.models.streaming`); None
+        stream: brings weights that do not stay in memory (:mod:`paceline.disk.streaming`); None
             where all stay.
         placement: which ones these are; None where all stay.
         layer_inputs: what the inputs of layers are made of; None where they have none.

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.models.config import ModelConfig
-from paceline.models.placed_tensors import Place, PlacedTensors
-from paceline.models.stored import StoredTensors
+from paceline.tensors.placed_tensors import Place, PlacedTensors
+from paceline.tensors.stored import StoredTensors
 
 _NAME = re.compile(r"(.*\.self_attn\.)(\w+_proj(?:_with_mqa)?)\.weight")
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from paceline.models.altup import AltUpEnds, AltUpLayer
-from paceline.models.arrays import floats as as_floats
 from paceline.models.layer_inputs import LayerGate, LayerInputWeights
 from paceline.models.tensor_reader import TensorReader
+from paceline.tensors.arrays import floats as as_floats
 
 LAYER_EMBEDDING = "model.embed_tokens_per_layer"
 

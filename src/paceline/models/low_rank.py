@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paceline.models.arrays import Array
+from paceline.tensors.arrays import Array
 
 
 class LowRank(NamedTuple):

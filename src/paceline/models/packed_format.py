@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config import PACKED_DTYPES
-from paceline.errors import ModelLoadError
-from paceline.models.arrays import Array
-from paceline.models.blocks import FLOAT_BYTES, FORMATS
-from paceline.models.ops.base import PackedPart
+from paceline.core.errors import ModelLoadError
+from paceline.models.backend import PackedPart
+from paceline.tensors.arrays import Array
+from paceline.tensors.blocks import FLOAT_BYTES, FORMATS
 
 FORMAT, VERSION = "paceline-packed", "3"
 PACKED_FORMATS = (*FORMATS, *FLOAT_BYTES, "F8_128")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ModelLoadError
-from paceline.models.json_file import read_json, read_json_list
+from paceline.core.errors import ModelLoadError
+from paceline.core.json_file import read_json, read_json_list
 
 _MODULES, _USUAL_FOLDER, _KEPT = "modules.json", "1_Pooling", ("Transformer", "Normalize")
 _GGUF_TYPES = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
@@ -40,8 +40,8 @@ def gguf_pooling(metadata: Mapping[str, Any], architecture: str) -> str:
 def folder_pooling(folder: Path) -> str:
     """The pooling that a folder written by sentence-transformers (6.2.0) names; empty for others.
 
-    A name that is none of :data:`paceline.sampling_params.POOLINGS` says what the model was trained
-    with instead: vectors put one behind another, or layers that read the pooled vector.
+    A name that is none of :data:`paceline.request.sampling_params.POOLINGS` says what the model was
+    trained with instead: vectors put one behind another, or layers that read the pooled vector.
 
     Raises:
         ModelLoadError: a file is damaged, or a folder that it names is not inside this one.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.arrays import Array, Floats
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig
+from paceline.tensors.arrays import Array, Floats
 
 HEAD_TOKENS = "d2t"
 

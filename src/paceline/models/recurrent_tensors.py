@@ -13,12 +13,12 @@ import re
 
 import numpy as np
 
-from paceline.errors import ModelLoadError
-from paceline.models.arrays import Array
+from paceline.core.errors import ModelLoadError
 from paceline.models.config import ModelConfig
-from paceline.models.placed_tensors import Place, PlacedTensors
 from paceline.models.recurrent import DELTA
-from paceline.models.stored import StoredRows, StoredTensors
+from paceline.tensors.arrays import Array
+from paceline.tensors.placed_tensors import Place, PlacedTensors
+from paceline.tensors.stored import StoredRows, StoredTensors
 
 _FUSED = re.compile(r"(.*\.linear_attn\.)in_proj_(qkvz|ba)(\.weight)")
 _OF_HEADS = re.compile(r".*\.linear_attn\.(in_proj_[qkvzba]+|conv1d|A|dt_bias)(\.weight)?")

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import ModelLoadError
-from paceline.models.arrays import floats as as_floats
+from paceline.core.errors import ModelLoadError
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent, RecurrentWeights
 from paceline.models.tensor_reader import TensorReader
+from paceline.tensors.arrays import floats as as_floats
 
 _DELTA_PARTS: tuple[str, ...] = ("qkv", "z", "b", "a")
 

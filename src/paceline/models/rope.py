@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.models.arrays import Floats
+from paceline.models.backend import WeightOps
 from paceline.models.config import GROWTH_START, QUERY_GROWTH, RopeConfig
-from paceline.models.ops.base import WeightOps
-from paceline.models.pages import sparse_zeros
+from paceline.tensors.arrays import Floats
+from paceline.tensors.pages import sparse_zeros
 
 _CHUNK = 1 << 10  # positions that are computed at a time
 _Doubles = npt.NDArray[np.float64]

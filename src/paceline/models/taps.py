@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.models.arrays import Floats
+from paceline.tensors.arrays import Floats
 
 
 class Taps(NamedTuple):

@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.arrays import FLOAT_NAMES
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.mtp_names import mtp_layers_behind
+from paceline.tensors.arrays import FLOAT_NAMES
 
 _SHOWN = 4
 # What follows from the configuration, or belongs to parts that plain decoding of text does not run.

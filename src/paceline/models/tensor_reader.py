@@ -2,7 +2,7 @@
 
 Linears come in three forms: floats, which the backend packs; bytes of the format in which the file
 has them, which a backend that computes in the file's own formats takes as they are; and packed ones
-(:mod:`paceline.models.packed_folder`), ready to use. One linear is in memory as floats at a time.
+(:mod:`paceline.disk.packed_folder`), ready to use. One linear is in memory as floats at a time.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import ModelLoadError
-from paceline.models.arrays import floats as as_floats
-from paceline.models.blocks import row_bytes
-from paceline.models.config import ModelConfig
-from paceline.models.ops.base import (
+from paceline.core.errors import ModelLoadError
+from paceline.models.backend import (
     PackedLinear,
     PackedOps,
     WeightOps,
     WeightPart,
 )
+from paceline.models.config import ModelConfig
 from paceline.models.packed_format import ORDER, packed_formats, packed_name, packed_parts
-from paceline.models.stored import StoredTensors
 from paceline.models.tensor_checks import check_floats, check_leftovers
+from paceline.tensors.arrays import floats as as_floats
+from paceline.tensors.blocks import row_bytes
+from paceline.tensors.stored import StoredTensors
 
 Join = Callable[[Sequence[Any]], Any]
 log = logging.getLogger(__name__)

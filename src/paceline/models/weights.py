@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.errors import ConfigError, ModelLoadError
+from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.models.altup import AltUpLayer
-from paceline.models.arrays import floats as as_floats
 from paceline.models.config import XIELU, Experts, ModelConfig
 from paceline.models.latent import LatentWeights
 from paceline.models.layer_inputs import LayerGate
@@ -22,6 +21,7 @@ from paceline.models.packed_format import packed_formats
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.recurrent import RecurrentWeights
 from paceline.models.recurrent_weights import read_recurrent
+from paceline.tensors.arrays import floats as as_floats
 
 EMBEDDING, HEAD, POSITIONS = "model.embed_tokens", "lm_head", "model.embed_positions"
 

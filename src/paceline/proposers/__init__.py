@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.config import METHODS, SpeculativeConfig
 from paceline.config.methods import find_entry_point
-from paceline.errors import PacelineError
+from paceline.core.errors import PacelineError
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.plugin import PluginProposer, contained
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from paceline.config import SpeculativeConfig
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
-from paceline.request import Constraint, Request
-from paceline.span import ROOT, DraftTree
+from paceline.request.request import Constraint, Request
+from paceline.request.span import ROOT, DraftTree
 
 log = logging.getLogger(__name__)
 NAME = "grammar"

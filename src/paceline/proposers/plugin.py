@@ -14,10 +14,10 @@ from operator import index
 from typing import Any
 
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 
 NEEDED = ("propose", "observe", "finish")
 

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
-from paceline.policy.drafts import Drafted, TextDrafter
+from paceline.planner.drafts import Drafted, TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
-from paceline.request import Request
-from paceline.span import ROOT
+from paceline.request.request import Request
+from paceline.request.span import ROOT
 
 NAME = "prompt_lookup"
 MAX_ALTERNATIVES = 4

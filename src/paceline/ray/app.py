@@ -8,10 +8,10 @@ from typing import Any
 
 from ray import serve
 
-from paceline.commands.model_choice import with_model
-from paceline.commands.serve import ServeOptions
-from paceline.commands.serve_replicas import num_replicas, replicated, threads_of
-from paceline.errors import ConfigError
+from paceline.cli.options.model_choice import with_model
+from paceline.cli.serve.serve import ServeOptions
+from paceline.cli.serve.serve_replicas import num_replicas, replicated, threads_of
+from paceline.core.errors import ConfigError
 from paceline.ray.deployments import application
 
 NOT_HERE = ("host", "port", "ray_address")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.checks import check_number
-from paceline.metrics import EngineStats
-from paceline.server.messages import EngineInfo
+from paceline.core.checks import check_number
+from paceline.request.metrics import EngineStats
+from paceline.server.engine_process.messages import EngineInfo
 
 LOAD = "load"
 """Name of what a replica reports."""

@@ -17,12 +17,12 @@ from typing import Any
 import ray.data
 from ray.exceptions import RayError
 
-from paceline.errors import EngineDeadError
+from paceline.core.errors import EngineDeadError
 from paceline.ray.cluster import cluster, forget_program
 from paceline.server.batch import BatchSummary, batch_handle, run_batch
 from paceline.server.batch_file import AnswerFile, BatchLine, refusal
-from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.http.config import ServerConfig
 
 LINES_PER_SHARD = 64
 """What is computed again when a worker dies, at most twice that: one runs and one is ready."""

@@ -13,8 +13,8 @@ from typing import Any
 import ray
 from ray.exceptions import AuthenticationError
 
-from paceline.errors import ConfigError
-from paceline.models.ops.threads import cores
+from paceline.core.errors import ConfigError
+from paceline.models.threads import cores
 
 _OBJECT_STORE_BYTES = 100 << 20
 """What passes through it is small: requests, and pieces of answers."""

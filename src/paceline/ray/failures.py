@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from paceline.server.anthropic import endpoints as anthropic
-from paceline.server.error_forms import is_anthropic, is_ollama
-from paceline.server.errors import error_event, to_api_error
-from paceline.server.sse import encode_json, event
+from paceline.server.http.error_forms import is_anthropic, is_ollama
+from paceline.server.http.errors import error_event, to_api_error
+from paceline.server.http.sse import encode_json, event
 
 _RESPONSES = ("/v1/responses", "/responses")
 

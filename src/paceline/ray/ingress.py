@@ -23,18 +23,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.errors import EngineDeadError
+from paceline.core.errors import EngineDeadError
 from paceline.ray.calls import Call, body_of, header_of, read_body, status_of
 from paceline.ray.failures import last_words, refusal
 from paceline.ray.links import RANK, Address, Links, addresses
 from paceline.ray.metrics import merged
 from paceline.ray.prompts import parts_of
 from paceline.ray.routing import Affinity
-from paceline.server.config import OPEN_PATHS, ServerConfig
-from paceline.server.errors import SERVER, ApiError
-from paceline.server.metrics import CONTENT_TYPE
-from paceline.server.security import body_too_slow
-from paceline.server.tracing import REQUEST_ID, current_request_id
+from paceline.server.http.config import OPEN_PATHS, ServerConfig
+from paceline.server.http.errors import SERVER, ApiError
+from paceline.server.http.security import body_too_slow
+from paceline.server.http.tracing import REQUEST_ID, current_request_id
+from paceline.server.metrics.exposition import CONTENT_TYPE
 
 METRICS = "/metrics"
 _ORDERS = ("/flush_prefix_cache", "/reset_prefix_cache")

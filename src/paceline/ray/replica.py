@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import ray.util
 from ray import serve
 
-from paceline.errors import EngineDeadError
+from paceline.core.errors import EngineDeadError
 from paceline.ray.autoscaling import LOAD, load_of
 from paceline.ray.cluster import forget_program
 from paceline.ray.links import KEEP_ALIVE_SECONDS, Address, Gate
-from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
-from paceline.server.messages import EngineInfo
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.messages import EngineInfo
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.tracing import install_trace_logging
+from paceline.server.metrics.stats import engine_stats
 from paceline.server.run import Listener
-from paceline.server.stats import engine_stats
-from paceline.server.tracing import install_trace_logging
 
 if TYPE_CHECKING:
-    from paceline.server.models import Models, Offer
+    from paceline.server.hosting.models import Models, Offer
 
 _POLL_SECONDS = 0.05
 

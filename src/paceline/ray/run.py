@@ -23,14 +23,14 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from paceline.errors import ConfigError, EngineDeadError
+from paceline.core.errors import ConfigError, EngineDeadError
 from paceline.ray.cluster import cluster
 from paceline.ray.deployments import NAME, REPLICAS, replicas
 from paceline.ray.ingress import relay
 from paceline.ray.replica import Served
-from paceline.server.config import ServerConfig
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.tracing import TraceMiddleware
 from paceline.server.run import Listener, address, bind, loop_factory, start_line
-from paceline.server.tracing import TraceMiddleware
 
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 10.0

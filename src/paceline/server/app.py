@@ -12,25 +12,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from paceline.server import anthropic, ollama, responses
-from paceline.server.api import (
-    adapters,
-    chat,
-    compatible,
-    completions,
-    embeddings,
-    health,
-    infill,
-    speedup,
-    tokenize,
-)
-from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
-from paceline.server.errors import install_error_handlers
-from paceline.server.models import Models, Offer
-from paceline.server.openapi import install_openapi
+from paceline.server.api import adapters, health, speedup
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.hosting.models import Models, Offer
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.errors import install_error_handlers
+from paceline.server.http.openapi import install_openapi
+from paceline.server.http.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
+from paceline.server.http.tracing import TraceMiddleware
+from paceline.server.llama_cpp import compatible, infill, tokenize
+from paceline.server.openai import chat, completions, embeddings
 from paceline.server.page import page_router
-from paceline.server.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
-from paceline.server.tracing import TraceMiddleware
 
 
 def create_app(
@@ -38,7 +30,7 @@ def create_app(
 ) -> FastAPI:
     """The application over an engine, and over others that it starts when they are asked for.
 
-    Raises: as :class:`~paceline.server.models.Models`.
+    Raises: as :class:`~paceline.server.hosting.models.Models`.
     """
     config = config or ServerConfig()
     apis = (chat, completions, infill, embeddings, tokenize, adapters, health, compatible, speedup)

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paceline.errors import EngineClosedError, EngineDeadError
+from paceline.core.errors import EngineClosedError, EngineDeadError
 from paceline.server.app import create_app
 from paceline.server.batch_file import BatchLine, answer, refusal
-from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.http.config import ServerConfig
 
 REQUESTS_PER_SEQUENCE = 2
 """Requests in flight per place in the batch, so that a place never waits for a line to be read."""

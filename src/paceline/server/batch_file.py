@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from paceline.errors import ConfigError
-from paceline.reading import read_as
-from paceline.writing import whole_file
+from paceline.core.errors import ConfigError
+from paceline.core.reading import read_as
+from paceline.core.writing import whole_file
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_CUSTOM_ID = 512

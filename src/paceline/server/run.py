@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from paceline.errors import ConfigError, EngineDeadError
-from paceline.server.config import ServerConfig
-from paceline.server.connections import Connection, Lobby, most_connections
-from paceline.server.engine.client import EngineClient
-from paceline.server.messages import EngineInfo
+from paceline.core.errors import ConfigError, EngineDeadError
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.messages import EngineInfo
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.connections import Connection, Lobby, most_connections
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import ASGIApp
 
-    from paceline.server.models import Models, Offer
+    from paceline.server.hosting.models import Models, Offer
 
 log = logging.getLogger(__name__)
 

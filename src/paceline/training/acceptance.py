@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.models.ops.rows import Rows
+from paceline.backends.rows.rows import Rows
 from paceline.training.generation import continue_prompts
 from paceline.training.ops import dense_hidden
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.checks import check_choice
-from paceline.errors import ConfigError, TrainingError
-from paceline.models.head_kinds import DFLASH, EAGLE3, MTP
+from paceline.core.checks import check_choice
+from paceline.core.errors import ConfigError, TrainingError
+from paceline.loading.head_kinds import DFLASH, EAGLE3, MTP
 from paceline.training.options import TEXTS, TrainingConfig, check_range, check_unused
 
 CUTS = ("drop_layers", "mlp_width")

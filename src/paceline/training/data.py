@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import TraceError, TrainingError
-from paceline.models.lone_surrogates import not_encodable
-from paceline.traces import read_traces
+from paceline.core.errors import TraceError, TrainingError
+from paceline.request.traces import read_traces
+from paceline.text.lone_surrogates import not_encodable
 
 CODE_SUFFIXES = (".py", ".pyi", ".c", ".h", ".cpp", ".rs", ".go", ".js", ".ts")
 TEXT_SUFFIXES = (".txt", ".md", ".rst", *CODE_SUFFIXES)

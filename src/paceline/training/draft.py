@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.errors import TrainingError
-from paceline.models.fetching import model_path
-from paceline.models.ops.rows import Rows
+from paceline.backends.rows.rows import Rows
+from paceline.core.errors import TrainingError
+from paceline.core.writing import whole_file
+from paceline.loading.fetching import model_path
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
 from paceline.training.card import DraftTrainingResult, draft_card
@@ -56,7 +57,6 @@ from paceline.training.trainer import (
     run_training,
     spent,
 )
-from paceline.writing import whole_file
 
 GENERATED = "generated.npz"
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from paceline.errors import TrainingError
-from paceline.models.ops.rows import Rows
+from paceline.backends.rows.rows import Rows
+from paceline.core.errors import TrainingError
 from paceline.training.data import TokenArray, TokenDocuments
 from paceline.training.ops import CachedBatch, TrainingOps
 

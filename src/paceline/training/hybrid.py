@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from paceline.errors import ConfigError
-from paceline.installation import pip_install
+from paceline.core.errors import ConfigError
+from paceline.core.installation import pip_install
 from paceline.training.model_files import EMBEDDING, HYBRID, TrainableModel
 from paceline.training.ops import COMPUTE_DTYPES, PackedBatch
 from paceline.training.surgery import check_dense
@@ -125,7 +125,7 @@ def _delta_net(
 
 
 class HybridRows:
-    """A hybrid over dense windows, in the place of :class:`~paceline.models.ops.rows.Rows`.
+    """A hybrid over dense windows, in the place of :class:`~paceline.backends.rows.rows.Rows`.
 
     Args:
         dtype: of matrix products.

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import xxhash
 
-from paceline.errors import TrainingError
+from paceline.core.errors import TrainingError
+from paceline.core.writing import write_text
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
 from paceline.training.checkpoint import FILE_NAME as STATE
@@ -48,7 +49,6 @@ from paceline.training.trainer import (
     run_training,
     spent,
 )
-from paceline.writing import write_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from paceline.models.ops.rows import Rows
+from paceline.backends.rows.rows import Rows
 from paceline.training.ops import dense_hidden
 
 Tensor = torch.Tensor

@@ -17,26 +17,26 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.errors import ModelLoadError, TrainingError
-from paceline.models.arrays import floats
+from paceline.core.errors import ModelLoadError, TrainingError
+from paceline.core.json_file import read_json
+from paceline.core.reading import read_as
+from paceline.core.writing import whole_file, write_text
+from paceline.loading.fetching import model_path
+from paceline.loading.quantised.packing import PACKED_CONFIG, is_packable, packed
+from paceline.loading.safetensors_files import SafetensorsFolder, shards_by_tensor
+from paceline.loading.stored_names import INDEX_FILE
+from paceline.loading.stored_names import SINGLE_FILE as WEIGHTS
+from paceline.loading.tied_head import HEAD, name_embedding, with_stored_head
 from paceline.models.config import ModelConfig
-from paceline.models.fetching import model_path
-from paceline.models.hf_config import config_from_hf, layout_from_hf
-from paceline.models.hf_layout import PLAIN
-from paceline.models.json_file import read_json
+from paceline.models.families.config_json import config_from_hf, layout_from_hf
+from paceline.models.families.layout import PLAIN
 from paceline.models.pruned_head import HEAD_TOKENS
-from paceline.models.quantised.packing import PACKED_CONFIG, is_packable, packed
-from paceline.models.safetensors_files import SafetensorsFolder, shards_by_tensor
-from paceline.models.stored_names import INDEX_FILE
-from paceline.models.stored_names import SINGLE_FILE as WEIGHTS
 from paceline.models.tensor_checks import check_floats, is_harmless
-from paceline.models.tied_head import HEAD, name_embedding, with_stored_head
-from paceline.models.tokenizer_files import read_tokenizer_folder, tokenizer_files
-from paceline.models.torch_arrays import to_numpy, to_torch
-from paceline.reading import read_as
+from paceline.tensors.arrays import floats
+from paceline.tensors.torch_arrays import to_numpy, to_torch
+from paceline.text.tokenizer_files import read_tokenizer_folder, tokenizer_files
 from paceline.training.checkpoint import FILE_NAME as STATE
 from paceline.training.configs import ModelShape
-from paceline.writing import whole_file, write_text
 
 Tensor = torch.Tensor
 FIXED = (HEAD_TOKENS,)

@@ -15,13 +15,13 @@ from typing import Any, Protocol, cast
 import torch
 import torch.nn.functional as F
 
-from paceline.errors import UnsupportedModelError
+from paceline.backends.rows.reference import ACTIVATIONS
+from paceline.backends.rows.row_ops import Tensor
+from paceline.backends.rows.rows import Rows
+from paceline.core.errors import UnsupportedModelError
+from paceline.models.backend import Rounding, WeightPart
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import Rounding, WeightPart
-from paceline.models.ops.reference import ACTIVATIONS
-from paceline.models.ops.row_ops import Tensor
-from paceline.models.ops.rows import Rows
 from paceline.models.pruned_head import HEAD_TOKENS
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paceline.checks import check_choice, check_number
 from paceline.config import MAX_THREADS
-from paceline.errors import ConfigError
+from paceline.core.checks import check_choice, check_number
+from paceline.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHT_DTYPES = ("float32", "bfloat16", "int8")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.errors import TrainingError
+from paceline.core.errors import TrainingError
 from paceline.training.data import TokenArray, TokenDocuments
 
 

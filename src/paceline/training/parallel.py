@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import xxhash
 
-from paceline.errors import TrainingError
+from paceline.backends.rows.rows import Rows
+from paceline.core.errors import TrainingError
 from paceline.models.config import ModelConfig
-from paceline.models.ops.rows import Rows
 from paceline.training.losses import divergence, in_slices
 from paceline.training.model_files import TrainableModel, vocabulary_size
 from paceline.training.ops import by_head, dense_hidden, masked_attention

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.errors import TrainingError
+from paceline.core.errors import TrainingError
 from paceline.models.config import ModelConfig
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.training.configs import ModelShape

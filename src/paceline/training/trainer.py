@@ -16,9 +16,9 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from paceline.errors import TrainingError
-from paceline.models.ops.resolve import check_device, is_cpu
-from paceline.models.ops.rows import Rows
+from paceline.backends.resolve import check_device, is_cpu
+from paceline.backends.rows.rows import Rows
+from paceline.core.errors import TrainingError
 from paceline.training.checkpoint import Progress, load_state, save_state
 from paceline.training.data import TokenArray
 from paceline.training.hybrid import HybridRows

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.core.errors import TraceError
 from paceline.engine.engine import Engine
-from paceline.errors import TraceError
-from paceline.models.checkpoint import Checkpoint
+from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import load_draft
-from paceline.runtime.model_runner import ModelRunner
-from paceline.traces import Trace
+from paceline.request.traces import Trace
 from paceline.workbench.drafts_store import check_vocabulary
 from paceline.workbench.teacher_forcing import forced_logits
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from paceline.cache.kv_cache import KVCache
 from paceline.config import SpeculativeConfig
 from paceline.proposers.base import Proposer
 from paceline.proposers.base.drafter import Drafter
@@ -17,10 +18,9 @@ from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.parallel import ParallelDrafter
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
-from paceline.request import Request
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.span import ROOT, Span
+from paceline.request.request import Request
+from paceline.request.span import ROOT, Span
+from paceline.sampling.logit_edits import SamplingRow
 from paceline.workbench.drafts_store import RecordedDrafts
 
 NOWHERE = ROOT - 1

@@ -30,10 +30,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cache.model_runner import ModelRunner
+from paceline.cache.sequence_kv import blocks_for
 from paceline.config import MAX_TREE_NODES, SpeculativeConfig
+from paceline.core.errors import ConfigError, TraceError
 from paceline.engine.compute_thread import COMPUTE
-from paceline.errors import ConfigError, TraceError
-from paceline.models.ops.base import BLOCK_SIZE
+from paceline.models.backend import BLOCK_SIZE
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.growth import Growth, branching
@@ -53,11 +55,9 @@ from paceline.proposers.draft_model.parallel import (
 )
 from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
-from paceline.request import Request
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sequence_kv import blocks_for
-from paceline.span import ROOT, DraftTree
-from paceline.traces import Trace
+from paceline.request.request import Request
+from paceline.request.span import ROOT, DraftTree
+from paceline.request.traces import Trace
 from paceline.workbench.drafts_store import (
     DraftsKey,
     RecordedDrafts,

@@ -30,19 +30,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paceline import __version__
+from paceline.backends.resolve import resolve_ops
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, TraceError
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.ops.resolve import resolve_ops
-from paceline.models.stored import StoredTensors
+from paceline.core.errors import ConfigError, TraceError
+from paceline.core.writing import whole_file
+from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.build import EXPANSION, vocabulary_pair
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
-from paceline.traces import Trace
+from paceline.request.traces import Trace
+from paceline.tensors.stored import StoredTensors
 from paceline.workbench.trace_requests import trace_params
-from paceline.writing import whole_file
 
 FORMAT_VERSION = 3
 _ARRAYS = ("positions", "offsets", "token_ids", "parents", "accept_probs")

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.engine import Engine
-from paceline.policy.experts import ExpertCost, alike_of, union
-from paceline.traces import UNION_ROWS, Trace
+from paceline.planner.experts import ExpertCost, alike_of, union
+from paceline.request.traces import UNION_ROWS, Trace
 from paceline.workbench.teacher_forcing import SEQUENCE, SLICE_ROWS, forced_slice
 
 Places = Iterable[tuple[int, int, int]]

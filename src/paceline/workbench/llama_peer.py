@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import ConfigError, PacelineError
-from paceline.installation import install_command
-from paceline.models.arrays import Array, floats
-from paceline.models.checkpoint import Checkpoint
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.installation import install_command
+from paceline.loading.checkpoint import Checkpoint
+from paceline.loading.gguf.names import place_of
 from paceline.models.config import ModelConfig
-from paceline.models.gguf_names import place_of
+from paceline.tensors.arrays import Array, floats
 from paceline.workbench import llama_peer_child
 from paceline.workbench.quality import Logits, Window
 

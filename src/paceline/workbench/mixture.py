@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.config import SpeculativeConfig
-from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 
 MAX_JOINED = 3
 """A prompt is cut out of at most so many that are put one after another."""

@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.config import EngineConfig
-from paceline.policy.choice import DraftLimits
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import NO_STEP, StepShape
-from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import Source, StepReport
+from paceline.planner.choice import DraftLimits
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import NO_STEP, StepShape
+from paceline.planner.drafting_cost import DraftingCost
+from paceline.planner.planner import Source, StepReport
 from paceline.proposers.base import Proposer
-from paceline.request import Request
-from paceline.span import DraftTree
-from paceline.traces import Trace
+from paceline.request.request import Request
+from paceline.request.span import DraftTree
+from paceline.request.traces import Trace
 from paceline.workbench.expert_unions import ExpertUnions
 from paceline.workbench.replay import NO_TIME, ReplayResult, replay
 from paceline.workbench.replay_parts import AskingAll

@@ -16,14 +16,14 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from paceline.checks import check_output
-from paceline.errors import ConfigError, ProfileError
-from paceline.installation import install_command
-from paceline.policy.cost_table import CostTable
-from paceline.workbench.explain_steps import StepRecord
-from paceline.workbench.paying_drafts import draft_sentences, paying_drafts
+from paceline.core.checks import check_output
+from paceline.core.errors import ConfigError, ProfileError
+from paceline.core.installation import install_command
+from paceline.core.writing import whole_file
+from paceline.planner.cost_table import CostTable
+from paceline.profiling.explain_steps import StepRecord
+from paceline.profiling.paying_drafts import draft_sentences, paying_drafts
 from paceline.workbench.tune import DEFAULT, SpeedUp, Tuning
-from paceline.writing import whole_file
 
 SUFFIXES = (".png", ".svg", ".pdf")
 NARROW = 64

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from paceline.engine.admission import make_requests
 from paceline.engine.engine import Engine
-from paceline.request import Request
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.sampler import Logits, rank_candidates
-from paceline.sampling_params import SamplingParams
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import Logits, rank_candidates
 from paceline.workbench.teacher_forcing import forced_logits
 
 Floats = npt.NDArray[np.float64]

@@ -16,21 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from paceline.cache.kv_cache import KVCache
 from paceline.config import EngineConfig
+from paceline.core.errors import ProposerError, TraceError
 from paceline.engine.commit import count_step
 from paceline.engine.drafting import Draft, Drafting
 from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
-from paceline.errors import ProposerError, TraceError
-from paceline.metrics import EngineStats, SpeculationCounters
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import StepShape
-from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import Planner
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_points import StepShape
+from paceline.planner.drafting_cost import DraftingCost
+from paceline.planner.planner import Planner
 from paceline.proposers.base import Proposer
-from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
-from paceline.runtime.kv_cache import KVCache
-from paceline.span import DraftTree
-from paceline.traces import Trace
+from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
+from paceline.request.span import DraftTree
+from paceline.request.traces import Trace
 from paceline.workbench.expert_unions import ExpertUnions
 from paceline.workbench.replay_parts import Charged, Clock, EndlessKV
 from paceline.workbench.trace_requests import trace_request
@@ -83,7 +83,7 @@ class ReplayResult:
         return sum(trace.draft_ms for trace in self.traces)
 
     def total(self, counter: str) -> int:
-        """A counter of :class:`~paceline.metrics.SpeculationCounters` over all traces."""
+        """A counter of :class:`~paceline.request.metrics.SpeculationCounters` over all traces."""
         return sum(getattr(trace.counters, counter) for trace in self.traces)
 
 

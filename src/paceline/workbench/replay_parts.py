@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.policy.cost_points import StepShape
-from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.drafts import TextDrafter
-from paceline.policy.planner import FixedPlanner, Source
+from paceline.planner.cost_points import StepShape
+from paceline.planner.drafting_cost import DraftingCost
+from paceline.planner.drafts import TextDrafter
+from paceline.planner.planner import FixedPlanner, Source
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import Request
-from paceline.span import DraftTree
+from paceline.request.request import Request
+from paceline.request.span import DraftTree
 
 
 class Clock:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.planners import PLANNERS, MakePlanner
-from paceline.errors import ProfileError
-from paceline.policy.cost import CostModel
-from paceline.policy.cost_table import CostTable
-from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.core.errors import ProfileError
+from paceline.planner.cost import CostModel
+from paceline.planner.cost_table import CostTable
+from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.planners import PLANNERS, MakePlanner
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.draft_model.heterogeneous import SPARE
-from paceline.traces import Trace
+from paceline.request.traces import Trace
 from paceline.workbench.drafts import cached_proposer
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.expert_unions import ExpertUnions

@@ -15,37 +15,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import (
+from paceline.backends.resolve import resolve_ops
+from paceline.build.build import (
     DRAFT_SHARE,
     expert_cost,
     kv_budget,
     resolve_config,
     target_info,
 )
+from paceline.build.weight_memory import placement_for
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.core.errors import ProfileError, TraceError
 from paceline.engine.compute_thread import COMPUTE
-from paceline.engine.weight_memory import placement_for
-from paceline.errors import ProfileError, TraceError
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Ops
-from paceline.models.ops.resolve import resolve_ops
-from paceline.models.ops.threads import num_threads, set_num_threads
-from paceline.models.placement import Placement
-from paceline.policy.cost_points import CostPoint
-from paceline.policy.cost_prior import prior_table
-from paceline.policy.cost_table import CostTable
-from paceline.policy.experts import ExpertCost
+from paceline.models.threads import num_threads, set_num_threads
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_prior import prior_table
+from paceline.planner.cost_table import CostTable
+from paceline.planner.experts import ExpertCost
+from paceline.profiling.profile import Profile
+from paceline.profiling.profile_machine import Work, profile_key
+from paceline.profiling.profile_store import find_imported, read_profile, stored_table
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.ngram_model.file import read_tables
 from paceline.proposers.ngram_model.tables import context_key
-from paceline.traces import META, Trace, read_meta, read_traces
+from paceline.request.traces import META, Trace, read_meta, read_traces
+from paceline.tensors.placement import Placement
 from paceline.workbench.drafts_recording import cached_drafts, record_all
 from paceline.workbench.drafts_store import RecordedDrafts, check_vocabulary
-from paceline.workbench.profile import Profile
-from paceline.workbench.profile_machine import Work, profile_key
-from paceline.workbench.profile_store import find_imported, read_profile, stored_table
 from paceline.workbench.simulate import Simulator, draft_name
 from paceline.workbench.trace_requests import answer_notes, check_model
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from paceline.cache.model_runner import ForwardResult
+from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
-from paceline.errors import ConfigError
-from paceline.runtime.model_runner import ForwardResult
-from paceline.runtime.sampler import Logits
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.sampling.sampler import Logits
 
 SLICE_ROWS = 64
 SEQUENCE = -1

@@ -9,14 +9,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.checks import check_number
-from paceline.errors import RequestError, TraceError
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.embedded import EMBEDDED
-from paceline.models.fingerprint import model_fingerprint
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams
-from paceline.traces import MODEL_SOURCE, Trace
+from paceline.core.checks import check_number
+from paceline.core.errors import RequestError, TraceError
+from paceline.loading.checkpoint import Checkpoint
+from paceline.loading.embedded import EMBEDDED
+from paceline.loading.fingerprint import model_fingerprint
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.traces import MODEL_SOURCE, Trace
 
 SEEDS = 1 << 64
 

@@ -18,7 +18,7 @@ from itertools import product
 from math import ceil
 
 from paceline.config import SpeculativeConfig
-from paceline.engine.planners import PLANNERS
+from paceline.planner.planners import PLANNERS
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
 
@@ -49,7 +49,7 @@ class Candidate:
         who: the proposers' names.
         nodes: draft nodes that a step may verify for a request.
         configs: the proposers.
-        planner: a key of :data:`~paceline.engine.planners.PLANNERS`.
+        planner: a key of :data:`~paceline.planner.planners.PLANNERS`.
     """
 
     who: tuple[str, ...]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.request import FinishReason, TokenLogprobs
+from paceline.request.request import FinishReason, TokenLogprobs
 from paceline.workbench.regret import Floats, Regrets
 
 DEFAULT_MAX_REGRET = 0.5

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from paceline.backends.native.native import native_module, why_not_native
 from paceline.config import SpeculativeConfig
-from paceline.models.arrays import Floats
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.policy.drafts import TextDrafter
-from paceline.policy.prices import FREE, Prices
-from paceline.request import NO_DRAFT, Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.planner.drafts import TextDrafter
+from paceline.planner.prices import FREE, Prices
+from paceline.request.request import NO_DRAFT, Request, VerifyResult
+from paceline.request.span import DraftTree
+from paceline.tensors.arrays import Floats
 
 if TYPE_CHECKING:
-    from paceline.models.checkpoint import Checkpoint
-    from paceline.models.tokenizer import Tokenizer
-    from paceline.runtime.model_runner import ModelRunner
+    from paceline.cache.model_runner import ModelRunner
+    from paceline.loading.checkpoint import Checkpoint
+    from paceline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a draft with recurrent layers keeps of a request: a state, which does not go back.
 
 So the request's last token is never part of it before the next one is known. Like the drafted nodes
-below it, it is logged as those of a target are (:mod:`paceline.runtime.states`), and every level of
+below it, it is logged as those of a target are (:mod:`paceline.cache.states`), and every level of
 a tree forwards the nodes above it again.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from paceline.cache.kv_cache import KVCache
 from paceline.proposers.base.growth import DraftState
-from paceline.request import Request
-from paceline.runtime.kv_cache import KVCache
-from paceline.span import Span
+from paceline.request.request import Request
+from paceline.request.span import Span
 
 
 def certain_rows(kv: KVCache, count: int, is_last: bool) -> int:

@@ -15,17 +15,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from paceline.cache.kv_cache import KVCache
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, RequestError
-from paceline.policy.prices import Prices
+from paceline.core.errors import ConfigError, RequestError
+from paceline.planner.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer, draft_states
 from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.growth import DraftState, Growth, ranking_params
-from paceline.request import Request, VerifyResult
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.sampling_params import SamplingParams
-from paceline.span import ROOT, DraftTree, Span
+from paceline.request.request import Request, VerifyResult
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree, Span
+from paceline.sampling.logit_edits import SamplingRow
 
 
 class Drafter(Proposer, ABC):

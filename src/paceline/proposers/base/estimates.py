@@ -14,9 +14,9 @@ import numpy.typing as npt
 from paceline.config import SpeculativeConfig
 from paceline.models.pruned_head import PrunedHead
 from paceline.proposers.base.growth import branching
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.sampler import Logits, rank_candidates
-from paceline.sampling_params import SamplingParams
+from paceline.request.sampling_params import SamplingParams
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import Logits, rank_candidates
 
 RANKED = 8
 """Candidates that are ranked: how far the others lie behind is the evidence for the first."""

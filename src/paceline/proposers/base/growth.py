@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.config import SpeculativeConfig
-from paceline.request import Request
-from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree, Span
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import DraftTree, Span
 
 
 @dataclass(slots=True)

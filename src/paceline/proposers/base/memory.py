@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import logging
 
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.kv_room import bytes_per_block
+from paceline.cache.sequence_kv import blocks_for
+from paceline.cache.state_room import state_room
+from paceline.cache.states import States
 from paceline.config import SpeculativeConfig
+from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Ops
 from paceline.proposers.base import TargetInfo
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.kv_room import bytes_per_block
-from paceline.runtime.sequence_kv import blocks_for
-from paceline.runtime.state_room import state_room
-from paceline.runtime.states import States
 
 log = logging.getLogger(__name__)
 

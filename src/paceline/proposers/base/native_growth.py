@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.models.arrays import Floats
-from paceline.policy.prices import Prices
+from paceline.planner.prices import Prices
 from paceline.proposers.base.estimates import blur_of, likeness, num_ranked
 from paceline.proposers.base.growth import Growth, branching
-from paceline.runtime import native
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.sampling import native
+from paceline.tensors.arrays import Floats
 
 
 def can_grow(runner: ModelRunner, growths: Sequence[Growth]) -> bool:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
-from paceline.policy.prices import Prices
+from paceline.planner.prices import Prices
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.growth import Growth
-from paceline.request import Request
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.span import ROOT, DraftTree, Span
+from paceline.request.request import Request
+from paceline.request.span import ROOT, DraftTree, Span
+from paceline.sampling.logit_edits import SamplingRow
 
 
 class ParallelDrafter(Drafter):

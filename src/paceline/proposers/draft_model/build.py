@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.models.checkpoint import Checkpoint
+from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
@@ -20,7 +21,6 @@ from paceline.proposers.draft_model.loading import (
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
-from paceline.runtime.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, SpeculativeConfig
-from paceline.policy.prices import Prices
+from paceline.planner.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.proposer import NAME
@@ -29,8 +29,8 @@ from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.tree_translation import translate
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
-from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import DraftTree
 
 MORE = 2
 """Tokens of the draft beyond those of a translated tree: it writes the end of the text again, and

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from paceline.backends.resolve import resolve_dtype, resolve_ops
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.config.methods import HEAD_METHODS
-from paceline.errors import ConfigError
-from paceline.models.arrays import Floats
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.core.errors import ConfigError
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.backend import PackedBatch
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import PackedBatch
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.memory import draft_kv
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.tensors.arrays import Floats
 
 
 def load_draft(config: SpeculativeConfig, target: TargetInfo) -> ModelRunner:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.parallel import MaskDrafter
 from paceline.proposers.draft_model.loading import check_goes_back, load_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.sampling.logit_edits import SamplingRow
 
 
 class ParallelDraftProposer(MaskDrafter, DraftModelProposer):

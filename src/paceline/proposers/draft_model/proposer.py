@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.policy.prices import Prices
+from paceline.planner.prices import Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import Growth
 from paceline.proposers.base.native_growth import can_grow, grow
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.sampling.logit_edits import SamplingRow
 
 NAME = "draft_model"
 

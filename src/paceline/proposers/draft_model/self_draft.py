@@ -17,19 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.backends.fewer_bits import read_layers
+from paceline.backends.resolve import fewer_bits
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
-from paceline.models.checkpoint import Checkpoint
+from paceline.core.errors import ConfigError
+from paceline.loading.checkpoint import Checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.fewer_bits import read_layers
-from paceline.models.ops.resolve import fewer_bits
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.base.growth import DraftState, Growth, ranking_params
 from paceline.proposers.draft_model.loading import num_draft_layers
 from paceline.proposers.draft_model.proposer import DraftModelProposer
-from paceline.request import Request, VerifyResult
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.request import Request, VerifyResult
+from paceline.request.span import Span
 
 ROOT_SLOTS = 1
 """What the scheduler has reserved for every request that may draft."""

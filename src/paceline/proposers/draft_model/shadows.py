@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.models.arrays import Floats
 from paceline.proposers.base.drafter import Drafter, grammar_mask
 from paceline.proposers.base.estimates import (
     LOGIT_BLUR,
@@ -23,12 +23,12 @@ from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
-from paceline.request import Request
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import rank_candidates
-from paceline.sampling_params import SamplingParams
-from paceline.span import Span
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import Span
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import rank_candidates
+from paceline.tensors.arrays import Floats
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.proposers.draft_model.proposer import NAME
 from paceline.proposers.draft_model.translation import Translation
-from paceline.span import ROOT, DraftTree
+from paceline.request.span import ROOT, DraftTree
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from paceline.models.token_pieces import token_pieces
-from paceline.models.tokenizer import Tokenizer
+from paceline.text.token_pieces import token_pieces
+from paceline.text.tokenizer import Tokenizer
 
 TAIL = 4
 """Tokens at the end of a text that what follows may merge with."""
@@ -183,7 +183,7 @@ class VocabularyPair:
     def _mask(self, data: bytes) -> bytes:
         """Tokens of the draft that may come where ``data`` has to be written first.
 
-        One bit per token, as in :class:`~paceline.runtime.sampler.SamplingRow`. Special tokens may
+        One bit per token, as in :class:`~paceline.sampling.sampler.SamplingRow`. Special tokens may
         come where nothing has to and the target has something that they stand for.
         """
         allowed = np.zeros(len(self.draft.pieces), dtype=np.uint8)

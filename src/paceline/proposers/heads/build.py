@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from paceline.backends.resolve import resolve_dtype, resolve_ops
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
-from paceline.models.arrays import Floats, floats
+from paceline.core.errors import ConfigError
+from paceline.loading.head_kinds import MTP, PEAGLE
+from paceline.models.backend import Ops
 from paceline.models.decoder import Decoder
-from paceline.models.head_kinds import MTP, PEAGLE
-from paceline.models.ops.base import Ops
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.weights import WeightReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.memory import draft_kv
@@ -26,7 +26,7 @@ from paceline.proposers.heads.mtp import load_mtp
 from paceline.proposers.heads.peagle import PEagleProposer
 from paceline.proposers.heads.proposer import HeadProposer
 from paceline.proposers.heads.vocabulary import check_vocabulary
-from paceline.runtime.model_runner import ModelRunner
+from paceline.tensors.arrays import Floats, floats
 
 
 def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:

@@ -4,7 +4,7 @@ The `speculators` layout (``speculators_model_type``, the layers' own configurat
 ``transformer_layer_config``) and those of original checkpoints become one: EAGLE-3's and P-EAGLE's
 (one configuration, of a Llama, whose first layer may be called ``midlayer``), DFlash's and DSpark's
 (one configuration, of a Qwen 3; DFlash's has a ``dflash_config``). So do llama.cpp's GGUF files
-(:mod:`paceline.models.gguf_heads`). Builds no decoder and knows no target.
+(:mod:`paceline.loading.gguf.heads`). Builds no decoder and knows no target.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import Checkpoint, load_file
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.core.json_file import read_json
+from paceline.core.reading import checked_path
+from paceline.loading.checkpoint import Checkpoint, load_file
+from paceline.loading.head_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
+from paceline.loading.hub import hub_place, is_hub_id
+from paceline.loading.quantised.methods import schemes_of, split_quantisation
+from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.safetensors_files import SafetensorsFolder
 from paceline.models.config import ModelConfig
-from paceline.models.head_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
-from paceline.models.hf_config import config_from_hf
-from paceline.models.hf_fields import Fields
-from paceline.models.hub import hub_place, is_hub_id
-from paceline.models.json_file import read_json
+from paceline.models.families.config_json import config_from_hf
+from paceline.models.families.fields import Fields
 from paceline.models.pruned_head import HEAD_TOKENS
-from paceline.models.quantised.methods import schemes_of, split_quantisation
-from paceline.models.quantised.tensors import QuantisedTensors
-from paceline.models.safetensors_files import SafetensorsFolder
-from paceline.models.stored import StoredTensors
-from paceline.reading import checked_path
+from paceline.tensors.stored import StoredTensors
 
 LAYER = "transformer_layer_config"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -90,7 +90,7 @@ class HeadCheckpoint:
     """A head as it was found.
 
     Attributes:
-        kind: one of :mod:`paceline.models.head_kinds`.
+        kind: one of :mod:`paceline.loading.head_kinds`.
         decoder: its layers, embedding and head under their Hugging Face names; the latter two may
             be missing.
         fusion: the tensors of :data:`FUSION`; None for a head that reads what the target puts out,

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.cache.kv_cache import KVCache
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.models.arrays import Floats
-from paceline.policy.drafting_cost import USUAL_LAG
+from paceline.planner.drafting_cost import USUAL_LAG
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Growth
 from paceline.proposers.heads.features import Features
-from paceline.request import Request
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
+from paceline.request.request import Request
+from paceline.request.span import Span
+from paceline.tensors.arrays import Floats
 
 PATIENCE = 16
 """Tokens that a request may get without being drafted for before it is not read any more."""

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.arrays import Floats, floats
+from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Ops
 from paceline.models.weights import WeightReader
-from paceline.policy.prices import FREE, Prices
+from paceline.planner.prices import FREE, Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import Growth
 from paceline.proposers.heads.checkpoint import MARKOV_AFTER, MARKOV_BEFORE
 from paceline.proposers.heads.dflash import DFlashProposer
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.tensors.arrays import Floats, floats
 
 
 class Markov:

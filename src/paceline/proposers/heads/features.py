@@ -12,11 +12,11 @@ from contextlib import suppress
 
 import numpy as np
 
-from paceline.errors import ProposerError
-from paceline.models.arrays import Floats
-from paceline.models.ops.base import BLOCK_SIZE, Ops, Slots
-from paceline.models.pages import sparse_zeros
-from paceline.runtime.kv_cache import KVCache
+from paceline.cache.kv_cache import KVCache
+from paceline.core.errors import ProposerError
+from paceline.models.backend import BLOCK_SIZE, Ops, Slots
+from paceline.tensors.arrays import Floats
+from paceline.tensors.pages import sparse_zeros
 
 LARGEST = float(np.finfo(np.float16).max)
 Fuse = Callable[[Floats], Floats]

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.arrays import Floats
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.parallel import MaskDrafter
 from paceline.proposers.heads.drafter import FeatureDrafter
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.span import Span
+from paceline.request.span import Span
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.tensors.arrays import Floats
 
 
 class PEagleProposer(MaskDrafter, FeatureDrafter):

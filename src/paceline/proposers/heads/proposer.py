@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.arrays import Floats
-from paceline.policy.prices import Prices
+from paceline.planner.prices import Prices
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import DraftState, Growth
 from paceline.proposers.base.native_growth import can_grow, grow
 from paceline.proposers.heads.drafter import FeatureDrafter
-from paceline.request import Request
-from paceline.runtime.logit_edits import SamplingRow
-from paceline.span import Span
+from paceline.request.request import Request
+from paceline.request.span import Span
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.tensors.arrays import Floats
 
 
 class HeadProposer(FeatureDrafter):

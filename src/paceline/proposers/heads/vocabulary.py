@@ -6,7 +6,7 @@ such as its folder and a GGUF file, may have different numbers of them.
 
 from __future__ import annotations
 
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.models.weights import EMBEDDING, HEAD, WeightReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads.checkpoint import HeadCheckpoint

@@ -17,8 +17,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from paceline.errors import ModelLoadError
-from paceline.models.json_file import HEAD_BYTES, check_fetched
+from paceline.core.errors import ModelLoadError
+from paceline.core.json_file import HEAD_BYTES, check_fetched
+from paceline.core.writing import whole_file
 from paceline.proposers.ngram_model.tables import (
     MAX_BUCKET_BITS,
     MAX_CONTINUATIONS,
@@ -27,7 +28,6 @@ from paceline.proposers.ngram_model.tables import (
     Level,
     NgramTables,
 )
-from paceline.writing import whole_file
 
 MAGIC = b"PACENGRM"
 VERSION, KNOWN_VERSIONS = 2, (1, 2)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.policy.drafts import Drafted
+from paceline.planner.drafts import Drafted
 from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key
 
 CACHED_CONTEXT = 4

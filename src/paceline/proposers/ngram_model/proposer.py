@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.config import SpeculativeConfig
-from paceline.policy.drafts import TextDrafter
+from paceline.planner.drafts import TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.proposers.ngram_model.file import read_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup, NgramText
 from paceline.proposers.ngram_model.tables import NgramTables
-from paceline.request import Request
+from paceline.request.request import Request
 
 NAME = "ngram_model"
 

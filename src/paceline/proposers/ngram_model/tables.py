@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 
 MIN_ORDER, MAX_ORDER = 2, 5
 MAX_CONTINUATIONS = 64

@@ -14,9 +14,9 @@ import heapq
 from collections.abc import Sequence
 from itertools import count, islice
 
-from paceline.policy.drafts import Drafted
+from paceline.planner.drafts import Drafted
 from paceline.proposers.suffix.automaton import Edges, Place, SuffixAutomaton, SuffixCursor
-from paceline.span import ROOT
+from paceline.request.span import ROOT
 
 MAX_CONTEXTS = 4
 """Suffixes that are blended."""

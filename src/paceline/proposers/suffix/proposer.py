@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from paceline.config import SpeculativeConfig
-from paceline.policy.drafts import TextDrafter
+from paceline.planner.drafts import TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.proposers.suffix import automaton, growth
 from paceline.proposers.suffix.shared import SharedTexts
-from paceline.request import Request
+from paceline.request.request import Request
 
 NAME = "suffix"
 

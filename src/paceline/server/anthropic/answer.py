@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.server.api.usage import Usage
 from paceline.server.chat.calls.written_json import values_of
-from paceline.server.sse import encode_json
+from paceline.server.http.sse import encode_json
+from paceline.server.openai.usage import Usage
 
 Event = dict[str, Any]
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -13,13 +13,13 @@ from starlette.responses import Response
 from paceline.server.anthropic.answer import Content, event, usage_of
 from paceline.server.anthropic.conversation import chat_of
 from paceline.server.anthropic.fields import Conversation, Message, MessagesRequest, TokenCount
-from paceline.server.api.chat import Chat, num_prompt_tokens
-from paceline.server.api.common import PlainRoute, received, respond
-from paceline.server.error_forms import anthropic_document
-from paceline.server.errors import to_api_error
-from paceline.server.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
-from paceline.server.serving import Serving
-from paceline.server.sse import Deadline, encode_json
+from paceline.server.hosting.serving import Serving
+from paceline.server.http.error_forms import anthropic_document
+from paceline.server.http.errors import to_api_error
+from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
+from paceline.server.http.sse import Deadline, encode_json
+from paceline.server.openai.chat import Chat, num_prompt_tokens
+from paceline.server.openai.common import PlainRoute, received, respond
 
 
 def error_event(error: BaseException) -> bytes:

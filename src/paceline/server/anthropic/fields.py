@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from paceline.sampling_params import MAX_STOP_STRINGS
+from paceline.request.sampling_params import MAX_STOP_STRINGS
 from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, Limit, ReasoningEffort
 from paceline.server.protocol.common import (
     TAKES_FLOATS,

@@ -12,12 +12,12 @@ from fastapi.responses import PlainTextResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.errors import ModelLoadError, NoAdapterError
-from paceline.reading import read_as
-from paceline.server.api.common import PlainRoute, received
-from paceline.server.errors import NOT_FOUND, ApiError
-from paceline.server.models import Models
-from paceline.server.openapi import BODY_ERRORS, errors, takes
+from paceline.core.errors import ModelLoadError, NoAdapterError
+from paceline.core.reading import read_as
+from paceline.server.hosting.models import Models
+from paceline.server.http.errors import NOT_FOUND, ApiError
+from paceline.server.http.openapi import BODY_ERRORS, errors, takes
+from paceline.server.openai.common import PlainRoute, received
 from paceline.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 
 router = APIRouter(route_class=PlainRoute)

@@ -14,12 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.errors import RequestError
-from paceline.sampling_defaults import NEUTRAL
-from paceline.server.errors import SERVER, ApiError
-from paceline.server.metrics import CONTENT_TYPE
-from paceline.server.models import Models
-from paceline.server.openapi import errors
+from paceline.core.errors import RequestError
+from paceline.request.sampling_defaults import NEUTRAL
+from paceline.server.hosting.models import Models
+from paceline.server.hosting.serving import Serving
+from paceline.server.http.errors import SERVER, ApiError
+from paceline.server.http.openapi import errors
+from paceline.server.http.security import refuse_foreign_page
+from paceline.server.http.sse import encode_json
+from paceline.server.metrics.exposition import CONTENT_TYPE
+from paceline.server.metrics.stats import snapshot
 from paceline.server.protocol.answers import (
     Health,
     ModelCard,
@@ -29,10 +33,6 @@ from paceline.server.protocol.answers import (
     Version,
 )
 from paceline.server.protocol.common import ErrorBody
-from paceline.server.security import refuse_foreign_page
-from paceline.server.serving import Serving
-from paceline.server.sse import encode_json
-from paceline.server.stats import snapshot
 
 router = APIRouter()
 

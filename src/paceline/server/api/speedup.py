@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api.common import PlainRoute
-from paceline.server.body import read_body
-from paceline.server.openapi import BODY_ERRORS, errors, takes
+from paceline.core.speedup import claim
+from paceline.server.http.body import read_body
+from paceline.server.http.openapi import BODY_ERRORS, errors, takes
+from paceline.server.http.sse import encode_json
+from paceline.server.openai.common import PlainRoute
 from paceline.server.protocol.speedup import SpeedupRequest, SpeedupResponse
-from paceline.server.sse import encode_json
-from paceline.speedup import claim
 
 router = APIRouter(route_class=PlainRoute)
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.errors import EngineClosedError
+from paceline.core.errors import EngineClosedError
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.harmony import HarmonyParser
 from paceline.server.chat.logprobs import ChatLogprobs
 from paceline.server.chat.parts import Part, delta_of
 from paceline.server.chat.thought_tokens import ThoughtCount, ThoughtTokens
 from paceline.server.chat.token_places import Placed, TokenPlaces
-from paceline.server.messages import Piece
-from paceline.server.tokens import OriginTokens
+from paceline.server.engine_process.messages import Piece
+from paceline.server.engine_process.tokens import OriginTokens
 
 
 class ChatChoice:

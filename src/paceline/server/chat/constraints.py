@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline import structural_tags
+from paceline.request import structural_tags
+from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.calls.forms import (
     Form,
@@ -23,7 +24,6 @@ from paceline.server.chat.calls.forms import (
     separated,
     tag,
 )
-from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 from paceline.json_schema.normal_form import normal_form
+from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.constraints import (
@@ -20,11 +21,10 @@ from paceline.server.chat.constraints import (
 )
 from paceline.server.chat.harmony import Harmony, HarmonyParser
 from paceline.server.chat.harmony_shapes import harmony_constraint
+from paceline.server.chat.shapes import blamed, enforced, response_shape, shape_param
 from paceline.server.chat.wrapping import Wrapping
-from paceline.server.errors import ApiError
+from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
-from paceline.server.shapes import blamed, enforced, response_shape, shape_param
-from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
 
 _NO_PARAMETERS: dict[str, Any] = {
     "type": "object",

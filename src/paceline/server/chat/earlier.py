@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.calls.json_formats import PHI4_MARKS
 from paceline.server.chat.calls.written_json import values_of
 from paceline.server.chat.harmony import CHANNEL
 from paceline.server.protocol.chat import ChatMessage, MessageToolCall
+from paceline.text.tokenizer import Tokenizer
 
 _WITH_TOOLS = "message['tools']"
 """What Phi-4-mini's template takes the tools from: a text in the message of the system."""

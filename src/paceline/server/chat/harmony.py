@@ -14,7 +14,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.calls.kind import unfinished_tag
 from paceline.server.chat.parts import (
     CallArguments,
@@ -27,7 +26,8 @@ from paceline.server.chat.parts import (
     together,
 )
 from paceline.server.chat.thought_tokens import ThoughtPlaces
-from paceline.server.config import ServerConfig
+from paceline.server.http.config import ServerConfig
+from paceline.text.tokenizer import Tokenizer
 
 REASONING_PARSER, TOOL_CALL_PARSER = "openai_gptoss", "openai"
 """The names of the format in vLLM."""

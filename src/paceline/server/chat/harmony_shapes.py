@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.calls.forms import Form
 from paceline.server.chat.constraints import ANY_OBJECT, OfferedTool, ToolUse, shape_form
 from paceline.server.chat.harmony import (
@@ -21,7 +22,6 @@ from paceline.server.chat.harmony import (
     HarmonyParser,
     Place,
 )
-from paceline.structured_outputs import StructuredOutputs
 
 _ANYTHING: Form = {"type": "any_text"}
 

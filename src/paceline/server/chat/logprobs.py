@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from paceline.request import TokenLogprobs
+from paceline.request.request import TokenLogprobs
 from paceline.server.chat.parts import Part, Places, Words
 from paceline.server.chat.token_places import Placed
-from paceline.server.messages import Piece
-from paceline.server.tokens import TokenTexts, finite
+from paceline.server.engine_process.messages import Piece
+from paceline.server.engine_process.tokens import TokenTexts, finite
 
 
 class ChatLogprobs(Protocol):

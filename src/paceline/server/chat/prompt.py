@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.config.template_options import protected_among
-from paceline.errors import RequestError, TemplateError
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import RequestError, TemplateError
+from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.earlier import template_messages, tools_in_messages
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.wrapping import Wrapping
@@ -25,7 +25,7 @@ from paceline.server.protocol.chat import (
     Tool,
     switched_by_effort,
 )
-from paceline.structured_outputs import ThoughtMarks
+from paceline.text.tokenizer import Tokenizer
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.models.tokenizer import Tokenizer
+from paceline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ FORMATS = {
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
 
-    Names are :data:`paceline.server.config.REASONING_PARSERS`.
+    Names are :data:`paceline.server.http.config.REASONING_PARSERS`.
     """
     if name == "none":
         return None

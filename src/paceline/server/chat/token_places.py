@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.models.detokenizer import IncrementalDecoder, has_text
-from paceline.models.tokenizer import Tokenizer
-from paceline.request import TokenLogprobs
-from paceline.server.messages import Piece
+from paceline.request.request import TokenLogprobs
+from paceline.server.engine_process.messages import Piece
+from paceline.text.detokenizer import IncrementalDecoder, has_text
+from paceline.text.tokenizer import Tokenizer
 
 
 class Placed(NamedTuple):

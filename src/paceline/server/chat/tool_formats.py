@@ -6,10 +6,10 @@ Owns the names. Supporting another format is another entry here and in
 
 from __future__ import annotations
 
-from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.calls import json_formats as json
 from paceline.server.chat.calls import tag_formats as tags
 from paceline.server.chat.calls.format import ToolFormat
+from paceline.text.tokenizer import Tokenizer
 
 FORMATS: dict[str, ToolFormat] = {
     **dict.fromkeys(("hermes", "ernie45", "granite4", "smollm3"), json.HERMES),
@@ -100,7 +100,7 @@ def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
     """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
 
     Models write some formats in several ways, and then the template says in which. Names are
-    :data:`paceline.server.config.TOOL_CALL_PARSERS`.
+    :data:`paceline.server.http.config.TOOL_CALL_PARSERS`.
     """
     shown = _shown(tokenizer)
     named = FORMATS.get(name)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from paceline.server.chat.calls.written_json import values_of
-from paceline.server.sse import encode_json
+from paceline.server.http.sse import encode_json
 
 Shape = Literal["message", "response"]
 """Where the words are: of a chat in a message, of a completion in a string."""

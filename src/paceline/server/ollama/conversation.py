@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from paceline.sampling_defaults import OLLAMA
+from paceline.request.sampling_defaults import OLLAMA
 from paceline.server.ollama.fields import Asked, ChatRequest, GenerateRequest, InputMessage, Tool
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.completions import CompletionRequest

@@ -8,8 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api.common import PlainRoute, encode_all, received
-from paceline.server.api.embeddings import Pooling, floats
+from paceline.server.hosting.serving import Serving
+from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.openapi import GENERATION_ERRORS, errors, takes
+from paceline.server.http.sse import while_connected
 from paceline.server.ollama.answer import Times
 from paceline.server.ollama.fields import (
     EmbedAnswer,
@@ -17,10 +19,8 @@ from paceline.server.ollama.fields import (
     EmbeddingRequest,
     EmbedRequest,
 )
-from paceline.server.openapi import GENERATION_ERRORS, errors, takes
-from paceline.server.serving import Serving
-from paceline.server.sse import while_connected
-from paceline.server.whole_answer import WholeAnswer
+from paceline.server.openai.common import PlainRoute, encode_all, received
+from paceline.server.openai.embeddings import Pooling, floats
 
 router = APIRouter(route_class=PlainRoute)
 

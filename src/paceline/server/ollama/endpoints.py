@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api.chat import Chat
-from paceline.server.api.common import Answering, Body, PlainRoute, received, respond
-from paceline.server.api.completions import Completion
-from paceline.server.errors import ApiError, to_api_error
+from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.http.errors import ApiError, to_api_error
+from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.http.sse import Deadline, StreamForm, encode_json, while_connected
 from paceline.server.ollama.answer import Shape, Telling, Times, joined, line, piece
 from paceline.server.ollama.conversation import chat_of, completion_of
 from paceline.server.ollama.fields import (
@@ -23,9 +23,9 @@ from paceline.server.ollama.fields import (
     GenerateAnswer,
     GenerateRequest,
 )
-from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
-from paceline.server.serving import Prompt, Serving
-from paceline.server.sse import Deadline, StreamForm, encode_json, while_connected
+from paceline.server.openai.chat import Chat
+from paceline.server.openai.common import Answering, Body, PlainRoute, received, respond
+from paceline.server.openai.completions import Completion
 
 NDJSON = "application/x-ndjson"
 _WORDS = {

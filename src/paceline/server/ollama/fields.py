@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from paceline.checks import seconds_of
-from paceline.sampling_params import MAX_STOP_STRINGS
+from paceline.core.checks import seconds_of
+from paceline.request.sampling_params import MAX_STOP_STRINGS
 from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ReasoningEffort, Role
 from paceline.server.protocol.common import (
     MAX_NAME_LENGTH,

@@ -1,8 +1,8 @@
 """Fields that completions and chats share, and what every model of a body has in common.
 
 Owns names, types and ranges as OpenAI and vLLM have them; what they mean to the engine is
-:mod:`paceline.server.sampling`'s. Ranges are those of
-:class:`~paceline.sampling_params.SamplingParams`, which checks again.
+:mod:`paceline.server.openai.sampling`'s. Ranges are those of
+:class:`~paceline.request.sampling_params.SamplingParams`, which checks again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from paceline.sampling_defaults import LLAMA_CPP
-from paceline.sampling_params import (
+from paceline.request.sampling_defaults import LLAMA_CPP
+from paceline.request.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_N,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
 )
+from paceline.request.structured_outputs import MAX_CHOICES
 from paceline.server.protocol.neutral import (
     ASKS_FOR_NOTHING,
     INSTEAD,
@@ -37,7 +38,6 @@ from paceline.server.protocol.neutral import (
     asks_for_nothing,
     refusal,
 )
-from paceline.structured_outputs import MAX_CHOICES
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024

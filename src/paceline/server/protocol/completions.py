@@ -13,7 +13,6 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.models.gaps import Gap
 from paceline.server.protocol.common import (
     MAX_TOP_LOGPROBS,
     NO_LIMIT,
@@ -21,6 +20,7 @@ from paceline.server.protocol.common import (
     GenerationFields,
 )
 from paceline.server.protocol.response_format import ResponseFormat
+from paceline.text.gaps import Gap
 
 MAX_PROMPTS = 4096
 _LARGEST_ID = (1 << 31) - 1

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from paceline.models.gaps import Gap
 from paceline.server.protocol.common import TAKES_FLOATS, ApiModel, Number
 from paceline.server.protocol.completions import CompletionRequest
 from paceline.server.protocol.neutral import Values
+from paceline.text.gaps import Gap
 
 MAX_FILES = 1024
 _LARGEST = (1 << 31) - 1

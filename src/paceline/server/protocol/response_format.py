@@ -20,7 +20,7 @@ class ResponseFormat(ApiModel):
     """What the answer must match.
 
     ``schema`` beside ``json_object`` is llama.cpp's; ``format``, or ``structures`` and
-    ``triggers``, are those of :mod:`paceline.structural_tags`.
+    ``triggers``, are those of :mod:`paceline.request.structural_tags`.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from paceline.load import Load
+from paceline.core.load import Load
+from paceline.core.speedup import Arm, Round
 from paceline.server.protocol.common import TAKES_FLOATS, ApiModel
-from paceline.speedup import Arm, Round
 
 MAX_ROUNDS = 1000
 Count = Annotated[int, Field(ge=0, le=1 << 40), TAKES_FLOATS]

@@ -11,17 +11,17 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.requests import Request
 
-from paceline.errors import RequestError
-from paceline.server.api.chat import Chat
+from paceline.core.errors import RequestError
 from paceline.server.chat.logprobs import ChatLogprobs, WordLogprobs
-from paceline.server.errors import ApiError, to_api_error
+from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.http.errors import ApiError, to_api_error
+from paceline.server.http.security import partition
+from paceline.server.http.sse import Deadline, encode_json
+from paceline.server.openai.chat import Chat
 from paceline.server.responses.conversation import chat_of, new_id, told
 from paceline.server.responses.fields import ENCRYPTED, Item, ResponsesRequest
 from paceline.server.responses.output import Output
 from paceline.server.responses.store import Kept, ResponseStore
-from paceline.server.security import partition
-from paceline.server.serving import Prompt, Serving
-from paceline.server.sse import Deadline, encode_json
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[Item])
 # Fields of the body that the response repeats, and what they are where the body has none.

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.common import GUIDED, GenerationFields
 from paceline.server.responses.fields import (

@@ -11,10 +11,13 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api.chat import num_prompt_tokens
-from paceline.server.api.common import PlainRoute, received, respond
-from paceline.server.errors import NOT_FOUND, ApiError
-from paceline.server.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
+from paceline.server.hosting.serving import Serving
+from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.errors import NOT_FOUND, ApiError
+from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
+from paceline.server.http.sse import encode_json
+from paceline.server.openai.chat import num_prompt_tokens
+from paceline.server.openai.common import PlainRoute, received, respond
 from paceline.server.responses.answering import Responses, caller_of, store_of
 from paceline.server.responses.conversation import items_of
 from paceline.server.responses.fields import (
@@ -27,9 +30,6 @@ from paceline.server.responses.fields import (
     ResponsesRequest,
 )
 from paceline.server.responses.store import Kept
-from paceline.server.serving import Serving
-from paceline.server.sse import encode_json
-from paceline.server.whole_answer import WholeAnswer
 
 MAX_LISTED = 100
 router = APIRouter(route_class=PlainRoute)

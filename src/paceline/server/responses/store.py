@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.server.sse import encode_json
+from paceline.server.http.sse import encode_json
 
 MAX_BYTES = 64 << 20
 MAX_SECONDS = 3600.0

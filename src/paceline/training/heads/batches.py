@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.errors import TrainingError
-from paceline.traces import Trace
+from paceline.core.errors import TrainingError
+from paceline.request.traces import Trace
 
 Tensor = torch.Tensor
 Ints = npt.NDArray[np.int64]

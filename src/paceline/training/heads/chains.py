@@ -17,8 +17,8 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from paceline.backends.rows.reference import ACTIVATIONS
 from paceline.models.config import ModelConfig
-from paceline.models.ops.reference import ACTIVATIONS
 from paceline.models.rope import RotaryTable
 from paceline.training.heads.batches import Batch, Grid
 from paceline.training.ops import TrainingOps

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import TrainingError
-from paceline.models.arrays import floats
-from paceline.models.hf_config import config_from_hf
-from paceline.models.hf_fields import Fields
-from paceline.models.json_file import read_json
-from paceline.models.quantised.methods import schemes_of, split_quantisation
-from paceline.models.quantised.tensors import QuantisedTensors
-from paceline.models.safetensors_files import SafetensorsFolder
-from paceline.models.stored import RenamedTensors, StoredTensors
+from paceline.core.errors import TrainingError
+from paceline.core.json_file import read_json
+from paceline.loading.quantised.methods import schemes_of, split_quantisation
+from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.safetensors_files import SafetensorsFolder
+from paceline.models.families.config_json import config_from_hf
+from paceline.models.families.fields import Fields
 from paceline.models.tensor_checks import check_floats
-from paceline.models.torch_arrays import to_torch
 from paceline.proposers.heads.checkpoint import LAYER
+from paceline.tensors.arrays import floats
+from paceline.tensors.stored import RenamedTensors, StoredTensors
+from paceline.tensors.torch_arrays import to_torch
 from paceline.training.model_files import TrainableModel
 
 _FREE = ("speculators_config", "speculators_version", "dtype")

@@ -16,9 +16,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
+from paceline.backends.rows.rows import Rows
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.rows import Rows
 from paceline.models.weights import Ends
 from paceline.training.heads.batches import Batch, Grid
 from paceline.training.ops import TrainingOps

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from paceline.errors import TrainingError
-from paceline.runtime.model_runner import ModelRunner
-from paceline.span import Span
-from paceline.traces import Trace
+from paceline.cache.model_runner import ModelRunner
+from paceline.core.errors import TrainingError
+from paceline.core.writing import whole_file
+from paceline.request.span import Span
+from paceline.request.traces import Trace
 from paceline.training.heads.batches import Rows, num_rows, num_wanted
-from paceline.writing import whole_file
 
 Tensor = torch.Tensor
 Array = npt.NDArray[Any]

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.errors import TrainingError
-from paceline.models.arrays import floats
-from paceline.models.checkpoint import Checkpoint
+from paceline.core.errors import TrainingError
+from paceline.loading.checkpoint import Checkpoint
+from paceline.loading.head_kinds import MTP
 from paceline.models.config import ModelConfig
-from paceline.models.head_kinds import MTP
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
-from paceline.models.torch_arrays import to_numpy, to_torch
-from paceline.traces import Trace
+from paceline.request.traces import Trace
+from paceline.tensors.arrays import floats
+from paceline.tensors.torch_arrays import to_numpy, to_torch
 from paceline.training.heads.dflash import FUSED_NORM, FUSION, LAST_NORM
 from paceline.training.heads.eagle3 import ATTENTION, LAYER
 from paceline.training.heads.mtp import LAYER as MTP_LAYER

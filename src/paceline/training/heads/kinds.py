@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.models.checkpoint import Checkpoint
+from paceline.loading.checkpoint import Checkpoint
+from paceline.loading.head_kinds import EAGLE3, MTP
 from paceline.models.config import ModelConfig
-from paceline.models.head_kinds import EAGLE3, MTP
-from paceline.traces import Trace
+from paceline.request.traces import Trace
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.continued import known_mask_token

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.errors import TrainingError
-from paceline.models.checkpoint import Checkpoint
+from paceline.core.errors import TrainingError
+from paceline.loading.checkpoint import Checkpoint
+from paceline.loading.head_kinds import MTP
 from paceline.models.config import ModelConfig, RopeConfig
-from paceline.models.head_kinds import MTP
-from paceline.models.hf_config import config_from_hf
+from paceline.models.families.config_json import config_from_hf
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 """What configurations call them, where it is not their name."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from paceline.models.ops.rows import Rows as Decoder
-from paceline.traces import Trace
+from paceline.backends.rows.rows import Rows as Decoder
+from paceline.request.traces import Trace
 from paceline.training.heads.batches import Rows, join_rows
 from paceline.training.heads.features import likeliest
 from paceline.training.heads.initial import TargetWeights

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
+from paceline.backends.resolve import is_cpu
+from paceline.build.build import open_runner, resolve_config
+from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig
-from paceline.engine.build import open_runner, resolve_config
-from paceline.errors import TraceError, TrainingError
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.fingerprint import model_fingerprint
-from paceline.models.ops.resolve import is_cpu
-from paceline.runtime.model_runner import ModelRunner
-from paceline.traces import Trace, read_meta, read_traces
+from paceline.core.errors import TraceError, TrainingError
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint
+from paceline.loading.fingerprint import model_fingerprint
+from paceline.request.traces import Trace, read_meta, read_traces
 from paceline.training.acceptance import DepthAcceptance
 from paceline.training.card import HeadTrainingResult, head_card
 from paceline.training.checkpoint import remove_state

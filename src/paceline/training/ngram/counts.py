@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import TrainingError
+from paceline.core.errors import TrainingError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

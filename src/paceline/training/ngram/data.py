@@ -8,14 +8,14 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import TrainingError, UnsupportedModelError
-from paceline.models.fetching import model_path
-from paceline.models.hf_config import config_from_hf
-from paceline.models.json_file import read_json
-from paceline.models.quantised.methods import split_quantisation
-from paceline.models.tokenizer import Tokenizer
+from paceline.core.errors import TrainingError, UnsupportedModelError
+from paceline.core.json_file import read_json
+from paceline.loading.fetching import model_path
+from paceline.loading.quantised.methods import split_quantisation
+from paceline.models.families.config_json import config_from_hf
 from paceline.proposers.ngram_model.tables import context_key
-from paceline.traces import read_meta, read_traces
+from paceline.request.traces import read_meta, read_traces
+from paceline.text.tokenizer import Tokenizer
 from paceline.training.data import read_documents, tokenize
 from paceline.training.model_files import load_tokenizer
 from paceline.training.ngram.counts import Example

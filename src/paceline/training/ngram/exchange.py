@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import ModelLoadError
+from paceline.core.errors import ModelLoadError
+from paceline.core.writing import whole_file
 from paceline.proposers.ngram_model.tables import (
     MAX_CONTINUATIONS,
     MAX_ORDER,
@@ -32,7 +33,6 @@ from paceline.proposers.ngram_model.tables import (
     context_key,
 )
 from paceline.training.ngram.counts import NgramCounts, OrderCounts
-from paceline.writing import whole_file
 
 LLAMA_CONTEXT = 4
 """Places for the tokens of a context in llama.cpp's lookup caches."""

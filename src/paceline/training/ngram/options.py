@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.proposers.ngram_model.tables import MAX_CONTINUATIONS, MAX_ORDER, MIN_ORDER
 from paceline.training.options import check_range, check_unused
 

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from paceline.errors import TrainingError
+from paceline.core.errors import TrainingError
 from paceline.proposers.ngram_model.tables import (
     CONTEXT_BYTES,
     CONTINUATION_BYTES,

@@ -13,8 +13,8 @@ from paceline.proposers.ngram_model import NgramModelProposer
 from paceline.proposers.ngram_model.lookup import LONGEST_CONTEXT, NgramLookup
 from paceline.proposers.ngram_model.tables import NgramTables
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request import TARGET_ORIGIN, Request, VerifyResult
-from paceline.sampling_params import SamplingParams
+from paceline.request.request import TARGET_ORIGIN, Request, VerifyResult
+from paceline.request.sampling_params import SamplingParams
 from paceline.training.ngram.counts import Example
 
 CANDIDATES = (1, 2, 4)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paceline.errors import TrainingError
+from paceline.core.errors import TrainingError
 from paceline.training.ngram.counts import (
     Corpus,
     Example,

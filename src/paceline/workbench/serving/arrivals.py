@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.errors import ConfigError, RequestError
+from paceline.core.errors import ConfigError, RequestError
 
 _MICROSECONDS = 6
 

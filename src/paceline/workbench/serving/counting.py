@@ -13,10 +13,10 @@ import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import BenchmarkError
+from paceline.core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.text.tokenizer import Tokenizer
 
 ATTEMPTS = 12
 TIMEOUT_S = 30.0
@@ -114,7 +114,7 @@ def server_counter(url: str, model: str, headers: Mapping[str, str]) -> TokenCou
 
 def open_counter(folder: str) -> TokenCounter:
     """The counter of a tokenizer's folder; ``ModelLoadError`` where there is none in it."""
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.text.tokenizer import Tokenizer
 
     return LocalTokenCounter(Tokenizer.from_folder(folder), folder)
 

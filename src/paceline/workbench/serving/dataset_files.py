@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 
 PROMPT_KEYS = ("prompt", "question", "turns", "messages")
 Content = str | tuple[Mapping[str, Any], ...] | tuple[int, ...]

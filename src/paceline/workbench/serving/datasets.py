@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.checks import check_choice
-from paceline.errors import ConfigError, RequestError
+from paceline.core.checks import check_choice
+from paceline.core.errors import ConfigError, RequestError
 from paceline.workbench.serving.arrivals import TraceRow
 from paceline.workbench.serving.counting import TokenCounter, text_of_length
 from paceline.workbench.serving.dataset_files import (

@@ -1,7 +1,7 @@
 """aiohttp, which benchmarks of servers need and a plain installation lacks. Says how to get it."""
 
-from paceline.errors import ConfigError
-from paceline.installation import install_command
+from paceline.core.errors import ConfigError
+from paceline.core.installation import install_command
 
 try:
     import aiohttp

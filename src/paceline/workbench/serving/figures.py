@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.workbench.serving.client import Outcome
 
 METRICS: dict[str, Callable[[Outcome], list[float]]] = {

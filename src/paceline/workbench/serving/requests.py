@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.core.errors import ConfigError
 
 BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """What speaks which protocol, with its usual endpoint."""

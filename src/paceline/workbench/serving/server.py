@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from paceline.errors import BenchmarkError
+from paceline.core.errors import BenchmarkError
 from paceline.workbench.serving.client import Outcome, refusal, send
 from paceline.workbench.serving.extra import aiohttp
 

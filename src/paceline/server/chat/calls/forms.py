@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.structural_tags import MAX_PARTS
+from paceline.request.structural_tags import MAX_PARTS
 
 Form = dict[str, Any]
 """A format of a structural tag."""

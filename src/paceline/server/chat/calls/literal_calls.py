@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import NARROWING
 from paceline.json_schema.resolver import Members, Resolver
 from paceline.server.chat.calls.forms import (

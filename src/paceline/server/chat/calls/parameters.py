@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import RequestError
+from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import KINDS, kind_of
 from paceline.json_schema.resolver import Members, Resolver
 from paceline.server.chat.calls.kind import Schema

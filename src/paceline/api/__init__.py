@@ -1,0 +1,1 @@
+"""Paceline as a library: models, their answers, and batches of them."""

@@ -1,0 +1,1 @@
+"""The devices that forwards run on, behind one interface."""

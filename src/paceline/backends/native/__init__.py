@@ -1,0 +1,1 @@
+"""The native kernels as a backend: how they are packed for and called."""

@@ -1,0 +1,390 @@
+"""The native CPU kernels as a backend. Owns how they are called; the arithmetic is in ``csrc/``.
+
+A forward is one call (:class:`NativeForward`). Rows are bitwise independent of everything that
+shares the forward, as in the reference: integers are exact in any order, and every other kernel
+computes a row by one fixed program. Knows no requests and no sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.backends.native.adapter_packing import AdapterPacker
+from paceline.backends.native.native import native_module
+from paceline.backends.native.native_states import NativeStates
+from paceline.backends.native.packing import Packer
+from paceline.core.errors import UnsupportedModelError
+from paceline.models.altup import AltUpEnds
+from paceline.models.backend import (
+    BLOCK_SIZE,
+    PackedLinear,
+    Slots,
+    StateSpan,
+    head_elements,
+)
+from paceline.models.config import RESIDUAL, Experts, Latent, ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.entry import Entry
+from paceline.models.latent import LatentWeights
+from paceline.models.layer_inputs import LayerInputWeights
+from paceline.models.low_rank import AdaptedLayers
+from paceline.models.mixture import Mixture
+from paceline.models.per_layer import AltUp, LayerInputs
+from paceline.models.recurrent import DELTA, Recurrent, RecurrentWeights
+from paceline.models.taps import Taps
+from paceline.models.threads import num_threads
+from paceline.models.weights import Layer
+from paceline.request.span import Span
+from paceline.tensors.arrays import Array, Floats
+from paceline.tensors.pages import sparse_zeros
+
+MAX_HEAD_DIM = 576  # kernels.h
+MAX_KERNEL = 8  # recurrent.h: rows that a recurrent layer's convolution sees
+ELEMENTS = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,  # their bits: numpy knows none
+    "int8": np.int8,
+}
+
+
+class CpuOps(Packer):
+    """Backend over ``paceline._native``.
+
+    Args:
+        dtype: see :class:`~paceline.backends.native.packing.Packer`. Activations are 8-bit with a
+            scale per 32 inputs where weights are not floats, otherwise float32.
+    """
+
+    identity = True
+    device = "cpu"
+
+    def __init__(self, dtype: str = "int8") -> None:
+        super().__init__(dtype)
+        self.default_kv_dtype = "float32" if dtype == "float32" else "float16"
+        self.name = f"native {self._native.isa()}"
+
+    def adopt(self, packed: PackedLinear) -> Any:
+        return self._native.Linear(packed.parts, packed.bias, packed.k)
+
+    def linear(self, x: Floats, packed: Any) -> Floats:
+        y: Floats = packed.linear(np.ascontiguousarray(x))
+        return y
+
+    # --- the forward ---------------------------------------------------------------------------
+
+    def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NativeKV:
+        return NativeKV(config, num_blocks, dtype)
+
+    def state_memory(
+        self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
+    ) -> NativeStates:
+        return NativeStates(config, num_slots, num_lanes, num_nodes)
+
+    def forward(
+        self, decoder: Decoder, memory: NativeKV, states: NativeStates | None = None
+    ) -> NativeForward:
+        return NativeForward(decoder, memory, states)
+
+
+class NativeKV:
+    """Keys ``[layers, blocks, kv_heads, head, 16]``, so that the lanes of a vector run over tokens,
+    and values ``[layers, blocks, kv_heads, 16, head]``. A key's head is ``head_dim`` elements, a
+    value's as many rounded up to 16, or none where keys are the values; in ``int8`` the bytes of
+    their scales follow. Blocks that nobody has used take no memory.
+
+    Layers whose heads are alike share one pair of these arrays; a layer that reads the keys and
+    values of another has that one's.
+
+    Attributes:
+        keys, values: per layer, its part; None where it has no attention.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "float16") -> None:
+        self.num_blocks = num_blocks
+        self._native = native_module()
+        owners = dict[tuple[int, int], list[int]]()
+        for layer in filter(config.owns_kv, range(config.num_layers)):
+            dim, kv_heads, _ = config.heads_of(layer)
+            owners.setdefault((dim, kv_heads), []).append(layer)
+        self._arrays: list[tuple[Array, Array]] = []
+        found: dict[int, tuple[Array, Array]] = {}
+        for (dim, kv_heads), layers in owners.items():
+            key, value = _head_sizes(config, dim, dtype)
+            outer = (len(layers), num_blocks, kv_heads)
+            keys = sparse_zeros((*outer, key, BLOCK_SIZE), ELEMENTS[dtype])
+            values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
+            self._arrays.append((keys, values))
+            found |= dict(zip(layers, zip(keys, values, strict=True), strict=True))
+        readers = map(config.kv_layer, range(config.num_layers))
+        read = [found.get(layer, (None, None)) for layer in readers]
+        self.keys, self.values = [k for k, _ in read], [v for _, v in read]
+
+    def move(self, source: Slots, target: Slots) -> None:
+        for keys, values in self._arrays:
+            self._native.move_kv(keys, values, source, target)
+
+    def fill(self, slots: Slots, value: float) -> None:
+        for keys, values in self._arrays:
+            self._native.fill_kv(keys, values, slots, value)
+
+
+def _head_sizes(config: ModelConfig, dim: int, dtype: str) -> tuple[int, int]:
+    """Elements of a key and of a value whose head has ``dim`` dimensions."""
+    if dim > MAX_HEAD_DIM:
+        raise UnsupportedModelError(
+            f"keys of {dim} dimensions are more than the {MAX_HEAD_DIM} of the native kernels; use "
+            "--backend reference"
+        )
+    value = head_elements(-(-dim // BLOCK_SIZE) * BLOCK_SIZE, dtype)
+    return head_elements(dim, dtype), 0 if config.kv_arrays == 1 else value
+
+
+class NativeForward:
+    """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers."""
+
+    def __init__(
+        self, decoder: Decoder, memory: NativeKV, states: NativeStates | None = None
+    ) -> None:
+        self._native = native_module()
+        self._reach, self._layers = decoder.reach, decoder.layers
+        self._per_token = decoder.config.experts.per_token if decoder.config.experts else 0
+        self._decoder = self._native.Decoder(_description(decoder))
+        if decoder.stream is not None:
+            self._decoder.set_stream(decoder.stream)
+        count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
+        keys, values = memory.keys[:count], memory.values[:count]
+        attends = any(each is not None for each in keys)
+        blocks = {} if attends else {"num_blocks": memory.num_blocks}  # which arrays tell otherwise
+        self._decoder.set_cache(keys, values, **blocks)
+        self.grows_trees = decoder.config.recurrent is None
+        if decoder.config.recurrent is not None:
+            assert states is not None
+            layers = sum(decoder.config.recurrent.layers)
+            self._decoder.set_states(*(each[:layers] for each in states.arrays))
+
+    @property
+    def experts_read(self) -> int:
+        count: int = self._decoder.experts_read
+        return count
+
+    @property
+    def experts_fetched(self) -> int:
+        count: int = self._decoder.experts_fetched
+        return count
+
+    @property
+    def chosen_experts(self) -> list[Array]:
+        layers = [np.array(ids, np.int32) for ids in self._decoder.chosen_experts if ids]
+        return [ids.reshape(-1, self._per_token) for ids in layers]
+
+    def pack(
+        self,
+        spans: Sequence[Span],
+        block_tables: Sequence[Sequence[int]],
+        states: Sequence[StateSpan] = (),
+        adapters: Sequence[Any] = (),
+    ) -> Any:
+        self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
+        batch = self._decoder.pack(spans, block_tables, states)
+        if adapters:
+            self._decoder.adapt(batch, adapters)
+        return batch
+
+    def adapter(self, layers: AdaptedLayers) -> Any:
+        packer = AdapterPacker(CpuOps())
+        return self._native.Adapter(self._decoder, packer.layers(self._layers, layers))
+
+    def logits(self, batch: Any, taps: Taps, inputs: Floats | None) -> Floats:
+        logits: Floats = self._run(self._decoder.forward, batch, taps, inputs)
+        return logits
+
+    def write_kv(self, batch: Any, inputs: Floats) -> None:
+        self._native.set_threads(num_threads())
+        self._decoder.write_kv(batch, inputs)
+
+    def grow(
+        self, batch: Any, inputs: Floats | None, tap: int, growths: Sequence[Any], **options: Any
+    ) -> tuple[int, int, list[Any]]:
+        """See ``csrc/bind_grow.cpp``; ``growths`` have their slots and most depth as it says."""
+        self._native.set_threads(num_threads())
+        self._reach(max(start + depth for _, _, _, depth, _, start, _ in growths) + 1)
+        found: tuple[int, int, list[Any]] = self._native.grow(
+            self._decoder, batch, inputs, tap, growths=growths, **options
+        )
+        return found
+
+    def greedy(self, batch: Any, taps: Taps, inputs: Floats | None) -> list[int]:
+        tokens: list[int] = self._run(self._decoder.forward_greedy, batch, taps, inputs).tolist()
+        return tokens
+
+    def _run(
+        self, forward: Callable[..., Any], batch: Any, taps: Taps, inputs: Floats | None
+    ) -> Any:
+        self._native.set_threads(num_threads())
+        return forward(batch, inputs, taps.layers, taps.features)
+
+
+def _description(decoder: Decoder) -> dict[str, Any]:
+    """What ``csrc/bind_forward.cpp`` reads."""
+    c = decoder.config
+    numbers = (
+        *("hidden_size", "vocab_size", "num_logits", "num_heads", "attention_softcap"),
+        *("sliding_window", "norm_eps"),
+        *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_softcap"),
+        *("activation", "layer_norm", "gated_mlp", "parallel_residual", "qk_norm_last"),
+        *("window_chunks", "attention_gate", "gate_multiplier", "mlp_out_scale"),
+        "attention_out_scale",
+    )
+    return {
+        **{name: getattr(c, name) for name in numbers},
+        "max_len": decoder.max_len,
+        "attention_scale": c.scale,
+        "embedding": decoder.embedding,
+        "head": decoder.head,
+        "norm": _flat(decoder.norm),
+        "places": decoder.places,
+        "entry": None if decoder.entry is None else _entry(decoder.entry, c),
+        "altup": _altup(c.altup, decoder.altup),
+        "layer_inputs": _layer_inputs(c.layer_inputs, decoder.layer_inputs),
+        "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
+    }
+
+
+def _entry(entry: Entry, config: ModelConfig) -> dict[str, Any]:
+    return {
+        "token_norm": entry.token_norm,
+        "input_norm": entry.input_norm,
+        "join": entry.join,
+        "norm_before_residual": config.norm_before_residual,
+        "is_residual": config.entry == RESIDUAL,
+    }
+
+
+def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
+    rope, none = decoder.rotary(index), np.empty((decoder.max_len, 0), np.float32)
+    heads = decoder.config.heads_of(index)
+    return {
+        "head_dim": heads.dim,
+        "kv_heads": heads.kv_heads,
+        "has_values": heads.has_values,
+        "attends": decoder.config.has_attention(index),
+        "owns_kv": decoder.config.owns_kv(index),
+        "intermediate_size": decoder.config.mlp_width(index),
+        "v_norm": layer.v_norm,
+        "gate": layer.gate and layer.gate._asdict(),
+        "scale": layer.scale,
+        "altup": layer.altup and layer.altup._asdict(),
+        "sparse_deviations": decoder.config.sparse_deviations(index),
+        "qkv": layer.qkv,
+        "o": layer.o,
+        "gate_up": layer.gate_up,
+        "down": layer.down,
+        "latent": _latent(decoder.config.latent, layer.latent),
+        "recurrent": _recurrent(decoder.config.recurrent_of(index), layer.recurrent),
+        "mixture": _mixture(decoder.config.experts_of(index), layer.mixture),
+        "input_norm": _flat(layer.input_norm),
+        "mlp_norm": _flat(layer.mlp_norm),
+        "post_attention_norm": _flat(layer.post_attention_norm),
+        "post_mlp_norm": _flat(layer.post_mlp_norm),
+        "learnt": layer.learnt,
+        "sinks": layer.sinks,
+        **_head_norms(decoder.config, layer.qk_norm),
+        "cos": none if rope is None else rope.cos,
+        "sin": none if rope is None else rope.sin,
+        "q_scale": None if rope is None else rope.q_scale,
+        "sliding": decoder.config.is_sliding(index),
+        "ahead": decoder.config.sees_ahead(index),
+    }
+
+
+def _altup(altup: AltUp | None, weights: AltUpEnds | None) -> dict[str, Any] | None:
+    if altup is None or weights is None:
+        return None
+    return {"streams": altup.streams, "active": altup.active, **weights._asdict()}
+
+
+def _layer_inputs(
+    inputs: LayerInputs | None, weights: LayerInputWeights | None
+) -> dict[str, Any] | None:
+    if inputs is None or weights is None:
+        return None
+    names = ("width", "layers", "vocab_size", "multiplier")
+    return {**{name: getattr(inputs, name) for name in names}, **weights._asdict()}
+
+
+def _flat(norm: Floats | None) -> Floats | None:
+    """Weights and, of a layer norm, biases after them."""
+    return None if norm is None else norm.reshape(-1)
+
+
+def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
+    """From a row per head, which is equal for all query and for all key heads or is not."""
+    whole = config.qk_norm_whole
+    if norms is None:
+        return {"q_norm": None, "k_norm": None, "norms_whole": False}
+    heads = config.num_heads
+    q, k = (norms[:heads], norms[heads:]) if whole else (norms[0], norms[-1])  # or queries alone
+    flat = np.ascontiguousarray
+    return {"q_norm": flat(q).reshape(-1), "k_norm": flat(k).reshape(-1), "norms_whole": whole}
+
+
+def _latent(latent: Latent | None, weights: LatentWeights | None) -> dict[str, Any] | None:
+    if latent is None or weights is None:
+        return None
+    names = ("rank", "q_rank", "nope_dim", "rope_dim", "value_dim")
+    return {
+        **{name: getattr(latent, name) for name in names},
+        **weights._asdict(),
+        "norm_eps": latent.NORM_EPS,
+    }
+
+
+def _recurrent(shape: Recurrent | None, weights: RecurrentWeights | None) -> dict[str, Any] | None:
+    if shape is None or weights is None:
+        return None
+    names = (
+        "kind",
+        "heads",
+        "groups",
+        "key_dim",
+        "value_dim",
+        "kernel",
+        "beta_scale",
+        "least_step",
+        "out_scale",
+    )
+    # The delta rule norms each head by itself.
+    each_head = shape.heads if shape.kind == DELTA else 1
+    norm = None if weights.norm is None else np.tile(weights.norm, each_head)
+    return {
+        **{name: getattr(shape, name) for name in names},
+        **weights._asdict(),
+        "conv": weights.conv.reshape(-1),
+        "norm": norm,
+        "norm_kind": shape.norm,
+        "norm_groups": shape.norm_groups * each_head,
+        "norm_eps": shape.norm_eps,
+    }
+
+
+def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any] | None:
+    if experts is None or mixture is None:
+        return None
+    names = (
+        *("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate"),
+        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum", "jitter"),
+        "weighs_inputs",
+    )
+    return {
+        **{name: getattr(experts, name) for name in names},
+        "router": mixture.router,
+        "experts": [each._asdict() for each in mixture.experts],
+        "shared": mixture.shared and mixture.shared._asdict(),
+        "choice_bias": mixture.choice_bias,
+        "scales": mixture.scales,
+        "norms": mixture.norms and mixture.norms._asdict(),
+    }

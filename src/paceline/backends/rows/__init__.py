@@ -1,0 +1,1 @@
+"""The readable backend in torch, row by row."""

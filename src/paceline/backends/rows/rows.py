@@ -1,0 +1,356 @@
+"""A decoder's steps over a backend of row ops (:mod:`paceline.backends.rows.row_ops`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from paceline.backends.rows.row_altup import (
+    corrected,
+    gathered,
+    low_rank,
+    predicted,
+    sparse,
+    spread,
+)
+from paceline.backends.rows.row_mixture import Routing, mixed
+from paceline.backends.rows.row_ops import AddedLayers, RowOps, Tensor
+from paceline.backends.rows.row_recurrent import recurrent
+from paceline.models.config import RESIDUAL
+from paceline.models.decoder import Decoder
+from paceline.models.latent import LatentWeights
+from paceline.models.layer_inputs import LayerGate
+from paceline.models.rope import RotaryTable
+from paceline.models.weights import Layer
+
+
+class Heads(NamedTuple):
+    """What attention reads of rows.
+
+    Attributes:
+        q, k, v: queries, keys and values ``[rows, heads, head_dim]``; ``k`` and ``v`` are None
+            where the layer reads those of another.
+        gate: what weighs the result through a sigmoid, ``[rows, heads * head_dim]``; None: nothing.
+    """
+
+    q: Tensor
+    k: Tensor | None
+    v: Tensor | None
+    gate: Tensor | None = None
+
+
+class Angles(NamedTuple):
+    """How heads are rotated at some positions.
+
+    Attributes:
+        cos, sin: ``[rows, 1, rotary_dim]``.
+        q_scale: of queries, ``[rows, 1, 1]``; None: 1.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    q_scale: Tensor | None
+
+    @staticmethod
+    def of(table: RotaryTable, positions: Tensor) -> Angles:
+        scale = None if table.q_scale is None else table.q_scale[positions].view(-1, 1, 1)
+        return Angles(table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1), scale)
+
+
+def _nothing(layer: int, x: Tensor) -> None:
+    """Of hidden states that nobody wants."""
+
+
+def _by_head(ops: RowOps, x: Tensor, linears: Sequence[Any]) -> Tensor:
+    """Rows ``[rows, heads, in]`` through a linear of each head, ``[rows, heads, out]``."""
+    heads = x.unbind(1)
+    found = [ops.row_linear(h.contiguous(), w) for h, w in zip(heads, linears, strict=True)]
+    return torch.stack(found, dim=1)
+
+
+class Rows:
+    """The steps of a decoder over a backend of row ops, which packed its weights.
+
+    Attributes:
+        head_tokens: which token each column of the logits is, int64 in host memory; None where
+            column i is token i.
+        routed: how the rows of the latest :meth:`hidden` were routed, for each layer that is a
+            mixture.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self.config = decoder, decoder.config
+        self.ops = cast(RowOps, decoder.ops)
+        self.routed: list[Routing] = []
+        self._adapters: Sequence[tuple[Tensor, AddedLayers]] = ()
+        head = decoder.pruned_head
+        self.head_tokens = None if head is None else torch.from_numpy(head.token_ids)
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        batch: Any,
+        inputs: Tensor | None = None,
+        take: Callable[[int, Tensor], None] = _nothing,
+        adapters: Sequence[tuple[Tensor, AddedLayers]] = (),
+    ) -> Tensor:
+        """Run the layers.
+
+        Args:
+            input_ids, positions: ``[rows]`` int64, padded to a multiple of ``ops.row_multiple``.
+            batch: the backend's own attention metadata for these rows.
+            inputs: ``[rows, hidden_size]`` float32 of the rows of a decoder that has an entry.
+            take: gets each residual stream, after its number as :mod:`paceline.models.taps` counts.
+            adapters: of some rows what is added to the layers' linears; no row is in two of them.
+
+        Returns:
+            ``[rows, hidden_size]`` float32, after the final norm.
+        """
+        c, ops = self.config, self.ops
+        self.routed.clear()
+        self._adapters = adapters
+        x, joined = self._enter(input_ids, inputs)
+        if self._decoder.places is not None and c.entry != RESIDUAL:
+            x = x + self._decoder.places[positions]
+        angles = self._angles(positions)
+        told = self._layer_inputs(input_ids, x)
+        streams = spread(self._decoder, x)
+        for index, layer in enumerate(self._decoder.layers):
+            take(index, x)
+            if streams is not None:
+                streams, x = predicted(layer, streams, c, ops)
+            read = self._normed(x, layer.input_norm) if index or joined is None else joined
+            entered = x
+            if c.has_mixer(index):
+                branch = self._mixed(index, layer, read, angles[index], batch)
+                x = x + self._scaled(self._normed(branch, layer.post_attention_norm))
+            if streams is not None:
+                x = (x + low_rank(layer, read, c, ops)) * 0.5**0.5
+            if c.has_mlp(index):
+                x = self._fed_forward(index, layer, x, entered if c.parallel_residual else x)
+            own = None if told is None else told[:, index]
+            if streams is not None:
+                streams, x = self._corrected(layer, streams, x, own)
+            else:
+                x = self._told(layer, x, own)
+        if streams is not None:
+            x = gathered(self._decoder, streams)
+        take(len(self._decoder.layers), x)
+        x = self._normed(x, self._decoder.norm)
+        take(len(self._decoder.layers) + 1, x)
+        return x
+
+    def write_kv(self, positions: Tensor, inputs: Tensor, batch: Any) -> None:
+        """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
+        angles = self._angles(positions)
+        for index, layer in enumerate(self._decoder.layers):
+            heads = self._heads(index, layer, inputs, angles[index])
+            assert heads.k is not None
+            assert heads.v is not None
+            self.ops.write_kv(index, heads.k, heads.v, batch)
+
+    def _angles(self, positions: Tensor) -> list[Angles | None]:
+        """How each layer rotates heads at the positions; None where it does not."""
+        # All of them: asking a GPU for the last position would make it wait.
+        self._decoder.reach(self._decoder.max_len)
+        tables = [self._decoder.rotary(index) for index in range(len(self._decoder.layers))]
+        found = {table: Angles.of(table, positions) for table in tables if table is not None}
+        return [None if table is None else found[table] for table in tables]
+
+    def _enter(self, input_ids: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The residual stream that enters layer 0, and what it reads instead of its norm."""
+        c, ops, entry = self.config, self.ops, self._decoder.entry
+        if c.entry == RESIDUAL:
+            assert inputs is not None
+            return inputs, None
+        x = ops.embedding(input_ids, self._decoder.embedding)
+        if c.embedding_multiplier != 1.0:
+            x = x * c.embedding_multiplier
+        assert (entry is None) == (inputs is None), "inputs are for decoders that have an entry"
+        if entry is None or inputs is None:
+            return x, None
+        normed = self._normed(inputs, entry.input_norm)
+        joined = torch.cat((self._normed(x, entry.token_norm), normed), dim=1)
+        if entry.join is not None:
+            return ops.row_linear(joined, entry.join), None
+        return normed if c.norm_before_residual else inputs, joined
+
+    def _layer_inputs(self, input_ids: Tensor, x: Tensor) -> Tensor | None:
+        """The inputs that layers have besides ``x``, ``[rows, layers, width]``; None: none."""
+        c, ops, weights = self.config, self.ops, self._decoder.layer_inputs
+        if c.layer_inputs is None or weights is None:
+            return None
+        known = torch.where(input_ids < c.layer_inputs.vocab_size, input_ids, 0)
+        token = ops.embedding(known, weights.embedding) * c.layer_inputs.multiplier
+        read = ops.row_linear(x, weights.projection) * c.hidden_size**-0.5
+        shape = (len(x), -1, c.layer_inputs.width)
+        normed = ops.rms_norm(read.view(shape), weights.norm, c.norm_eps)
+        found: Tensor = (normed + token.view(shape)) * 0.5**0.5
+        return found
+
+    def _told(self, layer: Layer, x: Tensor, told: Tensor | None) -> Tensor:
+        """The residual stream that leaves a layer, with the layer's input ``[rows, width]``."""
+        if layer.gate is not None and told is not None:
+            x = x + self._gated(layer.gate, x, told)
+        return x if layer.scale == 1.0 else x * layer.scale
+
+    def _gated(self, weights: LayerGate, x: Tensor, told: Tensor) -> Tensor:
+        """What a layer's input adds to the residual stream ``x``."""
+        ops = self.ops
+        gate = ops.activation(ops.row_linear(x, weights.gate), self.config.activation, None)
+        return self._normed(ops.row_linear(gate * told, weights.projection), weights.norm)
+
+    def _corrected(
+        self, layer: Layer, streams: Tensor, x: Tensor, told: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """All streams, and the active one, after a layer that made ``x`` of it.
+
+        Its input is added to all streams but the first.
+        """
+        c = self.config
+        assert c.altup is not None
+        assert layer.altup is not None
+        assert layer.gate is not None
+        assert told is not None
+        streams = corrected(layer, streams, x, c, self.ops)
+        first = streams[:, c.altup.active]
+        scaled = first if layer.altup.scale is None else first * layer.altup.scale
+        more = self._gated(layer.gate, scaled, told)
+        streams = torch.cat((streams[:, :1], streams[:, 1:] + more.unsqueeze(1)), dim=1)
+        return streams, streams[:, c.altup.active]
+
+    def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        if norm is None:
+            return x
+        if self.config.layer_norm:
+            return self.ops.layer_norm(x, norm[0], norm[1], self.config.norm_eps)
+        return self.ops.rms_norm(x, norm, self.config.norm_eps)
+
+    def _linear(self, index: int, name: str, x: Tensor) -> Tensor:
+        """A linear of a layer, with what the rows' adapters add."""
+        ops = self.ops
+        y = ops.row_linear(x, getattr(self._decoder.layers[index], name))
+        for rows, layers in self._adapters:
+            for outputs, down, up, scale in layers[index].get(name, ()):
+                more = ops.row_linear(ops.row_linear(x[rows], down), up) * scale
+                y[rows, outputs] += more
+        return y
+
+    def _heads(self, index: int, layer: Layer, read: Tensor, angles: Angles | None) -> Heads:
+        """What a layer's attention reads of rows."""
+        c, ops = self.config, self.ops
+        if layer.latent is not None:
+            return self._latent_heads(layer.latent, layer.qkv, read, angles)
+        dim, kv_heads, has_values = c.heads_of(index)
+        qkv = self._linear(index, "qkv", read)
+        heads = qkv.view(len(read), -1, dim)  # queries, then keys, values and gates
+        own = kv_heads if c.owns_kv(index) else 0
+        turned = c.num_heads + own
+        ends = turned + (own if has_values else 0)
+        qk, v = heads[:, :turned], heads[:, turned if has_values else c.num_heads : ends]
+        gate = heads[:, ends:].flatten(1) if c.attention_gate else None
+        if layer.qk_norm is not None and not c.qk_norm_last:
+            qk = self._normed_heads(qk, layer.qk_norm)
+        if angles is not None:
+            qk = ops.rotary(qk, angles.cos, angles.sin)
+        if layer.qk_norm is not None and c.qk_norm_last:
+            qk = self._normed_heads(qk, layer.qk_norm)
+        q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
+        if angles is not None and angles.q_scale is not None:
+            q = q * angles.q_scale
+        if not own:
+            return Heads(q, None, None, gate)
+        v = v if layer.v_norm is None else ops.rms_norm(v, layer.v_norm, c.norm_eps)
+        return Heads(q, k, v, gate)
+
+    def _latent_heads(
+        self, weights: LatentWeights, first: Any, read: Tensor, angles: Angles | None
+    ) -> Heads:
+        """As :meth:`_heads`: queries of keys that are rotated dimensions and latents."""
+        c, ops, latent = self.config, self.ops, self.config.latent
+        assert latent is not None
+        assert angles is not None
+        down = ops.row_linear(read, first)
+        q, kv, k_rope = (x.contiguous() for x in down.split(latent.first_widths(c.num_heads), 1))
+        if weights.q_b is not None:
+            q = ops.row_linear(ops.rms_norm(q, weights.q_norm, latent.NORM_EPS), weights.q_b)
+        q = q.view(len(q), c.num_heads, -1)
+        q_nope, q_rope = q.split((latent.nope_dim, latent.rope_dim), dim=2)
+        reads = _by_head(ops, q_nope, weights.k_b)
+        kv = ops.rms_norm(kv, weights.kv_norm, latent.NORM_EPS)
+        key = torch.cat((k_rope, kv), dim=1).unsqueeze(1)
+        heads = torch.cat((torch.cat((q_rope, reads), dim=2), key), dim=1)
+        heads = ops.rotary(heads, angles.cos, angles.sin)
+        return Heads(heads[:, :-1], heads[:, -1:], heads[:, -1:])
+
+    def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
+        """Queries and keys ``[rows, heads + kv_heads, head_dim]`` after their norms."""
+        c, ops = self.config, self.ops
+        if not c.qk_norm_whole:
+            return ops.rms_norm(qk, norm, c.norm_eps)
+        sizes = (c.num_heads, c.num_kv_heads)
+        normed = [
+            ops.rms_norm(heads.flatten(1), weight.flatten(), c.norm_eps)
+            for heads, weight in zip(qk.split(sizes, dim=1), norm.split(sizes), strict=True)
+        ]
+        return torch.cat(normed, dim=1).view(qk.shape)
+
+    def _mixed(
+        self, index: int, layer: Layer, read: Tensor, angles: Angles | None, batch: Any
+    ) -> Tensor:
+        """What a layer's recurrence or attention makes of rows behind its norm."""
+        c, shape = self.config, self.config.recurrent_of(index)
+        if shape is None or layer.recurrent is None:
+            return self._attended(index, layer, self._heads(index, layer, read, angles), batch)
+        before = sum(shape.layers[:index])
+        found = recurrent(before, layer.recurrent, read, shape, batch.recurrent, self.ops)
+        if not shape.beside:
+            return found
+        attended = self._attended(index, layer, self._heads(index, layer, read, angles), batch)
+        return found + attended * c.attention_out_scale
+
+    def _attended(self, index: int, layer: Layer, heads: Heads, batch: Any) -> Tensor:
+        c, ops = self.config, self.ops
+        attended = ops.attention(index, heads.q, heads.k, heads.v, c, batch, layer.sinks)
+        if heads.gate is not None:
+            attended = attended * ops.sigmoid(heads.gate)
+        if layer.latent is not None and c.latent is not None:
+            latents = attended.view(len(attended), c.num_heads, -1)[..., c.latent.rope_dim :]
+            attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
+        return self._linear(index, "o", attended)
+
+    def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
+        """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
+        c, ops = self.config, self.ops
+        read = self._normed(stream, layer.mlp_norm)
+        if layer.mixture is not None:
+            mlp, routing = mixed(layer.mixture, read, stream, c, ops)
+            self.routed.append(routing)
+        else:
+            mlp = sparse(self._linear(index, "gate_up", read), c.sparse_deviations(index))
+            if c.gate_multiplier != 1.0:
+                gate, up = mlp.chunk(2, dim=1)
+                mlp = torch.cat((gate * c.gate_multiplier, up), dim=1)
+            if c.gated_mlp:
+                mlp = ops.gated_activation(mlp, c.activation)
+            else:
+                mlp = ops.activation(mlp, c.activation, layer.learnt)
+            mlp = self._linear(index, "down", mlp)
+            if c.mlp_out_scale != 1.0:
+                mlp = mlp * c.mlp_out_scale
+        return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        m = self.config.residual_multiplier
+        return branch if m == 1.0 else branch * m
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[rows, hidden_size]`` (padded like the batch) to ``[rows, num_logits]`` float32."""
+        c = self.config
+        logits = self.ops.row_linear(hidden, self._decoder.head)
+        if c.logits_divisor != 1.0:
+            logits = logits / c.logits_divisor
+        return self.ops.softcap(logits, c.logits_softcap) if c.logits_softcap else logits

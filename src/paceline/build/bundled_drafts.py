@@ -1,0 +1,178 @@
+"""Drafts that come with a model: an MTP layer among its tensors, and what lies in folders of its.
+
+Those are ``speculators/`` inside the model's folder, and one beside it that is called like the
+model, with ``.speculators`` in place of ``.gguf`` or at its end. The catalogue may name others for
+a model that has a name there. Owns where drafts are looked for and which of them can run: heads,
+draft models, parallel drafts and files of n-grams.
+
+A ``config.json`` may carry what the `speculators` library writes (``speculators_model_type``,
+``speculators_config``), as vLLM reads it. Imports nothing slow.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.config.methods import HEAD_METHODS
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.loading.gguf.names import HEADS
+from paceline.loading.gguf.shard_names import is_later_shard, sibling_shards
+from paceline.loading.head_kinds import MTP, head_kind
+from paceline.loading.names import find_model
+from paceline.models.config import MASK_TOKEN_KEYS
+from paceline.models.mtp_names import mtp_part
+
+log = logging.getLogger(__name__)
+
+FOLDER = "speculators"
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 1 << 25
+_GGUF_MTP = b".nextn."
+"""Is in the names of a GGUF file's tensors where one is of an MTP layer."""
+_FIRST_LAYER = "model.layers.0."
+_NGRAM_SUFFIX, _GGUF_SUFFIX = ".ngram", ".gguf"
+_FOREIGN_NGRAMS = "model.bin"
+_PLAIN_TYPES = (None, "independent")
+"""Drafts that are language models of their own."""
+
+
+def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
+    """The drafts of a model's folder or GGUF file, or of a name; empty for a hub id.
+
+    A draft that cannot be used is left out, and the log says why.
+    """
+    path = Path(os.path.expanduser(model))
+    entry = None if os.path.exists(path) else find_model(model)
+    path = path if entry is None else entry.place
+    is_there = os.path.exists(path)  # no for what no file can be called, or nobody may look at
+    places = _places(path) if is_there else []
+    named = () if entry is None else map(Path, entry.drafts)
+    files = [path for place in (*places, *named) for path in _draft_files(place)]
+    beside = (config for path in files if (config := _usable(path)) is not None)
+    return (*([_parsed(method=MTP)] if is_there and _has_mtp_layer(path) else []), *beside)
+
+
+def _has_mtp_layer(model: Path) -> bool:
+    """Whether there is one that can run.
+
+    False also for a model that cannot be read, of which its loader says what is wrong.
+    """
+    from paceline.loading.stored_names import stored_names  # reads GGUF files with numpy
+
+    try:
+        files = sibling_shards(model) if model.is_file() else []
+        if files and not any(_mentions(file, _GGUF_MTP) for file in files):
+            return False  # without parsing its vocabulary, which takes as long as loading it
+        part = mtp_part(stored_names(model))
+    except (OSError, ValueError, RecursionError, PacelineError):
+        return False
+    if part is not None and part.foreign is not None:
+        log.info("the MTP layer of %s drafts nothing: it has %s", model, part.foreign)
+    return part is not None and part.foreign is None
+
+
+def _is_mtp_layer(file: Path) -> bool:
+    """Whether a GGUF file has a model's MTP layer and none of the layers before it."""
+    from paceline.loading.stored_names import stored_names  # reads GGUF files with numpy
+
+    if not _mentions(file, _GGUF_MTP):
+        return False
+    names = stored_names(file)
+    return mtp_part(names) is not None and not any(n.startswith(_FIRST_LAYER) for n in names)
+
+
+def _mentions(file: Path, word: bytes) -> bool:
+    with file.open("rb") as opened:
+        size = min(_MAX_HEADER_BYTES, file.stat().st_size)
+        with mmap(opened.fileno(), size, access=ACCESS_READ) as data:
+            return data.find(word) >= 0
+
+
+def _places(model: Path) -> list[Path]:
+    """The folders that drafts of a model may lie in."""
+    name = model.resolve().name.removesuffix(".gguf")
+    folders = [model / FOLDER, model.resolve().parent / f"{name}.{FOLDER}"]
+    return [
+        place
+        for folder in folders
+        if folder.is_dir()
+        for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
+    ]
+
+
+def _draft_files(place: Path) -> list[Path]:
+    """Files that are a draft, or show that there is one: a configuration, n-grams, GGUF."""
+    ngrams = sorted(place.glob(f"*{_NGRAM_SUFFIX}")) or [place / _FOREIGN_NGRAMS]
+    found = (place / "config.json", *ngrams, *sorted(place.glob(f"*{_GGUF_SUFFIX}")))
+    return [path for path in found if path.is_file() and not is_later_shard(path)]
+
+
+def _usable(path: Path) -> SpeculativeConfig | None:
+    try:
+        if path.suffix == _NGRAM_SUFFIX:
+            return _parsed(method="ngram_model", model=str(path))
+        if path.name == _FOREIGN_NGRAMS:
+            raise ConfigError(
+                "n-grams of another program have to be converted: paceline train ngram "
+                f"--target MODEL --import-uzu {path} -o {path.with_suffix(_NGRAM_SUFFIX)}"
+            )
+        return draft_at(path if path.suffix == _GGUF_SUFFIX else path.parent)
+    except (OSError, ValueError, PacelineError) as error:
+        log.warning("the draft in %s is not used: %s", path.parent, error)
+        return None
+
+
+def _parsed(**said: object) -> SpeculativeConfig:
+    (config,) = parse_speculative_config(said)
+    return config
+
+
+def draft_at(place: Path) -> SpeculativeConfig:
+    """The head, draft model or parallel draft of a folder, by its ``config.json``, or of a file.
+
+    A file may be the MTP layer of a model alone, as llama.cpp's converter writes it for drafting.
+
+    Raises:
+        OSError, ValueError, PacelineError: the configuration is unreadable, or of a kind that does
+            not run here.
+    """
+    if place.is_file():
+        from paceline.loading.gguf.container import read_architecture  # by numpy, which is slow
+
+        kind = read_architecture(place)
+        method = kind if kind in HEADS else MTP if _is_mtp_layer(place) else "draft_model"
+        return _parsed(method=method, model=str(place))
+    path = place / "config.json"
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        raise ValueError(f"its config.json has more than {_MAX_CONFIG_BYTES} bytes")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(config, Mapping):
+        raise ValueError("its config.json is not an object")
+    kind = config.get("speculators_model_type")
+    head = head_kind(config)
+    if head is None and kind not in _PLAIN_TYPES:
+        raise ConfigError(
+            f"it is of type {kind!r}; language models and heads of type {', '.join(HEAD_METHODS)} "
+            "run here"
+        )
+    is_parallel = any(config.get(key) not in (None, []) for key in MASK_TOKEN_KEYS)
+    method = head or ("parallel_draft" if is_parallel else "draft_model")
+    wanted = _proposed_tokens(config)
+    count = {} if wanted is None else {"num_speculative_tokens": wanted}
+    return _parsed(method=method, model=str(place), **count)
+
+
+def _proposed_tokens(config: Mapping[str, Any]) -> int | None:
+    """How many tokens the draft was trained to propose, if its configuration says so."""
+    inner = config.get("speculators_config")
+    methods = inner.get("proposal_methods") if isinstance(inner, Mapping) else None
+    first = methods[0] if isinstance(methods, list) and methods else None
+    count = first.get("speculative_tokens") if isinstance(first, Mapping) else None
+    return count if isinstance(count, int) else None

@@ -1,0 +1,1 @@
+"""What a model remembers of its texts: blocks of keys and values, states, shared prefixes."""

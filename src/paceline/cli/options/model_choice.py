@@ -1,0 +1,70 @@
+"""The model of a command that names none: a person is asked, others are told what there is.
+
+Imports nothing slow.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import typer
+
+from paceline.cli.terminal.display import printable
+from paceline.core.errors import ConfigError
+from paceline.loading.embedded import EMBEDDED
+from paceline.loading.names import all_models
+
+SMALL = "smollm2"
+"""The model to begin with."""
+
+
+def with_model(options: Any, command: str) -> Any:
+    """A command's options with the model that they, ``--embedded`` or a person names.
+
+    Args:
+        options: a :class:`~paceline.cli.options.options.ModelOptions`.
+        command: as it was typed, with the program's name.
+
+    Raises:
+        ConfigError: the command needs a model, and there is none or there are two.
+    """
+    if options.embedded:
+        if options.model:
+            raise ConfigError(
+                f"MODEL is {options.model!r}, and --embedded names one as well: write "
+                f"{command} {EMBEDDED}, and what follows behind it"
+            )
+        return replace(options, model=EMBEDDED)
+    if options.model or not options.needs_model:
+        return options
+    return replace(options, model=needed_model(None, command))
+
+
+def needed_model(model: str | None, command: str) -> str:
+    """The model, if need be as a person at the terminal answers.
+
+    Raises:
+        ConfigError: there is none, and nobody to ask; the message lists those that have a name.
+    """
+    if model is not None:
+        return model
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{command} needs a model. {advice_on_models(command)}")
+    typer.echo(printable(model_list()), err=True)
+    answer: str = typer.prompt("Which model", default=SMALL, err=True)
+    return answer
+
+
+def advice_on_models(command: str) -> str:
+    """What to type instead of a command without its model."""
+    return f"Try: {command} {SMALL}\n{model_list()}"
+
+
+def model_list() -> str:
+    """The models that have a name, one a line, and what else a model may be."""
+    entries = all_models()
+    width = max(len(entry.name) for entry in entries) + 2
+    lines = [f"  {entry.name.ljust(width)}{entry}" for entry in entries]
+    return "\n".join([*lines, "  or a folder, a GGUF file, or a hub id such as org/name"])

@@ -1,0 +1,1 @@
+"""Commands that find out what is fast, and why."""

@@ -1,0 +1,1 @@
+"""What commands print, and how it fits a terminal."""

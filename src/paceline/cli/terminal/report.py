@@ -1,0 +1,162 @@
+"""The figures of a run and the JSON document that carries them. Counts; derives every ratio."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.speedup import Arm
+
+if TYPE_CHECKING:
+    from paceline.api.llm import LLM
+    from paceline.api.outputs import GenerationOutput
+    from paceline.request.sampling_params import SamplingParams
+
+
+COUNTERS = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
+"""Of :class:`~paceline.request.metrics.SpeculationCounters`, those that figures sum up."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one arm did: wall seconds, and counters summed over its requests.
+
+    Attributes:
+        longest_steps: of the request with the most steps, summed over runs.
+    """
+
+    seconds: float = 0.0
+    output_tokens: int = 0
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    longest_steps: int = 0
+
+    def add(self, seconds: float, outputs: Sequence[GenerationOutput]) -> None:
+        """Count the outputs of a run that took this long."""
+        self.seconds += seconds
+        for output in outputs:
+            for completion in output.completions:
+                self.output_tokens += len(completion.token_ids)
+                for name in COUNTERS:
+                    count = getattr(self, name) + getattr(completion.counters, name)
+                    setattr(self, name, count)
+        steps = (each.counters.num_steps for output in outputs for each in output.completions)
+        self.longest_steps += max(steps, default=0)
+
+    def measure(
+        self,
+        llm: LLM,
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        on_finished: Callable[[int], None] | None = None,
+        lora: str | None = None,
+    ) -> list[GenerationOutput]:
+        """Answer prompts at once, and count the answers."""
+        began = time.perf_counter()
+        outputs: list[GenerationOutput] = llm.generate(
+            prompts, params, on_finished=on_finished, lora=lora
+        )
+        self.add(time.perf_counter() - began, outputs)
+        return outputs
+
+    def add_figures(self, other: Figures) -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.output_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return self.output_tokens / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def arm(self) -> Arm:
+        """What decides how much faster one arm was than another."""
+        return Arm(self.seconds, self.num_steps, self.longest_steps, self.num_draft_tokens)
+
+    def document(self) -> dict[str, Any]:
+        """The counters and what follows from them, as JSON takes it."""
+        return {
+            **asdict(self),
+            "tokens_per_second": self.tokens_per_second,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+        }
+
+
+def check_answered(outputs: Sequence[GenerationOutput]) -> list[GenerationOutput]:
+    """The same outputs; raises the error of one that failed: its tokens are no measurement."""
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return list(outputs)
+
+
+def engine_facts(llm: LLM) -> dict[str, Any]:
+    """What every document says of the engine that made its figures."""
+    return {
+        "device": llm.config.device,
+        "model": llm.model,
+        "dtype": llm.config.dtype,
+        "backend": llm.backend,
+        "speculative_config": [asdict(config) for config in llm.config.speculative],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a run reports.
+
+    Attributes:
+        plain: None unless an arm decoded without speculation.
+        speculative: None unless an arm decoded with it.
+        identical: None unless both did.
+        outputs: of the speculative arm if there is one, one per prompt.
+    """
+
+    outputs: Sequence[GenerationOutput]
+    plain: Figures | None = None
+    speculative: Figures | None = None
+    identical: bool | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        if self.plain is None or self.speculative is None or not self.speculative.seconds:
+            return None
+        return self.plain.seconds / self.speculative.seconds
+
+    def document(self, llm: LLM, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """As JSON takes it; ``settings`` are further facts about the run, such as the seed."""
+        return {
+            **engine_facts(llm),
+            "promises_identity": llm.promises_identity,
+            **settings,
+            "num_prompts": len(self.outputs),
+            "plain": self.plain.document() if self.plain else None,
+            "speculative": self.speculative.document() if self.speculative else None,
+            "speedup": self.speedup,
+            "identical": self.identical,
+            "outputs": [_output(i, output) for i, output in enumerate(self.outputs)],
+        }
+
+
+def _output(index: int, output: GenerationOutput) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "prompt_index": index,
+        "token_ids": output.token_ids,
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+    }
+    if output.error is not None:
+        found["error"] = str(output.error)
+    return found

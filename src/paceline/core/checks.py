@@ -1,0 +1,78 @@
+"""Checks that every configuration makes of its values. Knows no configuration."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.installation import install_command
+
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"-?(?:{_PART.pattern})+")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(value: object) -> float:
+    """Seconds in ``300``, ``"300"``, ``"5m"`` or ``"1h30m"``; infinite where it is negative."""
+    text = str(value).strip()
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+        text = ""
+    if _DURATION.fullmatch(text):
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+        return math.inf if text.startswith("-") else seconds
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ConfigError(
+            f"{str(value)[:40]!r} is not a duration; write seconds, 5m or 1h30m, or -1 for no limit"
+        )
+    return math.inf if seconds < 0 else seconds
+
+
+def check_number(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    kind: type = int,
+    error: type[PacelineError] = ConfigError,
+) -> None:
+    """Raise ``error`` unless a value is a number in its range.
+
+    ``kind`` int wants a whole number; float takes either. Booleans are neither.
+    """
+    allowed = (int, float) if kind is float else int
+    if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
+        what = "numbers" if kind is float else "whole numbers"
+        raise error(f"{name} is {value!r}; allowed: {what} from {low} to {high}")
+
+
+def check_output(path: str | Path) -> None:
+    """Raise :class:`ConfigError` unless a file could be there: its folder is, and it is none."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {folder}")
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
+
+
+def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
+    """Raise :class:`ConfigError` unless a value is one of those allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+def require_torch(purpose: str) -> None:
+    """Raise :class:`ConfigError` where torch is not installed."""
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise ConfigError(
+            f"{purpose}, which needs torch ({error}): {install_command('torch')}"
+        ) from error

@@ -1,0 +1,309 @@
+"""One way to open a model: a folder, a GGUF file, a name, or a hub id.
+
+Owns what a source *is*; the formats are read elsewhere. Builds no decoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.core.json_file import HEAD_BYTES, check_fetched, read_json, read_text
+from paceline.core.reading import checked_path, read_as
+from paceline.loading.catalogue import similar_names
+from paceline.loading.fetching import named_model
+from paceline.loading.gguf.file import MAGIC, load_gguf
+from paceline.loading.head_kinds import head_kind
+from paceline.loading.hub import hub_place, is_hub_id
+from paceline.loading.quantised.methods import schemes_of, split_quantisation
+from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.safetensors_files import SafetensorsFolder
+from paceline.loading.stored_names import base_names
+from paceline.loading.tied_head import EMBEDDING, HEAD, name_embedding, with_stored_head
+from paceline.models.config import ModelConfig
+from paceline.models.families.config_json import (
+    config_from_hf,
+    layout_from_hf,
+    with_tied_embeddings,
+)
+from paceline.models.families.fields import Fields
+from paceline.models.families.layout import PLAIN, LaidOutTensors
+from paceline.models.latent import LatentTensors
+from paceline.models.packed_format import PackedFormat, folder_format
+from paceline.models.pooling import folder_pooling
+from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
+from paceline.tensors.arrays import Array
+from paceline.tensors.expert_tensors import ALTUP_STACK, ExpertTensors
+from paceline.tensors.stored import RenamedTensors, StoredTensors
+from paceline.text.chat_templates import MAX_TEMPLATE_CHARS
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer_files import has_tokenizer_files
+
+if TYPE_CHECKING:
+    from paceline.models.decoder import Decoder
+
+log = logging.getLogger(__name__)
+LOAD_FORMATS = ("mmap", "memory")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model as it was found.
+
+    Attributes:
+        config: its shape and flags.
+        tensors: lazy mapping from Hugging Face names to tensors; a lookup of what is not there
+            raises :class:`ModelLoadError`.
+        tokenizer: None where there is none, or it was not asked for.
+        name: for banners and listings: the folder's, the file's, the catalogue's, or the hub id.
+        pooling: how it was trained to make one vector of a text; empty where no file says it.
+        generation: the model's own generation defaults, by their Hugging Face names.
+        card: sampling that its makers' card recommends, where the model has a name.
+        hf_config: the configuration as a ``config.json`` would say it of unquantised weights, dtype
+            included.
+        is_quantised: whether most of the weights are stored in quantised formats.
+        main_format: of a GGUF file, the one that holds most of the weights, such as ``Q4_1``.
+        packed: how ``paceline convert`` packed the weights; None where it did not.
+        files: that say what the weights are; none where they were given in memory.
+        decoders: those that engines made of it and still use, by how they compute.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, Array]
+    tokenizer: Tokenizer | None
+    name: str
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    card: Mapping[str, float] = field(default_factory=dict)
+    hf_config: Mapping[str, Any] = field(default_factory=dict)
+    is_quantised: bool = False
+    main_format: str = ""
+    packed: PackedFormat | None = None
+    pooling: str = ""
+    files: tuple[Path, ...] = ()
+    decoders: WeakValueDictionary[object, Decoder] = field(
+        default_factory=WeakValueDictionary, init=False, repr=False, compare=False
+    )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights as they are stored."""
+        if isinstance(self.tensors, StoredTensors):
+            return self.tensors.num_bytes()
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def arithmetic(self, dtype: str) -> str:
+        """A resolved ``dtype`` for people: in place of ``file`` the format that the file has."""
+        return (self.main_format if dtype == "file" else "") or dtype
+
+    def first_layers(self, count: int) -> Checkpoint:
+        """The model's first layers as a model of their own."""
+        tensors = self._tensors_of(0, count)
+        return dataclasses.replace(self, config=self.config.first_layers(count), tensors=tensors)
+
+    def stage(self, start: int, stop: int) -> Checkpoint:
+        """Some of the model's layers, as :meth:`ModelConfig.stage` has them, and both ends."""
+        tensors = self._tensors_of(start, stop)
+        return dataclasses.replace(self, config=self.config.stage(start, stop), tensors=tensors)
+
+    def _tensors_of(self, start: int, stop: int) -> Mapping[str, Array]:
+        """Those of some layers, counted from 0 on, and what belongs to no layer."""
+        kept, names = range(start, stop), dict[str, str]()
+        for name in self.tensors:
+            layer = _LAYER.match(name)
+            beyond = layer is not None and int(layer[1]) >= self.config.num_layers
+            if layer is None or (beyond and not start):  # an MTP layer stays with the first ones
+                names[name] = name
+            elif int(layer[1]) in kept:
+                names[f"model.layers.{int(layer[1]) - start}.{layer[2]}"] = name
+        tensors = self.tensors
+        if not isinstance(tensors, StoredTensors):
+            return {name: tensors[there] for name, there in names.items()}
+        return RenamedTensors(tensors, names) if start else tensors.only(names)
+
+
+def load_checkpoint(
+    source: str | Path, *, load_format: str = "mmap", with_tokenizer: bool = True
+) -> Checkpoint:
+    """Open a model.
+
+    Args:
+        source: a folder with ``config.json`` and safetensors, a GGUF file or shard, a name that
+            ``paceline models`` lists, or ``org/name`` or ``org/name:QUANTISATION`` of a model on
+            the hub. What exists on disk has priority; what is not there is fetched.
+        load_format: ``mmap`` maps tensors when they are looked up; ``memory`` reads all at once.
+        with_tokenizer: whether to read the tokenizer, if there is one.
+
+    Raises:
+        ConfigError: ``load_format`` is unknown, or the source needs an extra not installed.
+        ModelLoadError: nothing is there, or what is there is incomplete or corrupt.
+        UnsupportedModelError: the model's architecture is not supported.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
+    in_memory = load_format == "memory"
+    entry = named_model(source) if isinstance(source, str) else None
+    path, name = (Path(source), "") if entry is None else (entry.place, entry.name)
+    path, is_there = checked_path(path, ModelLoadError)
+    if not is_there and isinstance(source, str) and is_hub_id(source):
+        path, name = hub_place(source), source
+    with read_as(ModelLoadError, path):
+        if path.is_dir():
+            found = _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
+        elif path.is_file():
+            found = load_file(path, name or path.name, in_memory, with_tokenizer)
+            _check_is_model(found.hf_config, found.name, path)
+        else:
+            raise _unknown(source)
+    if entry is None:
+        return found
+    if found.tokenizer is not None:
+        found.tokenizer.chat_opening = entry.chat_opening
+        if entry.tool_template:
+            source = read_text(Path(entry.tool_template), MAX_TEMPLATE_CHARS)
+            found.tokenizer.set_tool_template(source)
+    return dataclasses.replace(found, card=entry.sampling)
+
+
+def _unknown(source: str | Path) -> ModelLoadError:
+    near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
+    return ModelLoadError(
+        f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
+        "GGUF file, a name that `paceline models` lists, or org/name of a model on the hub, with "
+        ":Q4_K_M behind it for a GGUF file there"
+    )
+
+
+def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} has no config.json: it is not a model's folder")
+    raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
+    _check_is_model(raw, name, folder)
+    files = SafetensorsFolder(folder, in_memory=in_memory)
+    raw = _whole(raw, files, name)
+    config, layout = config_from_hf(raw), layout_from_hf(raw)
+    if config.tie_embeddings:
+        name_embedding(files, layout)
+    tensors: StoredTensors = files
+    if config.experts:
+        tensors = ExpertTensors(tensors, config.experts.number, config.architecture)
+    if quantisation is not None:
+        tensors = QuantisedTensors(tensors, schemes_of(quantisation))
+    packed = folder_format(files.metadata, folder)
+    if packed is None and layout != PLAIN:
+        tensors = LaidOutTensors(tensors, layout, config)
+    if config.latent:
+        tensors = LatentTensors(tensors, config)
+    if config.recurrent and packed is None:
+        tensors = RecurrentTensors(tensors, config)
+    raw = with_stored_head(raw, tensors) if config.tie_embeddings else raw
+    if not _says_dtype(raw) and EMBEDDING in tensors:
+        raw = {**raw, "dtype": str(tensors[EMBEDDING].dtype)}
+    config = config_from_hf(raw)
+    if config.tie_embeddings:  # what may be stored as the head is the same matrix
+        tensors = tensors.only(name for name in tensors if name != HEAD)
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    ends = Fields(generation).token_ids("eos_token_id", config.vocab_size)
+    config = dataclasses.replace(
+        config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
+    )
+    tokenizer = _tokenizer(folder) if with_tokenizer else None
+    return Checkpoint(
+        config,
+        tensors,
+        tokenizer,
+        name,
+        generation,
+        hf_config=raw,
+        is_quantised=quantisation is not None,
+        packed=packed,
+        pooling=folder_pooling(folder),
+        files=(*files.paths, folder / "config.json"),
+    )
+
+
+def _whole(raw: dict[str, Any], files: SafetensorsFolder, name: str) -> dict[str, Any]:
+    """The configuration of a model whose tensors are named as a whole model's from here on.
+
+    The embedding stands in for a head that was not saved, as in GGUF files.
+    """
+    names = base_names(files)
+    for stored, plain in names.items():
+        files.rename(stored, plain)
+    if not names or HEAD in files or config_from_hf(raw).tie_embeddings:
+        return raw
+    log.warning("%s was saved without its head: it gives embeddings, but no sensible text", name)
+    return with_tied_embeddings(raw)
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """The folder's; without any file of one the model still runs on token ids."""
+    if has_tokenizer_files(folder):
+        return Tokenizer.from_folder(folder)
+    log.warning(
+        "%s has no tokenizer.json: it takes and gives token ids only, not text; transformers' "
+        "save_pretrained of the model's fast tokenizer writes it",
+        folder,
+    )
+    return None
+
+
+def _says_dtype(raw: Mapping[str, Any]) -> bool:
+    parts = (raw, raw.get("text_config") or {})
+    return any(part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+
+
+def _check_is_model(raw: Mapping[str, Any], name: str, path: Path) -> None:
+    head = head_kind(raw)
+    if head is not None:
+        raise UnsupportedModelError(
+            f"{name} is a head, which drafts for the model that it was trained for: run that model "
+            f"with --method {head} --draft {path}"
+        )
+
+
+def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
+    """Open a GGUF file of a model, or of a head, which has no tokenizer of its own.
+
+    Raises: as :func:`load_checkpoint`.
+    """
+    with read_as(ModelLoadError, path), path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    check_fetched(path, head)
+    if not head.startswith(MAGIC):
+        raise ModelLoadError(
+            f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
+            "config.json"
+        )
+    found = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
+    config = found.config
+    tensors: StoredTensors = found.tensors
+    if config.experts:
+        tensors = ExpertTensors(tensors, config.experts.number)
+    if config.altup:
+        tensors = ExpertTensors(tensors, config.altup.streams - 1, stack=ALTUP_STACK)
+    if config.latent:
+        tensors = LatentTensors(tensors, config)
+    if config.recurrent or config.attention_gate:  # of an MTP layer alone
+        tensors = RecurrentTensors(GroupedHeads(tensors, config), config)
+    # Not the name in the metadata, which is often that of a training run.
+    return Checkpoint(
+        config,
+        tensors,
+        found.tokenizer,
+        name,
+        found.sampling,
+        hf_config=found.told,
+        is_quantised=found.tensors.is_quantised,
+        main_format=found.tensors.main_format,
+        pooling=found.pooling,
+        files=found.tensors.paths,
+    )

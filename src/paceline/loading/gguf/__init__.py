@@ -1,0 +1,1 @@
+"""Models in GGUF files, told in the terms of their ``config.json``."""

@@ -1,0 +1,86 @@
+"""Which GGUF files of a repository or folder a quantisation's name means. Knows names alone.
+
+Publishers put the quantisation into a file's name (``model-Q4_K_M.gguf``, ``model.q4_0.gguf``,
+``UD-Q2_K_XL/model-UD-Q2_K_XL-00001-of-00002.gguf``), in which llama.cpp and Ollama look for it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from paceline.core.errors import ModelLoadError
+from paceline.loading.gguf.shard_names import shard_name, sibling_shards
+
+_LABEL = re.compile(
+    r"(?<![A-Z0-9])(?:UD-)?"
+    r"(?:[IT]?Q\d(?:_[A-Z0-9]+)*|(?:MX|NV)FP4(?:_MOE)?|BF16|FP?(?:16|32))(?![A-Z0-9_])"
+)
+_NO_MODEL = ("mmproj", "imatrix")
+_SHOWN = 24
+
+
+def files_of(names: Iterable[str], tag: str, where: str) -> tuple[str, ...]:
+    """The file of a quantisation, or its shards in their order.
+
+    Args:
+        names: paths of files below one folder, with ``/`` between their parts.
+        tag: a quantisation such as ``Q4_K_M``, or a file's name without ``.gguf`` where several
+            files have the same quantisation; upper and lower case are the same.
+        where: what the files are of, for errors.
+
+    Raises:
+        ModelLoadError: there is no such file, there are several, or some of its shards are missing.
+    """
+    models = tagged_files(names)
+    found = [files for own, files in models if tag.upper() in own]
+    if not found:
+        tags = list(dict.fromkeys(own[0] for own, _ in models))
+        there = ", ".join(tags[:_SHOWN])
+        said = f"there are {there}" if there else "it has no GGUF file of a model"
+        raise ModelLoadError(f"{where} has no GGUF file of {tag[:40]}; {said}")
+    if len(found) > 1:
+        stems = ", ".join(_stem(PurePosixPath(files[0])) for files in found[:_SHOWN])
+        raise ModelLoadError(f"{where} has several files of {tag}; name one in its place: {stems}")
+    return _complete(found[0], where)
+
+
+def tagged_files(names: Iterable[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The models among files, each as its tags in upper case and those of its files that are there.
+
+    The first tag is the quantisation where the name says one.
+    """
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        if _is_model(path):
+            models.setdefault(str(sibling_shards(path)[0]), []).append(name)
+    return [(_tags(PurePosixPath(files[0])), tuple(files)) for files in models.values()]
+
+
+def _is_model(path: PurePosixPath) -> bool:
+    name = path.name.lower()
+    inside = not path.is_absolute() and ".." not in path.parts
+    return inside and name.endswith(".gguf") and not any(word in name for word in _NO_MODEL)
+
+
+def _stem(path: PurePosixPath) -> str:
+    said = shard_name(path.name)
+    return path.name[: -len(".gguf")] if said is None else said.stem
+
+
+def _tags(path: PurePosixPath) -> tuple[str, ...]:
+    stem = _stem(path).upper()
+    labels = _LABEL.findall(stem)
+    return (labels[-1], stem) if labels else (stem,)
+
+
+def _complete(files: tuple[str, ...], where: str) -> tuple[str, ...]:
+    wanted = [str(path) for path in sibling_shards(PurePosixPath(files[0]))]
+    missing = [name for name in wanted if name not in files]
+    if missing:
+        raise ModelLoadError(
+            f"{where} lacks {missing[0]}, one of {len(wanted)} shards of one model"
+        )
+    return tuple(wanted)

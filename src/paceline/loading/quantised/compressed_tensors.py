@@ -1,0 +1,93 @@
+"""Linears as compressed-tensors stores them, in any of its formats that are read.
+
+What a linear is follows from the types of its tensors, so that targets, ignored modules and mixed
+formats need no reading of the patterns that name them. Activations are computed with as they are
+elsewhere: how they were to be quantised is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import UnsupportedModelError
+from paceline.loading.quantised.eight_bit_floats import Block, Fp8Weight
+from paceline.loading.quantised.four_bit_floats import Mxfp4Weight, Nvfp4Weight
+from paceline.loading.quantised.integers import Int8Weight, PackedWeight
+from paceline.loading.quantised.parts import Parts, as_object, block_size
+from paceline.loading.quantised.weight import QuantisedWeight, Scheme
+
+_FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mixed-precision",
+)
+_PACKED = ("_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale")
+_PLAIN = ("", "_scale", "_zero_point")
+
+
+def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
+    groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
+    for form in {str(part["format"]) for part in (config, *groups) if part.get("format")}:
+        if form not in _FORMATS:
+            raise UnsupportedModelError(
+                f"compressed-tensors of the format {form[:40]!r} are not supported; supported: "
+                f"{', '.join(_FORMATS)}"
+            )
+    sparse = as_object(config.get("sparsity_config")).get("format") not in (None, "dense")
+    if sparse or config.get("transform_config"):
+        what = "compressed sparsity" if sparse else "transformed activations"
+        raise UnsupportedModelError(
+            f"compressed-tensors with {what} are not supported; use a form of the model without"
+        )
+    return (
+        Scheme(".weight_packed", _weight_parts(_PACKED), _packed),
+        Scheme(".weight_scale", _weight_parts(_PLAIN), partial(_plain, block=_block(groups))),
+    )
+
+
+def _weight_parts(ends: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(".weight" + end for end in ends)
+
+
+def _block(groups: list[Mapping[str, Any]]) -> Block | None:
+    """Rows and inputs of a block of 8-bit floats, where all that have blocks have the same.
+
+    With the strategy ``group`` a block is so many inputs of one row.
+    """
+    found = set()
+    for group in groups:
+        weights = as_object(group.get("weights"))
+        said, inputs = weights.get("block_structure"), weights.get("group_size")
+        if said is not None:
+            found.add(block_size(said, "block_structure"))
+        elif weights.get("type") == "float" and weights.get("num_bits") == 8 and inputs:
+            found.add(block_size((1, inputs), "group_size"))
+    if len(found) > 1:
+        raise UnsupportedModelError(
+            f"blocks of several sizes in one checkpoint are not supported: {sorted(found)}"
+        )
+    return found.pop() if found else None
+
+
+def _packed(parts: Parts) -> QuantisedWeight:
+    packed, whole = ".weight_packed", ".weight_global_scale"
+    if parts[packed].dtype != np.uint8:
+        return PackedWeight(parts)
+    if parts.has(whole):
+        return Nvfp4Weight(parts, packed, whole, divides=True)
+    return Mxfp4Weight(parts, packed, ".weight_scale")
+
+
+def _plain(parts: Parts, block: Block | None) -> QuantisedWeight:
+    if parts[".weight"].dtype == np.int8:
+        zero, made_by = ".weight_zero_point", "compressed-tensors"
+        return Int8Weight(parts, ".weight_scale", zero, made_by=made_by)
+    return Fp8Weight(parts, ".weight_scale", block)

@@ -1,0 +1,317 @@
+"""Families that have recurrent layers. As data, like their table's first part in
+:mod:`paceline.models.families.families`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.models.families.experts import ExpertKeys
+from paceline.models.families.families import GRANITE_SCALARS, Family
+from paceline.models.families.layout import Layout
+from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV
+
+_BOTH = ("qkv_bias", "o_bias")
+_QWEN: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN_FLAGS = {"qk_norm": True, "norm_plus_one": True, "attention_gate": True}
+_QWEN_EXPERTS = ExpertKeys(
+    "moe_intermediate_size",
+    shared="shared_expert_intermediate_size",
+    shared_gate=True,
+    some_dense=True,
+)
+
+
+def _qwen(experts: ExpertKeys | None = None, **defaults: Any) -> Family:
+    return Family(
+        {**_QWEN, **defaults},
+        _QWEN_FLAGS,
+        _BOTH,
+        partial_rotary=True,
+        experts=experts,
+        recurrent=DELTA,
+    )
+
+
+_LFM2: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1e6,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LFM2_KEYS = {
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tie_embedding",
+    "intermediate_size": "block_ff_dim",
+    "first_k_dense_replace": "num_dense_layers",
+}
+_LFM2_LAYOUT = Layout(
+    renames=(
+        (r"\.operator_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"^model\.embedding_norm\.", "model.norm."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
+        (r"\.conv\.conv\.", ".linear_attn.conv1d."),
+        (r"\.conv\.", ".linear_attn."),
+        (r"\.feed_forward\.expert_bias$", ".mlp.gate.e_score_correction.bias"),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"(\.mlp\..*)\.w1\.|(\.mlp)\.w1\.", r"\1\2.gate_proj."),
+        (r"(\.mlp\..*)\.w2\.|(\.mlp)\.w2\.", r"\1\2.down_proj."),
+        (r"(\.mlp\..*)\.w3\.|(\.mlp)\.w3\.", r"\1\2.up_proj."),
+    )
+)
+_NEMOTRON_LAYOUT = Layout(
+    renames=(
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+        (r"(\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+        (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
+        (r"\.mixer\.(up_proj|down_proj|experts|gate)\.", r".mlp.\1."),
+        (r"\.mixer\.shared_experts\.", ".mlp.shared_expert."),
+        (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.gate.e_score_correction.bias"),
+        (r"\.mixer\.", ".linear_attn."),
+    )
+)
+_FALCON_LAYOUT = Layout(
+    renames=(
+        (r"\.mamba\.", ".linear_attn."),
+        (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"^model\.final_layernorm\.", "model.norm."),
+    )
+)
+_MAMBA_LAYOUT = Layout(renames=((r"\.mamba\.", ".linear_attn."),))
+_MAMBA: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
+
+HYBRID_FAMILIES: Mapping[str, Family] = {
+    "qwen3_next": _qwen(
+        ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=True,
+            shared="shared_expert_intermediate_size",
+            shared_gate=True,
+            some_dense=True,
+        ),
+        num_key_value_heads=2,
+        num_experts=512,
+        num_experts_per_tok=10,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        decoder_sparse_step=1,
+        intermediate_size=5632,
+    ),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _qwen(num_key_value_heads=4)),
+    **dict.fromkeys(
+        ("qwen3_5_moe", "qwen3_5_moe_text"),
+        # No layer is dense, so that there is no width of one.
+        _qwen(
+            _QWEN_EXPERTS,
+            num_key_value_heads=2,
+            num_experts=256,
+            num_experts_per_tok=8,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            intermediate_size=1,
+        ),
+    ),
+    "lfm2": Family(
+        {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0}
+        | {"block_multiple_of": 256},
+        {"qk_norm": True},
+        keys=_LFM2_KEYS,
+        layout=_LFM2_LAYOUT,
+        recurrent=SHORT_CONV,
+    ),
+    "lfm2_moe": Family(
+        {**_LFM2, "first_k_dense_replace": 2}
+        | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792},
+        {"qk_norm": True},
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=True,
+            some_dense=True,
+            sigmoid=True,
+            choice_bias=True,
+        ),
+        keys=_LFM2_KEYS,
+        layout=_LFM2_LAYOUT,
+        recurrent=SHORT_CONV,
+    ),
+    "falcon_h1": Family(
+        {
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "num_key_value_heads": 8,
+            "mamba_d_ssm": 1024,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": True,
+        },
+        refused=("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"),
+        layout=_FALCON_LAYOUT,
+        recurrent=MAMBA2,
+        beside=True,
+    ),
+    "nemotron_h": Family(
+        {
+            **_MAMBA,
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "mamba_d_state": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 8,
+            "mamba_least_step": 0.001,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "mamba_hidden_act": "silu",
+            "intermediate_size": 21504,
+        },
+        {"gated_mlp": False},
+        refused=("attention_bias", "mlp_bias", "moe_latent_size"),
+        rotates="none",
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=True,
+            shared="moe_shared_expert_intermediate_size",
+            some_dense=True,
+            switch="n_routed_experts",
+            sigmoid=True,
+            choice_bias=True,
+            group_best=2,
+        ),
+        keys={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "mlp_hidden_act",
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_d_head": "mamba_head_dim",
+            "mamba_d_state": "ssm_state_size",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_conv_bias": "use_conv_bias",
+            "mamba_proj_bias": "use_bias",
+            "mamba_least_step": "time_step_min",
+        },
+        layout=_NEMOTRON_LAYOUT,
+        recurrent=MAMBA2,
+        single_parts=True,
+    ),
+    "mamba2": Family(
+        {
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 1 << 17,  # nothing says how long texts may be
+            "bos_token_id": 0,
+            "mamba_d_state": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 8,
+            # Of attention and feed-forwards there are none.
+            "num_attention_heads": 1,
+            "intermediate_size": 1,
+        },
+        keys={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "mamba_n_heads": "num_heads",
+            "mamba_d_head": "head_dim",
+            "mamba_d_state": "state_size",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_expand": "expand",
+            "mamba_conv_bias": "use_conv_bias",
+            "mamba_proj_bias": "use_bias",
+        },
+        layout=_NEMOTRON_LAYOUT,
+        rotates="none",
+        recurrent=MAMBA2,
+        single_parts=True,
+    ),
+    "olmo_hybrid": Family(
+        {
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 65536,
+            "eos_token_id": 100257,
+            "linear_conv_kernel_dim": 4,
+            "linear_norm_eps": 1e-5,  # not the other norms'
+            "linear_allow_neg_eigval": True,
+            "rope_theta": 1e4,
+        },
+        {"qk_norm": True, "qk_norm_whole": True, "norms_by_kind": True},
+        _BOTH,
+        rotates="with_theta",
+        layout=Layout(
+            renames=(
+                (r"\.attention_layer_norm\.", ".input_layernorm."),
+                (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+                (r"\.linear_attn\.([qkvba])_proj\.", r".linear_attn.in_proj_\1."),
+                (r"\.linear_attn\.g_proj\.", ".linear_attn.in_proj_z."),
+                (r"\.linear_attn\.o_(proj|norm)\.", r".linear_attn.out_\1."),
+                (r"\.linear_attn\.out_norm\.", ".linear_attn.norm."),
+            )
+        ),
+        recurrent=DELTA,
+    ),
+    "bamba": Family(
+        {
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.5,
+        },
+        biases=_BOTH,
+        mlp_bias=True,
+        partial_rotary=True,
+        keys={"full_attn_idxs": "attn_layer_indices"},
+        layout=_FALCON_LAYOUT,
+        recurrent=MAMBA2,
+    ),
+    "granitemoehybrid": Family(
+        {**_MAMBA, "mamba_d_head": 64}
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+        biases=_BOTH,
+        partial_rotary=True,  # of Bamba's GGUF files, which say that they are of this family
+        only={"partial_rotary_factor": 1.0},  # transformers 5.24 heeds it with some scalings alone
+        multipliers=GRANITE_SCALARS,
+        experts=ExpertKeys(shared="shared_intermediate_size", switch="num_local_experts"),
+        rotates="if_asked",
+        layout=_MAMBA_LAYOUT,
+        recurrent=MAMBA2,
+    ),
+}

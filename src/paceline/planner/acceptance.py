@@ -1,0 +1,158 @@
+"""How likely draft nodes are to be accepted, learnt from what the target made of others like them.
+
+A proposer's own estimate was fitted to other text and other models. Here the log-odds of a node are
+those of its estimate by a prior (:mod:`paceline.planner.priors`), plus an offset of the request and
+the proposer, which follows its text within some tokens, plus one of the proposer, which all
+requests of an adapter share, or all of none, and which moves slowly. Both descend the gradient of
+the log-loss. Of a merged tree the merged estimate is what has to be right: proposers that named a
+node share its error, by how sure they were of it.
+
+Labels are censored: which token the target chose is known after nodes of the accepted path alone,
+so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
+same. Knows no proposer, no model and no cost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from math import exp
+
+from paceline.planner.priors import MAX_DEPTH, STEPS, logits_of
+from paceline.request.request import VerifyResult
+from paceline.request.span import DraftTree
+
+logger = logging.getLogger(__name__)
+
+OFFSET_RATE = 0.1
+DRIFT_RATE = 0.08
+"""The drift is a mean error over about the inverse of this, in labelled nodes."""
+HASTE = 6.0
+"""How much faster the offset moves per squared unit of drift: chance alone drifts by a tenth, and
+errors that keep one sign are no accident. A change of text is followed within 32 tokens."""
+CURVATURE = 0.25
+"""The most that the log-loss of one label bends, over its log-odds. A draft's labels arrive
+together, so each step goes to the minimum of a parabola above their log-loss, which many labels
+cannot overshoot."""
+MAX_OFFSET = 8.0
+SHARED_RATE = 0.02
+SHRINKAGE = 0.05
+"""How strongly what is shared is drawn back to none; it also bounds it."""
+
+
+class Offset:
+    """What one text adds to the log-odds of one proposer's nodes."""
+
+    __slots__ = ("drift", "value")
+
+    def __init__(self) -> None:
+        self.value = self.drift = 0.0
+
+    def learn(self, count: float, error: float) -> None:
+        """Take in so many labelled nodes, and the sum of their outcomes less their estimates."""
+        self.drift = (self.drift + DRIFT_RATE * error) / (1.0 + DRIFT_RATE * count)
+        rate = OFFSET_RATE + HASTE * (self.drift * self.drift)
+        value = self.value + rate * error / (1.0 + rate * CURVATURE * count)
+        self.value = min(max(value, -MAX_OFFSET), MAX_OFFSET)
+
+
+class Calibration:
+    """See the module's docstring. Requests are told apart by their ids.
+
+    Attributes:
+        num_invalid: estimates of proposers that were not in 0..1, or no numbers.
+    """
+
+    def __init__(self) -> None:
+        self.num_invalid = 0
+        self._shared: dict[str | None, dict[str, float]] = {None: {}}  # by adapter, then origin
+        self._adapters: dict[int, str] = {}  # of requests that have one
+        self._own: dict[int, dict[str, Offset]] = {}  # by request, then origin
+
+    def adapt(self, request_id: int, adapter: str) -> None:
+        """Say which adapter a request has: of an adapter that is new, what requests share is at
+        first what those without any do."""
+        self._adapters[request_id] = adapter
+        if adapter not in self._shared:
+            self._shared[adapter] = dict(self._shared[None])
+
+    def calibrate(self, request_id: int, tree: DraftTree) -> None:
+        """Replace a tree's estimates in place."""
+        probs = tree.accept_probs
+        if not probs:
+            return
+        # A sum is not a number if one of its terms is not; min and max overlook that.
+        if not (min(probs) >= 0.0 and max(probs) <= 1.0 and sum(probs) >= 0.0):
+            probs = self._clamped(probs)
+        known = zip(tree.origins, tree.depths(), probs, strict=True)
+        tree.accept_probs = [self._probability(request_id, *node) for node in known]
+
+    def estimate(self, request_id: int, origin: str, depth: int, prob: float) -> float:
+        """What :meth:`calibrate` would make of one node that a proposer gives ``prob``."""
+        if not 0.0 <= prob <= 1.0:
+            prob = self._clamped([prob])[0]
+        return self._probability(request_id, origin, depth, prob)
+
+    def _probability(self, request_id: int, origin: str, depth: int, prob: float) -> float:
+        logit = logits_of(origin)[min(depth, MAX_DEPTH)][int(prob * STEPS)]
+        own = self._own.get(request_id, {}).get(origin)
+        offset = 0.0 if own is None else own.value
+        return 1.0 / (1.0 + exp(-logit - offset - self._shared_by(request_id).get(origin, 0.0)))
+
+    def _shared_by(self, request_id: int) -> dict[str, float]:
+        return self._shared[self._adapters.get(request_id)]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of which something was learnt that have not finished."""
+        return len(self._own)
+
+    def observe(self, request_id: int, result: VerifyResult) -> None:
+        """Learn from the labelled nodes of a draft."""
+        self.learn(request_id, result.draft, result.token_ids)
+
+    def learn(self, request_id: int, tree: DraftTree, token_ids: Sequence[int]) -> None:
+        """Learn from a tree that was calibrated, and perhaps merged, whatever was verified of it.
+
+        Args:
+            token_ids: what the target emitted in place of it; that does not depend on drafts.
+        """
+        sums: dict[str, list[float]] = {}
+        all_shared = self._shared_by(request_id)
+        for node, outcome in tree.outcomes(token_ids):
+            whole = outcome - tree.accept_probs[node]
+            for origin, error in _shares(tree, node, whole):
+                shared = all_shared.get(origin, 0.0)
+                all_shared[origin] = shared + SHARED_RATE * (error - SHRINKAGE * shared)
+                found = sums.setdefault(origin, [0.0, 0.0])
+                found[0] += 1.0
+                found[1] += error
+        for origin, (count, error) in sums.items():
+            self._own.setdefault(request_id, {}).setdefault(origin, Offset()).learn(count, error)
+
+    def finish(self, request_id: int) -> None:
+        """Forget a request."""
+        self._own.pop(request_id, None)
+        self._adapters.pop(request_id, None)
+
+    def _clamped(self, probs: Sequence[float]) -> list[float]:
+        invalid = [prob for prob in probs if not 0.0 <= prob <= 1.0]
+        if not self.num_invalid:
+            warn_of_invalid(invalid[0])
+        self.num_invalid += len(invalid)
+        return [min(prob, 1.0) if prob >= 0.0 else 0.0 for prob in probs]
+
+
+def _shares(tree: DraftTree, node: int, error: float) -> list[tuple[str, float]]:
+    """What each proposer that named a node has of its error."""
+    if not tree.claims:
+        return [(tree.origins[node], error)]
+    total = 0.0  # from Python 3.12 on sum() rounds otherwise than C++
+    for _, prob in tree.claims[node]:
+        total += prob
+    return [(origin, error * prob / total) for origin, prob in tree.claims[node]]
+
+
+def warn_of_invalid(prob: float) -> None:
+    """Log an estimate that is none; once per calibration."""
+    logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", prob)

@@ -1,0 +1,295 @@
+"""How long a model's steps take on this machine: the measurement behind ``paceline profile``.
+
+Target and draft model are measured in the same rounds, on the process's compute thread, as the
+engine builds and runs them. Owns a profile and its making; how it is kept is
+:mod:`paceline.profiling.profile_store`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from operator import mul
+
+from paceline.build.build import DRAFT_SHARE, BuiltEngine, build_engine, expert_cost, kv_budget
+from paceline.cache.model_runner import ModelRunner
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config.methods import HEAD_METHODS
+from paceline.core.errors import ConfigError
+from paceline.engine.compute_thread import COMPUTE
+from paceline.loading.checkpoint import Checkpoint
+from paceline.models.threads import num_threads
+from paceline.planner.cost_points import CostPoint
+from paceline.planner.cost_table import CostTable
+from paceline.planner.experts import ExpertCost
+from paceline.planner.host_time import HostTime
+from paceline.profiling.profile_drafting import Make, head_maker, measure_drafting, model_maker
+from paceline.profiling.profile_host import measure_host_time
+from paceline.profiling.profile_machine import ProfileKey, Roofs, Work, measure_roofs, profile_key
+from paceline.profiling.profile_steps import (
+    CONTEXTS,
+    REQUESTS,
+    WIDTHS,
+    Step,
+    StepBench,
+    Task,
+    Timing,
+    measure,
+    num_fitting,
+    num_held,
+    plan_steps,
+)
+from paceline.proposers.draft_model.loading import draft_dtype, draft_runner, open_draft
+from paceline.proposers.heads import build_head, open_head
+
+BUDGET_SECONDS = 30.0
+BUSY = 0.25
+"""A median spread, relative to the time, from which on the machine is called busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """What is measured, and for how long.
+
+    Attributes:
+        widths: rows of one request's step.
+        contexts: committed tokens; those beyond a model's limit are left out.
+        budget_seconds: of the rounds; see :func:`paceline.profiling.profile_steps.measure`.
+        proposers: whose calls are measured where they take no forwards.
+    """
+
+    widths: Sequence[int] = WIDTHS
+    contexts: Sequence[int] = CONTEXTS
+    budget_seconds: float = BUDGET_SECONDS
+    proposers: Sequence[SpeculativeConfig] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The measured steps of one model.
+
+    Attributes:
+        table: what its steps cost.
+        key: of what and where; None for a table that was imported.
+        roofs, work: for comparing the steps with the machine; None likewise.
+    """
+
+    table: CostTable
+    key: ProfileKey | None = None
+    roofs: Roofs | None = None
+    work: Work | None = None
+
+    @property
+    def unrest(self) -> float:
+        """The median spread of its steps, relative to their times."""
+        return statistics.median(point.spread / point.ms for point in self.table.points)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it was measured on a busy machine: such a profile is not kept."""
+        return self.unrest > BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A model that is measured, with its resolved precisions."""
+
+    name: str
+    runner: ModelRunner
+    dtype: str
+    kv_dtype: str
+    checkpoint: Checkpoint
+
+    @property
+    def experts(self) -> ExpertCost | None:
+        """Its mixtures, of unmeasured cost."""
+        return expert_cost(self.runner.decoder.config)
+
+
+def measure_profiles(
+    model: str,
+    config: EngineConfig,
+    draft: SpeculativeConfig | None = None,
+    settings: ProfileSettings | None = None,
+    advance: Callable[[float], None] = lambda share: None,
+) -> tuple[list[Profile], list[str]]:
+    """Profiles of a target and of its draft model or head, if any, and remarks on what was left.
+
+    Args:
+        model: folder, GGUF file or hub id.
+        config: how the engine is built.
+        draft: as a proposer would be configured with it.
+        advance: told the share that is done, on another thread.
+
+    Raises:
+        ConfigError, ModelLoadError: a model cannot be loaded, or nothing can be measured.
+    """
+    wish = settings or ProfileSettings()
+    return COMPUTE.call(lambda: _measure(model, config, draft, wish, advance))
+
+
+def _measure(
+    model: str,
+    config: EngineConfig,
+    draft: SpeculativeConfig | None,
+    settings: ProfileSettings,
+    advance: Callable[[float], None],
+) -> tuple[list[Profile], list[str]]:
+    built, limits = _with_room(model, config, len(settings.contexts))
+    subjects, make = [_target(built)], None
+    if draft is not None:
+        drafting, make = (_head if draft.method in HEAD_METHODS else _draft)(draft, built)
+        subjects.append(drafting)
+    tasks: dict[tuple[int, Step], Task] = {}
+    benches: list[StepBench] = []
+    notes: list[str] = []
+    with ExitStack() as stack:
+        for index, subject in enumerate(subjects):
+            longest, mixture = subject.runner.decoder.max_len, subject.experts is not None
+            steps, remarks = plan_steps(
+                settings.widths, settings.contexts, longest, limits, mixture
+            )
+            notes += [f"{subject.name}: {remark}" for remark in remarks]
+            bench = StepBench(subject.runner, text=_text(subject) if mixture else ())
+            benches.append(bench)
+            stack.callback(bench.close)
+            tasks |= {(index, step): task for step, task in bench.tasks(steps).items()}
+        timings = measure(tasks, settings.budget_seconds, advance)
+    profiles = [
+        _profile(
+            subject,
+            {step: each for (at, step), each in timings.items() if at == index},
+            benches[index].experts,
+        )
+        for index, subject in enumerate(subjects)
+    ]
+    notes += [
+        f"{each.table.name}: times vary by {each.unrest:.0%}: the machine is busy, measure again "
+        "when it rests"
+        for each in profiles
+        if each.is_noisy
+    ]
+    profiles[0].table.host = measure_host_time(built, settings.proposers)
+    if draft is not None and make is not None:
+        table = profiles[1].table
+        try:
+            table.host = HostTime(drafting=measure_drafting(built, draft, make, table))
+        except ConfigError as error:
+            what = "what drafting takes beside forwards is not measured"
+            notes.append(f"{subjects[1].name}: {what}: {error}")
+    return profiles, notes
+
+
+def _with_room(
+    model: str, config: EngineConfig, num_contexts: int
+) -> tuple[BuiltEngine, EngineConfig]:
+    """The engine, with room for the requests of all contexts at once, and the limits of a step.
+
+    How many requests states have room for, the engine says when it is built.
+    """
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError("no profile: what steps take in stages is learnt while they run")
+    most = min(config.max_num_seqs, max(REQUESTS))
+    held = max(config.max_num_seqs, num_held(most, num_contexts))
+    built = build_engine(model, replace(config, max_num_seqs=held))
+    if built.config.max_num_seqs < held:
+        most = min(most, num_fitting(built.config.max_num_seqs, num_contexts))
+    return built, replace(built.config, max_num_seqs=most)
+
+
+def _target(built: BuiltEngine) -> _Subject:
+    config, checkpoint, runner = built.config, built.checkpoint, built.engine.runner
+    return _Subject(checkpoint.name, runner, config.dtype, config.kv_cache_dtype, checkpoint)
+
+
+def _head(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
+    head = open_head(draft, built.target)
+    proposer = build_head(head, draft, replace(built.target, kv_bytes=_kv_bytes(built)))
+    subject = _drafting(head.decoder, proposer.runner, draft, built)
+    if draft.model is None:  # it is a part of the target, and not to be taken for it
+        subject = replace(subject, name=f"{subject.name}: {draft.method}")
+    return subject, head_maker(proposer)
+
+
+def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
+    checkpoint = open_draft(draft, built.target)
+    # Whatever its vocabulary: what it says is not looked at.
+    vocab_size = checkpoint.config.vocab_size
+    own = replace(built.target, kv_bytes=_kv_bytes(built), vocab_size=vocab_size)
+    runner = draft_runner(checkpoint, draft, own)
+    return _drafting(checkpoint, runner, draft, built), model_maker(checkpoint, runner, built)
+
+
+def _kv_bytes(built: BuiltEngine) -> int:
+    return max(built.target.kv_bytes, kv_budget(built.config) // DRAFT_SHARE)
+
+
+def _drafting(
+    checkpoint: Checkpoint, runner: ModelRunner, draft: SpeculativeConfig, built: BuiltEngine
+) -> _Subject:
+    dtype = draft_dtype(draft, checkpoint, built.target)
+    kv_dtype = runner.decoder.ops.default_kv_dtype
+    return _Subject(checkpoint.name, runner, dtype, kv_dtype, checkpoint)
+
+
+def _text(subject: _Subject) -> list[int]:
+    """Text in the subject's tokens, because which experts rows choose depends on what they say."""
+    tokenizer = subject.checkpoint.tokenizer
+    if tokenizer is None:
+        return []
+    lines = (files("paceline") / "embedded" / "prompts.jsonl").read_text(encoding="utf-8")
+    texts = [str(json.loads(line)["prompt"]) for line in lines.splitlines()]
+    tokens = tokenizer.encode("\n\n".join(texts), add_special_tokens=False)
+    size = subject.runner.decoder.config.vocab_size  # some tokenizers have tokens beyond it
+    return [token for token in tokens if token < size]
+
+
+def ms_per_expert(timings: Mapping[Step, Timing], read: Mapping[Step, int]) -> float:
+    """By how much longer steps take per expert that they read beyond others of as many rows.
+
+    The others are those whose rows are alike. A line through the origin, by least squares.
+    """
+    pairs = [(step, replace(step, alike=False)) for step in timings if step.alike]
+    further = [read[all_kinds] - read[alike] for alike, all_kinds in pairs]
+    longer = [timings[all_kinds].ms - timings[alike].ms for alike, all_kinds in pairs]
+    squares = sum(n * n for n in further)
+    return max(0.0, sum(map(mul, further, longer)) / squares) if squares else 0.0
+
+
+def _profile(
+    subject: _Subject, timings: Mapping[Step, Timing], read: Mapping[Step, int]
+) -> Profile:
+    decoder, experts = subject.runner.decoder, subject.experts
+    points = [
+        CostPoint(
+            step.requests,
+            step.context,
+            step.width,
+            step.samples,
+            timing.ms,
+            timing.spread,
+            read[step],
+        )
+        for step, timing in timings.items()
+        if not step.alike
+    ]
+    if experts is not None:
+        experts = experts._replace(ms=ms_per_expert(timings, read))
+    return Profile(
+        table=CostTable(subject.name, points, experts=experts),
+        key=profile_key(
+            subject.name,
+            decoder.config,
+            decoder.ops,
+            subject.dtype,
+            subject.kv_dtype,
+            num_threads(),
+            decoder.placement,
+        ),
+        roofs=measure_roofs(decoder.ops),
+        work=Work.of(decoder.config, subject.dtype, subject.kv_dtype, subject.checkpoint.num_bytes),
+    )

@@ -1,0 +1,284 @@
+"""What a caller may ask of one request. Owns validation; knows neither models nor tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from paceline.config import check_method, check_number
+from paceline.core.errors import RequestError
+from paceline.request.structured_outputs import StructuredOutputs
+
+__all__ = ["SamplingParams", "SpeculativeParams", "StructuredOutputs"]
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this one mean arg-max."""
+DRAWN_SEED = -1
+"""A seed that is drawn for each request, as in vLLM, llama.cpp and Ollama; None is the same."""
+
+POOLINGS = ("mean", "last", "cls", "max", "weightedmean")
+"""Ways in which hidden states become one vector: the mean of all tokens, the last token's, the
+first token's, the highest of each number, and a mean that weights tokens by their positions."""
+MAX_N = 128
+MAX_LOGPROBS = 128
+MAX_STOP_STRINGS = 32
+MAX_STOP_LENGTH = 1024
+MAX_BAD_WORDS = 512
+MAX_LOGPROB_TOKEN_IDS = 128
+
+_FLOAT_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-3, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+_WHOLE_RANGES: tuple[tuple[str, int, int], ...] = (
+    ("max_tokens", 1, 1 << 31),
+    ("min_tokens", 0, 1 << 31),
+    ("top_k", -1, 1 << 31),
+    ("seed", -(2**63), 2**64 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_N),
+)
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeParams:
+    """Per-request control of speculation. Never changes the tokens, only how they are found.
+
+    Attributes:
+        enabled: ``False`` decodes this request plainly.
+        methods: only these proposers draft, by ``method``; ``None`` means all configured ones.
+        num_speculative_tokens: upper limit on draft depth; ``None`` leaves it to the planner.
+    """
+
+    enabled: bool = True
+    methods: Sequence[str] | None = None
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise RequestError(f"speculative.enabled is {self.enabled!r}; allowed: true and false")
+        if self.num_speculative_tokens is not None:
+            _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
+        if self.methods is not None:
+            names = _listed("speculative.methods", self.methods)
+            known = tuple(check_method(each, "speculative.method", RequestError) for each in names)
+            object.__setattr__(self, "methods", known)
+
+
+_check_number = partial(check_number, error=RequestError)
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    """A list's items: none of None, and one of a string."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise RequestError(f"{name} has {value!r:.80} where a list is needed")
+    return tuple(value)
+
+
+def _biases(value: Any) -> Mapping[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestError(
+            f"logit_bias is {value!r:.80}; allowed: mappings of token ids to numbers"
+        )
+    return value
+
+
+def _speculation(value: Any) -> SpeculativeParams:
+    if isinstance(value, SpeculativeParams):
+        return value
+    names = [each.name for each in fields(SpeculativeParams)]
+    if value is None:
+        return SpeculativeParams()
+    if not isinstance(value, Mapping) or set(value) - set(names):
+        raise RequestError(
+            f"speculative is {value!r:.80}; allowed: SpeculativeParams, and mappings of "
+            f"{', '.join(names)}"
+        )
+    return SpeculativeParams(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it stops; names and meanings as in vLLM and OpenAI.
+
+    With ``pooling``, one of :data:`POOLINGS`, the prompt's hidden states are returned as a vector.
+    A token that would complete one of ``bad_words`` in the output is not sampled;
+    ``bad_words_ids`` are such words as token ids. With ``logprob_token_ids`` the log-probabilities
+    of these tokens are reported at each place of the output, instead of the likeliest ones'.
+
+    A ``seed`` of -1 is drawn like None.
+    For lists, ``logit_bias`` and ``speculative`` None is the default, as in vLLM. A string in place
+    of a list is its only item, and a mapping in place of :class:`SpeculativeParams` has its fields.
+
+    Raises:
+        RequestError: a value is outside its range; the message names the range.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    bad_words: Sequence[str] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    pooling: str | None = None
+    n: int = 1
+    structured_outputs: StructuredOutputs | None = None
+    speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "bad_words", "bad_words_ids"):
+            object.__setattr__(self, name, _listed(name, getattr(self, name)))
+        words = (_listed("bad_words_ids", word) for word in self.bad_words_ids)
+        object.__setattr__(self, "bad_words_ids", tuple(words))
+        for name in ("allowed_token_ids", "logprob_token_ids"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _listed(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "speculative", _speculation(self.speculative))
+        self._check_ranges()
+        self._check_lists()
+        if self.seed == DRAWN_SEED:
+            object.__setattr__(self, "seed", None)
+
+    def _check_ranges(self) -> None:
+        for name, low, high in _FLOAT_RANGES:
+            _check_number(name, getattr(self, name), low, high, float)
+        for name, low, high in _WHOLE_RANGES:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                _check_number(name, value, low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}; allowed: values up to max_tokens, which is "
+                f"{self.max_tokens}"
+            )
+        if self.top_p == 0.0:
+            raise RequestError("top_p is 0; allowed: values above 0 up to 1")
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise RequestError(
+                f"structured_outputs is {self.structured_outputs!r:.80}; it must be a "
+                "StructuredOutputs"
+            )
+        if self.pooling is not None:
+            if self.pooling not in POOLINGS:
+                raise RequestError(
+                    f"pooling is {self.pooling!r:.80}; allowed: {', '.join(POOLINGS)}"
+                )
+            if self.n != 1:
+                raise RequestError(f"n is {self.n}; with pooling it must be 1")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}; allowed: true and false")
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} allowed")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise RequestError(f"{len(self.bad_words)} bad_words; at most {MAX_BAD_WORDS} allowed")
+        for name, text in [("stop", s) for s in self.stop] + [
+            ("bad_words", w) for w in self.bad_words
+        ]:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
+                raise RequestError(
+                    f"{name} holds {str(text)[:40]!r}; allowed: strings of 1 to "
+                    f"{MAX_STOP_LENGTH} characters"
+                )
+        if not all(self.bad_words_ids):
+            raise RequestError("bad_words_ids holds an empty list; name at least one token in each")
+        for token_id, bias in self.logit_bias.items():
+            _check_number(f"logit_bias of token {token_id!r}", bias, -100.0, 100.0, float)
+        named = self.logprob_token_ids
+        if named is not None and not 0 < len(named) <= MAX_LOGPROB_TOKEN_IDS:
+            raise RequestError(
+                f"logprob_token_ids names {len(named)} tokens; allowed: 1 to "
+                f"{MAX_LOGPROB_TOKEN_IDS}"
+            )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError(
+                "allowed_token_ids is empty; name at least one token, or leave it out"
+            )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise :class:`RequestError` when a token id named here is not in the vocabulary."""
+        named: dict[str, Iterable[int]] = {
+            "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "banned_token_ids": self.banned_token_ids,
+            "bad_words_ids": chain.from_iterable(self.bad_words_ids),
+            "stop_token_ids": self.stop_token_ids,
+            "logprob_token_ids": self.logprob_token_ids or (),
+        }
+        for name, ids in named.items():
+            for token_id in ids:
+                if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                    raise RequestError(
+                        f"{name} names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}"
+                    )
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Whether log-probabilities are reported for the output."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether each token of the prompt has to be computed, none of them found in a cache."""
+        return self.prompt_logprobs is not None or self.pooling is not None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def uses_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """True when the token is the arg-max of the raw logits: nothing edits them."""
+        return (
+            self.is_greedy
+            and self.structured_outputs is None
+            and not self.uses_penalties
+            and not self.logit_bias
+            and self.allowed_token_ids is None
+            and not self.banned_token_ids
+            and not self.bad_words
+            and not self.bad_words_ids
+            and self.min_tokens == 0
+        )

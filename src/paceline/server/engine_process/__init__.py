@@ -1,0 +1,1 @@
+"""The process in which an engine lives, and the messages to and from it."""

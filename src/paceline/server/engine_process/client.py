@@ -1,0 +1,381 @@
+"""The HTTP process's hold on the engine: prompts go in, pieces come out.
+
+Owns who waits for what, when the engine's process is replaced because it died or hangs, and the
+state that the server shows. Knows no HTTP, and no engine beyond its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from paceline.core.errors import EngineClosedError, EngineDeadError
+from paceline.request.metrics import EngineStats
+from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process.backlog import Share
+from paceline.server.engine_process.generation import EngineGeneration
+from paceline.server.engine_process.life import EngineLife
+from paceline.server.engine_process.messages import EngineInfo, EngineState, Piece
+from paceline.server.engine_process.output_history import OutputHistory
+from paceline.server.engine_process.restarts import Restarts
+from paceline.server.engine_process.wire import EngineFactory, Pulse, received
+from paceline.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """An engine in a process of its own, and its successors.
+
+    A dead engine is started again, and so is one that hangs, as often as ``restarts`` allows; then
+    the state is ``failed``, and :attr:`failure` says why.
+
+    Args:
+        factory: makes the engine, a :class:`~paceline.api.llm.LLM`; it must be picklable.
+        configure_logging: picklable too; what the process runs first.
+        stream_interval: seconds within which an answer's pieces come as one; 0: each by itself.
+        restarts: how often; by default five times in a row.
+        pulse: when an engine counts as hung; by default after a minute without a sign of life.
+        adapters: folders of adapters that the engine has from the start, by their names.
+
+    Attributes:
+        adapters: those that requests can ask for, likewise; an engine that is started again has
+            them too.
+        info: valid after :meth:`start`; replaced when the engine is started again.
+        tokenizer: None where the model has none.
+        failure: why the state is ``failed``.
+        num_restarts: engines that were started, or tried to, after the first.
+        last_stats: the newest counters that the living engine told, for when it does not answer;
+            None before the first.
+        output_history: the output tokens that its beats told.
+    """
+
+    info: EngineInfo
+    tokenizer: Tokenizer | None
+
+    def __init__(
+        self,
+        factory: EngineFactory,
+        *,
+        configure_logging: Callable[[], None] | None = None,
+        stream_interval: float = 0.0,
+        restarts: Restarts | None = None,
+        pulse: Pulse | None = None,
+        adapters: Mapping[str, str] | None = None,
+    ) -> None:
+        self.state: EngineState = "starting"
+        self.failure = ""
+        self.num_restarts = 0
+        self.last_stats: EngineStats | None = None
+        self.output_history = OutputHistory()
+        self._restarts = restarts or Restarts()
+        self._pulse = pulse or Pulse()
+        self.adapters = dict(adapters or {})
+        self._factory = factory
+        self._opening = (configure_logging, stream_interval, self._pulse.interval)
+        self._life: EngineLife | None = None
+        self._lives: asyncio.Task[None] | None = None
+        self._reason = ""
+        self._is_draining = self._has_begun = False
+        self._numbers = itertools.count()
+        self._generations: dict[int, EngineGeneration] = {}
+        self._questions: dict[int, asyncio.Future[Any]] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process; None where there is none."""
+        process = None if self._life is None else self._life.process
+        return None if process is None else process.pid
+
+    @property
+    def num_generating(self) -> int:
+        """Requests that were sent and of which the engine owes something."""
+        return len(self._generations)
+
+    async def start(self) -> None:
+        """Start the engine's process and wait until it serves; again after :meth:`close`.
+
+        Raises:
+            ModelLoadError, ConfigError: or whatever else building the engine raised.
+            EngineDeadError: the process died meanwhile.
+        """
+        self.state, self.failure = "starting", ""
+        self._restarts.num_used = 0
+        try:
+            life = await self._begin()
+        except BaseException:
+            if self.state == "starting":
+                self.state = "failed"
+            raise
+        self._lives = asyncio.create_task(self._live_on(life))
+
+    def drain(self) -> None:
+        """Say by the state that no new requests are to be taken on; those that were go on."""
+        self._is_draining = True
+        if self.state in ("ready", "hung"):
+            self.state = "draining"
+
+    async def close(self) -> None:
+        """End the engine; prompts in flight raise ``EngineClosedError``. Twice is allowed."""
+        self.state = "closed"
+        self._fail_all(EngineClosedError, "the engine was closed")
+        lives, self._lives = self._lives, None
+        if lives is not None:
+            lives.cancel()
+            with suppress(asyncio.CancelledError):
+                await lives
+        self._forget_life()
+
+    # --- prompts -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generate(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        *,
+        cache_salt: str = "",
+        trace_id: str = "",
+        adapter: str | None = None,
+        share: Share | None = None,
+    ) -> AsyncIterator[EngineGeneration]:
+        """The answers to the prompts of a request; leaving the block aborts what still runs.
+
+        Args:
+            share: of what may wait for clients; when it is dropped, what runs is aborted. None:
+                nothing is counted.
+
+        Raises (when the block is entered):
+            RequestError: the engine refuses a prompt, and so the request.
+            EngineDeadError: the engine is dead, or being started again.
+            EngineClosedError: it was closed.
+        """
+        life = self._living()
+        handle = next(self._numbers)
+        life.send(("generate", handle, prompts, params, cache_salt, trace_id, adapter))
+        generation = self._generations[handle] = EngineGeneration(params, share)
+        if share is not None:
+            share.when_dropped(lambda _: self._abort(life, handle))
+        try:
+            await generation.accepted()
+            yield generation
+        finally:
+            self._abort(life, handle)
+            if share is not None:
+                share.close()
+
+    def _abort(self, life: EngineLife, handle: int) -> None:
+        """End what still runs of a request."""
+        if self._generations.pop(handle, None) is not None:
+            with suppress(EngineDeadError):
+                life.send(("abort", handle))
+
+    async def stats(self) -> EngineStats:
+        """The engine's counters; ``EngineDeadError`` or ``EngineClosedError`` without one."""
+        stats: EngineStats = await self._ask("stats")
+        self.last_stats = stats
+        return stats
+
+    async def flush_prefix_cache(self) -> None:
+        await self._ask("flush_prefix_cache")
+
+    async def load_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
+        """Load an adapter, or another one in its place where it ``replaces`` what has its name.
+
+        Raises:
+            ConfigError: there is an adapter of that name.
+            ModelLoadError: it cannot be read, or not be used.
+        """
+        await self._ask("load_lora", name, folder, replaces)
+        self.adapters[name] = folder
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that have it go on.
+
+        Where no engine lives, the next one is without it.
+
+        Raises:
+            UnknownAdapterError: it was forgotten meanwhile.
+            EngineDeadError, EngineClosedError: the engine ended meanwhile, and it is kept.
+        """
+        if self._life is not None and self.state != "closed":
+            await self._ask("unload_lora", name)
+        self.adapters.pop(name, None)
+
+    async def _ask(self, name: str, *arguments: Any) -> Any:
+        number = next(self._numbers)
+        self._living().send(("ask", number, name, *arguments))
+        reply = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            return await reply
+        finally:
+            self._questions.pop(number, None)
+
+    def _living(self) -> EngineLife:
+        """An engine that serves; raises what says that there is none."""
+        if self.state == "closed":
+            raise EngineClosedError("the engine is closed")
+        if self._life is None or self.state not in ("ready", "hung", "draining"):
+            raise EngineDeadError(f"the engine is not running; its state is {self.state!r}")
+        return self._life
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def _on_step(self, entries: Sequence[Sequence[Any]]) -> None:
+        for handle, *fields in entries:
+            generation = self._generations.get(handle)
+            if generation is not None and generation.take(Piece(*fields)):
+                self._generations.pop(handle, None)  # it may have been aborted meanwhile
+
+    def _on_accepted(self, handle: int) -> None:
+        if handle in self._generations:
+            self._generations[handle].accept()
+
+    def _on_refused(self, handle: int, error: Exception) -> None:
+        generation = self._generations.pop(handle, None)
+        if generation is not None:
+            generation.fail(error)
+
+    def _on_reply(self, number: int, error: Exception | None, value: Any) -> None:
+        reply = self._questions.pop(number, None)
+        if reply is None or reply.done():  # nobody waits any more
+            return
+        if error is None:
+            reply.set_result(value)
+        else:
+            reply.set_exception(error)
+
+    def _on_beat(self, stats: EngineStats | None) -> None:
+        if stats is not None:
+            self.last_stats = stats
+            self.output_history.note(stats)
+        self._pulse.beat(stats is not None)
+        self._judge()
+
+    def _on_dead(self, reason: str) -> None:
+        self._reason = reason
+
+    def _fail_all(self, kind: type[EngineClosedError], reason: str) -> None:
+        """Tell everybody who waits, each with an error of their own: they will be raised."""
+        generations, self._generations = self._generations, {}
+        for generation in generations.values():
+            generation.fail(kind(reason))
+        for number in list(self._questions):
+            self._on_reply(number, kind(reason), None)
+
+    # --- lives and deaths ----------------------------------------------------------------------
+
+    async def _begin(self) -> EngineLife:
+        """Start an engine; raises as :meth:`start`."""
+        if self._has_begun:
+            self._forget_missing()
+        life, adapters = EngineLife(), dict(self.adapters)
+        try:
+            factory = partial(self._factory, lora=adapters) if adapters else self._factory
+            self.info, self.tokenizer = await life.open(factory, *self._opening)
+        except BaseException:
+            await life.close()
+            raise
+        for name in adapters.keys() - self.adapters.keys():  # they were unloaded meanwhile
+            with suppress(EngineDeadError):
+                life.send(("ask", next(self._numbers), "unload_lora", name))
+        self._life, self._has_begun = life, True
+        self._restarts.note_serving()
+        self._pulse.restart()
+        self.state = "draining" if self._is_draining else "ready"
+        return life
+
+    async def _live_on(self, first: EngineLife) -> None:
+        """Serve with an engine, and when it is dead with others, until the budget is spent."""
+        life: EngineLife | None = first
+        while life is not None:
+            try:
+                await self._listen(life)
+                reason = f"the engine died: {self._reason or 'its process was ended'}"
+                pause = self._lose(reason)
+            finally:
+                code = await life.close()
+            log.error("%s (exit code %s)", reason, code)
+            life = await self._successor(pause)
+
+    async def _successor(self, pause: float | None) -> EngineLife | None:
+        while pause is not None:
+            log.warning("the engine will be restarted in %g s", pause)
+            await asyncio.sleep(pause)
+            self.num_restarts += 1
+            try:
+                life = await self._begin()
+            except Exception as failure:
+                log.error("the engine cannot be started: %r", failure)
+                pause = self._pause_after(f"the engine cannot be started: {failure}")
+            else:
+                log.warning("the engine was restarted (%d times so far)", self.num_restarts)
+                return life
+        return None
+
+    def _forget_missing(self) -> None:
+        """Drop adapters whose folders are gone, lest the next engine cannot start for them."""
+        for name, folder in list(self.adapters.items()):
+            if not os.path.isdir(folder):
+                log.error("adapter %s is not loaded again: %s is gone", name, folder)
+                del self.adapters[name]
+
+    async def _listen(self, life: EngineLife) -> None:
+        """Hear what an engine says until its process is gone, or about to be."""
+        ticking = asyncio.create_task(self._tick())
+        try:
+            while True:
+                kind, *arguments = await received(life.reader)
+                getattr(self, f"_on_{kind}")(*arguments)
+        except (EOFError, OSError):  # it is gone
+            return
+        except Exception:  # our mistake; another engine may get further
+            log.exception("a message of the engine's process cannot be taken")
+        finally:
+            ticking.cancel()
+
+    def _lose(self, reason: str) -> float | None:
+        """Let whoever waits for an engine hear that it is dead; returns as :meth:`_pause_after`."""
+        self._reason = ""
+        self._forget_life()
+        self._fail_all(EngineDeadError, reason)
+        return self._pause_after(reason)
+
+    def _forget_life(self) -> None:
+        self._life = self.last_stats = None
+        self.output_history.clear()
+
+    def _pause_after(self, reason: str) -> float | None:
+        """How long to wait before the next start; None when there is to be none."""
+        pause = self._restarts.next_pause()
+        self.state = "failed" if pause is None else "starting"
+        if pause is None:
+            count = self._restarts.num_used
+            self.failure = f"{reason}; after {count} restarts in a row it is not started again"
+        return pause
+
+    async def _tick(self) -> None:
+        """Miss beats, while an engine lives."""
+        while True:
+            await asyncio.sleep(self._pulse.interval)
+            self._pulse.tick()
+            self._judge()
+
+    def _judge(self) -> None:
+        """Let the state say whether the engine is silent, and end it when it was too long."""
+        if self.state == "ready" and self._pulse.is_silent:
+            self.state = "hung"
+            log.warning("the engine does not answer; its process is stopped, or very busy")
+        elif self.state == "hung" and not self._pulse.is_silent:
+            self.state = "ready"
+            log.warning("the engine answers again")
+        process = None if self._life is None else self._life.process
+        if self._pulse.verdict and process is not None and not self._reason:
+            self._reason = self._pulse.verdict
+            process.kill()

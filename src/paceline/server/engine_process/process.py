@@ -1,0 +1,308 @@
+"""The process in which a server's engine lives. Owns the engine; knows no HTTP and no asyncio.
+
+Four kinds of threads: one reads commands, a few submit prompts (which compiles grammars) and wait
+for answers of the engine, the engine's own thread steps it and hands what each step brought to all
+prompts to the outbox, and one sends heartbeats. None of them waits for the other process to read
+what was asked for, so the two processes cannot block each other. The process ends when the other
+one does.
+
+Commands: ``(generate, handle, prompts, params, cache_salt, trace_id, adapter)``,
+``(abort, handle)``, ``(ask, number, name, arguments..)``.
+
+Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
+``(accepted, handle)``, ``(refused, handle, error)``, ``(step, entries)``,
+``(reply, number, error, value)``, ``(beat, stats)`` and ``(dead, reason)``.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from paceline.core.errors import EngineClosedError
+from paceline.planner.cost_points import StepShape
+from paceline.request.request import Request, StepOutput
+from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process.messages import EngineInfo, Piece
+from paceline.server.engine_process.wire import (
+    Channel,
+    EngineFactory,
+    Entry,
+    Outbox,
+    Sample,
+    portable,
+    start_beating,
+)
+
+log = logging.getLogger(__name__)
+NAME = "paceline-engine"
+NUM_SUBMITTERS = 16
+NUM_GRAMMAR_SUBMITTERS = 2
+"""Submitters of prompts with a grammar, which may wait long for its compiler and hold up nobody
+else; a second one finds compiled grammars while the first waits."""
+ASKABLE = ("stats", "flush_prefix_cache", "load_lora", "unload_lora")
+"""Methods of the engine that may be called by name."""
+CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def run_engine(
+    sock: socket.socket,
+    factory: EngineFactory,
+    configure_logging: Callable[[], None] | None,
+    stream_interval: float,
+    beat_interval: float,
+) -> NoReturn:
+    """What the process does from its start to its end."""
+    # Whoever stops the server tells the other process, which lets requests end first.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(NAME)
+    if configure_logging is not None:
+        configure_logging()
+    channel = Channel(sock)
+    threading.Thread(target=_end_without, args=(channel,), daemon=True).start()
+    try:
+        engine = factory()
+        hello = ("hello", engine_info(engine), engine.checkpoint.tokenizer)
+    except Exception as error:
+        channel.send(("failed", portable(error)))
+        os._exit(1)
+    channel.send(hello)
+    # While the other process reads the tokenizer; streams would stand still if it were done later.
+    engine.prepare_grammars()
+    gc.collect()
+    gc.freeze()  # what lives from here to the end need not be looked at again and again
+    server = EngineServer(channel, engine, stream_interval)
+    start_beating(lambda stats: server.tell(("beat", stats)), engine.stats, beat_interval)
+    server.serve()
+    os._exit(0)  # not through the exit of threads that may be in the middle of a long step
+
+
+def _end_without(channel: Channel) -> None:
+    """A model takes long to load; whoever would have used it may be gone before."""
+    if not channel.is_spoken_to():
+        os._exit(1)
+
+
+@dataclass(slots=True)
+class _Route:
+    """Where a sample's outputs go, and what they will need of it."""
+
+    handle: int
+    sample: int
+    request: Request
+    trace_id: str
+    is_fresh: bool = True
+
+
+class EngineServer:
+    """Serves the commands of one channel with one engine, an :class:`~paceline.api.llm.LLM`."""
+
+    def __init__(self, channel: Channel, engine: Any, stream_interval: float = 0.0) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._pool = ThreadPoolExecutor(NUM_SUBMITTERS, thread_name_prefix="paceline-submit")
+        self._grammar_pool = ThreadPoolExecutor(
+            NUM_GRAMMAR_SUBMITTERS, thread_name_prefix="paceline-grammar"
+        )
+        self._lock = threading.Lock()
+        # Request ids of each handle that still run; None while they are being submitted.
+        self._jobs: dict[int, set[int] | None] = {}
+        self._routes: dict[int, _Route] = {}  # of the engine's thread alone
+        self._outbox = Outbox(self._send_entries, stream_interval)
+
+    def serve(self) -> None:
+        """Until the other process closes the channel or dies."""
+        self._outbox.start()
+        for kind, *arguments in self._channel:
+            if kind == "generate":
+                handle, _, params, *_ = arguments
+                with self._lock:
+                    self._jobs[handle] = None
+                is_shaped = any(wish.structured_outputs is not None for wish in params)
+                pool = self._grammar_pool if is_shaped else self._pool
+                pool.submit(self._generate, *arguments)
+            elif kind == "abort":
+                self._abort(*arguments)
+            else:
+                self._pool.submit(self._answer, *arguments)
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def _generate(
+        self,
+        handle: int,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        cache_salt: str,
+        trace_id: str,
+        adapter: str | None = None,
+    ) -> None:
+        def on_added(jobs: Sequence[Any]) -> None:
+            requests = [request for job in jobs for request in job.requests]
+            ids = [request.request_id for request in requests]
+            with self._lock:
+                is_wanted = handle in self._jobs
+                if is_wanted:
+                    self._jobs[handle] = set(ids)
+            if not is_wanted:  # it was aborted while it was being submitted
+                self._engine.abort(ids)
+                return
+            for sample, request in enumerate(requests):
+                self._routes[request.request_id] = _Route(handle, sample, request, trace_id)
+
+        with self._lock:
+            if handle not in self._jobs:  # it was aborted while it waited for this thread
+                return
+        extra = {"trace_id": trace_id}
+        try:
+            adapters = {} if adapter is None else {"adapters": [adapter] * len(prompts)}
+            self._engine.submit(prompts, params, self._send_step, cache_salt, on_added, **adapters)
+        except Exception as error:
+            log.info("request %d is refused: %s", handle, error, extra=extra)
+            with self._lock:
+                self._jobs.pop(handle, None)
+            self.tell(("refused", handle, portable(error)))
+        else:
+            count = sum(map(len, prompts))
+            log.info("request %d: %d prompt tokens", handle, count, extra=extra)
+            self.tell(("accepted", handle))
+
+    def _abort(self, handle: int) -> None:
+        with self._lock:
+            ids = self._jobs.pop(handle, None)
+        if ids:
+            self._engine.abort(sorted(ids))
+
+    def _answer(self, number: int, name: str, *arguments: Any) -> None:
+        assert name in ASKABLE
+        try:
+            value = getattr(self._engine, name)(*arguments)
+        except Exception as error:
+            self.tell(("reply", number, portable(error), None))
+        else:
+            self.tell(("reply", number, None, value))
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        with suppress(OSError):  # the other process is gone, which ends this one
+            self._channel.send(message)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _send_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Everything that one step has for anybody, from the engine's thread."""
+        death = next((o.error for o in outputs if isinstance(o.error, EngineClosedError)), None)
+        if death is not None:
+            self._outbox.flush()
+            self.tell(("dead", str(death)))
+            os._exit(1)
+        entries, edges = list[Entry](), set[Sample]()
+        for output in outputs:
+            route = self._routes.get(output.request_id)
+            has_ended = output.finish_reason is not None
+            if route is None or not (output.token_ids or output.text or has_ended):
+                continue
+            entries.append((route.handle, self._piece(route, output)))
+            if has_ended or route.is_fresh:
+                edges.add((route.handle, route.sample))
+                route.is_fresh = False
+            if has_ended:
+                self._forget(route)
+        if entries:
+            self._outbox.put(entries, edges)
+
+    @staticmethod
+    def _piece(route: _Route, output: StepOutput) -> Piece:
+        """A step of one sample."""
+        request, reason = route.request, output.finish_reason
+        # The first sample's are everybody's, and nobody is ahead of it.
+        tells_prompt = route.is_fresh and not request.sample_index
+        return Piece(
+            route.sample,
+            list(output.token_ids),
+            list(output.origins),
+            output.text,
+            list(output.logprobs),
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=output.stop_reason,
+            counters=None if reason is None else request.counters,
+            num_cached_tokens=request.num_cached_tokens if tells_prompt else 0,
+            prompt_logprobs=request.prompt_logprobs if tells_prompt else (),
+            error=None if output.error is None else portable(output.error),
+            embedding=request.embedding if tells_prompt else b"",
+        )
+
+    def _send_entries(self, entries: Sequence[Entry]) -> None:
+        """As plain values, see :mod:`paceline.server.engine_process.wire`."""
+        self.tell(("step", [(handle, *piece) for handle, piece in entries]))
+
+    def _forget(self, route: _Route) -> None:
+        request_id = route.request.request_id
+        del self._routes[request_id]
+        with self._lock:
+            ids = self._jobs.get(route.handle)
+            if ids is not None:
+                ids.remove(request_id)
+                if not ids:
+                    del self._jobs[route.handle]
+        if route.request.error is not None:
+            extra = {"trace_id": route.trace_id}
+            log.warning("request %d failed: %s", route.handle, route.request.error, extra=extra)
+
+
+def engine_info(engine: Any) -> EngineInfo:
+    """What an :class:`~paceline.api.llm.LLM` says of itself."""
+    config, checkpoint = engine.config, engine.checkpoint
+
+    def inside(inner: Any) -> dict[str, Any]:
+        shapes = [StepShape(rows, 0, 0, rows, 1) for rows in CURVE_ROWS]
+        return {
+            "vocab_size": inner.vocab_size,
+            "kv_blocks_total": inner.kv.pool.num_blocks - 1,
+            "block_size": inner.kv.block_size,
+            "cost_curve": tuple((shape.rows, inner.cost.predict(shape)) for shape in shapes),
+            "has_profile": inner.cost.has_profile,
+        }
+
+    info = EngineInfo(
+        model=checkpoint.name,
+        max_model_len=config.max_model_len,
+        dtype=checkpoint.arithmetic(config.dtype),
+        backend=engine.backend,
+        promises_identity=engine.promises_identity,
+        proposers=engine.proposers,
+        max_num_seqs=config.max_num_seqs,
+        kv_bytes=engine.kv_bytes,
+        sampling=engine.sampling_defaults,
+        **_shape(checkpoint),
+        **engine.call(inside),
+    )
+    # A prompt with its answer has to fit into the KV cache, which can be smaller than the context.
+    held = info.kv_blocks_total * info.block_size
+    return replace(info, max_model_len=min(info.max_model_len, held))
+
+
+def _shape(checkpoint: Any) -> dict[str, Any]:
+    """What an :class:`EngineInfo` says of the model itself."""
+    config = checkpoint.config
+    tokenizer = checkpoint.tokenizer
+    return {
+        "longest_token": 0 if tokenizer is None else tokenizer.longest_token,
+        "architecture": checkpoint.hf_config.get("model_type") or config.architecture,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "num_bytes": checkpoint.num_bytes,
+        "num_weights": config.num_weights,
+        "pooling": checkpoint.pooling,
+    }

@@ -1,0 +1,299 @@
+"""What every endpoint leans on: a model's engine, options, queue, metrics and names.
+
+Owns the state of a model between requests, and the answers to a request's prompts while they come.
+Knows no endpoint and no format.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from paceline import __version__
+from paceline.core.errors import ConfigError, PacelineError, RequestError
+from paceline.request.metrics import EngineStats
+from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process.backlog import Backlog, Share
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.generation import EngineGeneration
+from paceline.server.engine_process.memory import memory_of
+from paceline.server.engine_process.messages import Piece
+from paceline.server.engine_process.tokens import TokenTexts
+from paceline.server.hosting.admission import Admission
+from paceline.server.hosting.room import Room
+from paceline.server.hosting.schema_thread import SchemaThread
+from paceline.server.http.config import ServerConfig
+from paceline.server.http.errors import SERVER, ApiError
+from paceline.server.http.security import partition
+from paceline.server.http.sse import Deadline
+from paceline.server.http.tracing import current_trace_id
+from paceline.server.metrics.clock import Clock
+from paceline.server.metrics.exposition import ModelMetrics, ServerMetrics
+from paceline.server.metrics.gen_ai_metrics import Operation
+from paceline.server.metrics.stats import engine_stats
+from paceline.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+LATEST = ":latest"
+"""A tag with which a name means the same, as Ollama's clients write it."""
+_REFUSALS = {
+    "draining": "the server is ending and takes no new requests",
+    "starting": "the engine is being started again; try again soon",
+    "hung": "the engine does not answer; it is started again if that goes on",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt and what is wanted of it."""
+
+    token_ids: list[int]
+    params: SamplingParams
+
+
+class Serving:
+    """The state of one model on a server, and of its engine when it is loaded.
+
+    Args:
+        client: started, unless the model is to be loaded later.
+        names: under which requests ask for it, the first in answers.
+        metrics: the server's.
+        room, backlog, schemas: that it shares with the server's other models.
+        num_bytes: of its weights, as far as that is known before it is loaded.
+
+    Attributes:
+        is_known: it was loaded before, so that the client has its facts.
+        resident: whether it is loaded, and until when.
+
+    Raises:
+        ModelTooLargeError: it is loaded, and larger than all of the room.
+    """
+
+    texts: TokenTexts
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: ServerConfig,
+        names: Sequence[str],
+        metrics: ServerMetrics,
+        room: Room,
+        backlog: Backlog,
+        schemas: SchemaThread,
+        num_bytes: int = 0,
+    ) -> None:
+        self.client = client
+        self.config = config
+        self.created = int(time.time())
+        self.names = tuple(names)
+        self.num_bytes = self.size = num_bytes
+        self.admission = Admission(0, config.max_queue)
+        self.metrics = ModelMetrics(metrics, self.name)
+        self.schemas = schemas
+        self._backlog = backlog
+        self._num_loads = 0
+        self._is_draining = False
+        is_loaded = client.state == "ready"
+        if is_loaded:
+            self._take_facts()
+        self.resident = room.resident(self, is_loaded)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def adapter_of(self, asked: str | None) -> str | None:
+        """The adapter that a request for this model means; None: the model as it is."""
+        names = () if asked is None else (asked, asked.removesuffix(LATEST))
+        if any(name in self.names for name in names):
+            return None
+        return next((name for name in names if name in self.client.adapters), None)
+
+    @property
+    def is_known(self) -> bool:
+        return self._num_loads > 0
+
+    @property
+    def pooling(self) -> str:
+        """Of embeddings whose requests do not say; of a loaded model."""
+        return self.config.pooling or self.client.info.pooling or "mean"
+
+    @property
+    def has_failed(self) -> bool:
+        return self.client.state == "failed"
+
+    @property
+    def state(self) -> str:
+        """Of its engine where it is loaded, otherwise of its way there."""
+        if self.resident.is_open:
+            return self.client.state
+        return "draining" if self._is_draining else self.resident.place
+
+    def using(self, keep_alive: float | None = None) -> AbstractAsyncContextManager[None]:
+        """Have it loaded while a block runs; see
+        :meth:`~paceline.server.hosting.room.Resident.using`.
+
+        Raises:
+            ApiError: 503, it would have to be loaded, and the server is ending.
+        """
+        if not self.resident.is_here:
+            self.check_takes_requests()
+        return self.resident.using(keep_alive)
+
+    async def open(self) -> None:
+        """Load it; see :class:`~paceline.server.hosting.room.Loadable`."""
+        if self.has_failed:
+            await self.client.close()
+        await self.client.start()
+        self._take_facts()
+
+    def _take_facts(self) -> None:
+        info, self._num_loads = self.client.info, self._num_loads + 1
+        self.num_bytes, self.size = info.num_bytes, memory_of(self.client)
+        self.admission.max_num_seqs = info.max_num_seqs
+        tokenizer = self.client.tokenizer
+        self.texts = TokenTexts(tokenizer)
+        self._note_unknown_options(tokenizer)
+
+    def _note_unknown_options(self, tokenizer: Tokenizer | None) -> None:
+        if tokenizer is not None and tokenizer.has_chat_template:
+            for name in self.config.default_chat_template_kwargs:
+                if not tokenizer.template_knows(name):
+                    log.warning(
+                        "the chat template of %s does not know %s, which the default options of "
+                        "templates set",
+                        self.name,
+                        name,
+                    )
+
+    async def close(self) -> None:
+        """Unload it."""
+        if self.is_known:
+            await self.note_counters()
+            self.metrics.take(EngineStats(), self.client, self._num_loads)
+        await self.client.close()
+
+    def drain(self) -> None:
+        """Take no new requests."""
+        self._is_draining = True
+        self.client.drain()
+
+    async def note_counters(self) -> None:
+        """Let the metrics know what the engine has counted."""
+        stats = await engine_stats(self.client)
+        self.metrics.take(stats, self.client, self._num_loads)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ConfigError: the model has none."""
+        if self.client.tokenizer is None:
+            raise ConfigError(
+                "the model has no tokenizer; send token ids to /v1/completions instead of text"
+            )
+        return self.client.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides, besides the model, which tokens follow from a seed."""
+        info = self.client.info
+        return f"paceline-{__version__}-{info.dtype}-{info.backend}"
+
+    def check_takes_requests(self) -> None:
+        """Raises ApiError: 503, the server is ending, or its engine starting or hung."""
+        state = self.state
+        if state in _REFUSALS:
+            again = {"Retry-After": "5"}
+            raise ApiError(503, _REFUSALS[state], SERVER, code=state, headers=again)
+
+    @contextmanager
+    def admitted(self, count: int) -> Iterator[None]:
+        """Hold places for a request's samples, before any work goes into it.
+
+        Raises (when the block is entered):
+            ApiError: 429, the queue is full; 503, the server is ending or its engine starting.
+            RequestError: so many places do not exist.
+        """
+        self.check_takes_requests()
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.admission.places(count))
+            except ApiError:
+                self.metrics.rejected.inc()
+                raise
+            yield
+
+    @asynccontextmanager
+    async def answering(
+        self,
+        request: Request,
+        prompts: Sequence[Prompt],
+        deadline: Deadline,
+        cache_salt: str | None,
+        operation: Operation,
+        adapter: str | None = None,
+        is_stream: bool = False,
+    ) -> AsyncIterator[Answers]:
+        """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
+
+        Args:
+            is_stream: its pieces wait until the client takes them, and otherwise until the answer
+                is complete. Where too many wait the request ends, by its deadline too.
+
+        Raises (when the block is entered):
+            RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
+        """
+        params = [prompt.params for prompt in prompts]
+        clock = Clock(self.metrics, operation, len(prompts), params[0].n, deadline)
+        generating = self.client.generate(
+            [prompt.token_ids for prompt in prompts],
+            params,
+            cache_salt=partition(request.scope, cache_salt),
+            trace_id=current_trace_id(),
+            adapter=adapter,
+            share=self._share(deadline, is_stream, params[0]),
+        )
+        has_failed = was_refused = is_taken_on = False
+        try:
+            async with generating as generation:
+                is_taken_on = True
+                yield Answers(generation, clock)
+        except Exception as error:
+            has_failed = True
+            was_refused = not is_taken_on and isinstance(error, RequestError)
+            raise
+        finally:
+            if not was_refused:  # that took no time
+                clock.close(has_failed)
+
+    def _share(self, deadline: Deadline, is_stream: bool, params: SamplingParams) -> Share:
+        """Of what may wait for the client of a request."""
+        extra, backlog = {"trace_id": current_trace_id()}, self._backlog
+
+        def dropped(error: PacelineError) -> None:
+            log.warning("a request is ended: %s", error, extra=extra)
+            self.metrics.dropped.inc()
+            deadline.end(error)
+
+        if not is_stream:
+            return backlog.of_answer(dropped)
+        tells_prompt = params.prompt_logprobs is not None
+        return (backlog.of_prompt_and_stream if tells_prompt else backlog.of_stream)(dropped)
+
+
+class Answers:
+    """The answers to the prompts of one HTTP request, as they come: iterate over their pieces."""
+
+    def __init__(self, generation: EngineGeneration, clock: Clock) -> None:
+        self.prompt_logprobs = generation.prompt_logprobs
+        self._generation = generation
+        self._clock = clock
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        async for piece in self._generation:
+            self._clock.observe(piece)
+            yield piece

@@ -1,0 +1,1 @@
+"""Requests and answers of any protocol: bodies, errors, keys, streams, traces."""

@@ -1,0 +1,292 @@
+"""What goes wrong as answers that are errors: which status, type, parameter and code.
+
+Owns the mapping from Paceline's exceptions to HTTP; how each API writes them is
+:mod:`paceline.server.http.error_forms`'s. Knows no endpoint. A body never holds a
+traceback: what nobody foresaw is one sentence for the client and a traceback in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from paceline.core.errors import (
+    AnswerTooLargeError,
+    BusyError,
+    ConfigError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineDeadError,
+    ModelTooLargeError,
+    ModelUnavailableError,
+    NoFimTokensError,
+    RequestError,
+    RequestFailedError,
+    SlowReaderError,
+    UnknownAdapterError,
+    UnservableRequestError,
+)
+from paceline.server.http.error_forms import error_document
+from paceline.server.http.sse import DONE, ClientGoneError, encode_json, event
+from paceline.server.http.tracing import REQUEST_ID, current_request_id
+
+log = logging.getLogger(__name__)
+
+INVALID_REQUEST = "invalid_request_error"
+AUTHENTICATION = "authentication_error"
+NOT_FOUND = "not_found_error"
+RATE_LIMIT = "rate_limit_error"
+SERVER = "server_error"
+
+_MAX_SHOWN = 60
+_SUBJECT = re.compile(r"(Input|List|String|Dictionary)(?= should)")
+_LENGTH = re.compile(r"( after validation)?, not \d+$")
+_OF_THE_ROUTER = ("Not Found", "Method Not Allowed")
+_BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*) (?:is|has|holds|names|must|nests)\b")
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        message: what was wrong, what is allowed, what to do.
+        type: one of OpenAI's error types.
+        param: the field of the request that is at fault.
+        code: for programs, where the type does not say enough.
+        headers: of the response, such as ``Retry-After``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self, path: str = "") -> dict[str, Any]:
+        """As the API has it that a request's path belongs to; without a path as OpenAI has it."""
+        fields = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return error_document(path, self.status, fields)
+
+    def response(self, path: str) -> Response:
+        """The answer to a request of this path."""
+        body = encode_json(self.body(path))
+        return Response(body, self.status, self.headers, media_type="application/json")
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """The answer to an exception; one that nobody foresaw is logged with its traceback."""
+    match error:
+        case ApiError():
+            return error
+        case ContextLengthError():
+            return ApiError(400, str(error), code="context_length_exceeded")
+        case NoFimTokensError():
+            return ApiError(400, str(error), code="no_fim_tokens")
+        case ModelTooLargeError():
+            return ApiError(400, str(error), param="model", code="model_too_large")
+        case ModelUnavailableError():
+            again = {"Retry-After": "5"}
+            return ApiError(500, str(error), SERVER, "model", "model_load_failed", again)
+        case UnknownAdapterError():  # it was unloaded a moment ago
+            return ApiError(404, str(error), NOT_FOUND, "model", "model_not_found")
+        case BusyError():
+            return ApiError(503, str(error), SERVER, code="busy", headers={"Retry-After": "5"})
+        case RequestError() | ConfigError():
+            return ApiError(400, str(error), param=_named_field(str(error)))
+        case ValidationError():
+            return _validation_error(error)
+        case EngineDeadError():
+            return ApiError(500, str(error), SERVER, code="engine_dead")
+        case EngineClosedError():
+            return ApiError(503, str(error), SERVER, code="engine_closed")
+        case UnservableRequestError():
+            return ApiError(400, str(error), code="unservable_request")
+        case RequestFailedError():
+            return ApiError(500, str(error), SERVER, code="request_failed")
+        case SlowReaderError():
+            return ApiError(408, str(error), code="slow_reader")
+        case AnswerTooLargeError():
+            return ApiError(400, str(error), code="answer_too_large")
+        case HTTPException():
+            return _http_error(error)
+        case TimeoutError():
+            return ApiError(504, str(error), SERVER, code="request_timeout")
+        case ClientGoneError():  # a status that proxies log; nobody reads the body
+            return ApiError(499, str(error), code="client_closed_request")
+    log.error("request %s failed unexpectedly", current_request_id(), exc_info=error)
+    return ApiError(500, "the server failed; its log says how", SERVER, code="internal_error")
+
+
+def error_event(error: BaseException) -> bytes:
+    """The end of a stream that failed: the error as an event, then ``[DONE]``."""
+    return event(to_api_error(error).body()) + DONE
+
+
+def _http_error(error: HTTPException) -> ApiError:
+    """Errors of the router itself, such as a path that does not exist."""
+    kind = NOT_FOUND if error.status_code == 404 else INVALID_REQUEST
+    kind = SERVER if error.status_code >= 500 else kind
+    return ApiError(error.status_code, str(error.detail), kind, headers=error.headers)
+
+
+def _named_field(message: str) -> str | None:
+    """The field that a message of ours begins with: ``top_p is 0; allowed: ...``."""
+    match = _BEGINS_WITH_FIELD.match(message)
+    return match[1] if match else None
+
+
+def _validation_error(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body; the innermost where several types were tried."""
+    details = error.errors(include_url=False, include_context=False)
+    first = max(details, key=lambda each: _rank(each["type"]))  # of equals the first
+    place = _place(first)
+    kind, value = first["type"], first.get("input")
+    if not place:
+        place = _named_field(first["msg"].removeprefix("Value error, ")) or ""
+    if kind == "extra_forbidden":
+        message = f"unknown field {place!r}"
+    elif kind == "missing":
+        message = f"{place} is missing"
+    elif kind == "value_error":
+        message = first["msg"].removeprefix("Value error, ")
+    elif kind in ("model_type", "dict_type") and not place:
+        message = f"the body is {_shown(value)}; it must be a JSON object"
+    else:
+        tried = [each for each in details if _place(each) == _place(first)]
+        message = f"{place} is {_shown(value)}; {_reason(first, tried)}"
+    return ApiError(400, message, param=place or None)
+
+
+def _place(detail: ErrorDetails) -> str:
+    """The field of a problem, with dots, without the branches of unions."""
+    return ".".join(str(part) for part in detail["loc"] if not _is_branch(part))
+
+
+def _reason(first: ErrorDetails, tried: Sequence[ErrorDetails]) -> str:
+    """What a value should be; all that it may be where several types were tried in vain.
+
+    Of a value that has a right type and is out of range, the other types are not told.
+    """
+    has_a_type = not first["type"].endswith(("_type", "literal_error"))
+    told = [e for e in tried if _is_plain(e) and not (has_a_type and e["type"].endswith("_type"))]
+    wanted, *others = dict.fromkeys(_in_words(each["msg"]) for each in told)
+    return ", or ".join([wanted, *(text.removeprefix("it should be ") for text in others)])
+
+
+def _in_words(message: str) -> str:
+    """pydantic's message of JSON: the value is called it, and its length is left out."""
+    message = _LENGTH.sub("", message).replace("valid dictionary", "valid object")
+    message = _SUBJECT.sub("it", message, count=1)
+    return message[:1].lower() + message[1:]
+
+
+def _is_plain(detail: ErrorDetails) -> bool:
+    return _rank(detail["type"]) < 2
+
+
+def _rank(kind: str) -> int:
+    """A value out of range says more than a type that one branch of a union tried in vain."""
+    if kind in ("extra_forbidden", "value_error"):
+        return 2
+    return 0 if kind.endswith("_type") else 1
+
+
+def _is_branch(part: str | int) -> bool:
+    """Whether a part of a location names a branch of a union rather than a field."""
+    return isinstance(part, str) and (
+        "[" in part or "-" in part or part in {"str", "int", "float", "bool", "dict"}
+    )
+
+
+def _shown(value: object) -> str:
+    text = encode_json(value).decode()
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def install_error_handlers(app: Starlette, routes: Sequence[Route]) -> None:
+    """Let every exception of an endpoint become an answer in the form of its API.
+
+    Args:
+        routes: of the endpoints, for those who ask for another one.
+    """
+    kinds: tuple[type[Exception], ...] = (
+        ApiError,
+        RequestError,
+        ConfigError,
+        ValidationError,
+        EngineClosedError,
+        ModelUnavailableError,
+        RequestFailedError,
+        SlowReaderError,
+        AnswerTooLargeError,
+        HTTPException,
+        TimeoutError,
+        ClientGoneError,
+        Exception,
+    )
+
+    async def answer(request: Request, error: Exception) -> Response:
+        told = to_api_error(error)
+        if isinstance(error, HTTPException) and error.detail in _OF_THE_ROUTER:
+            told.message = _misdirected(request, told, routes)
+        response = told.response(request.scope["path"])
+        if current_request_id():  # what failed unexpectedly is answered outside of all layers
+            response.headers[REQUEST_ID] = current_request_id()
+        return response
+
+    for kind in kinds:
+        app.add_exception_handler(kind, answer)
+
+
+def _misdirected(request: Request, error: ApiError, routes: Sequence[Route]) -> str:
+    """What to say of a path, or a method for it, that does not exist."""
+    path = request.scope["path"][:_MAX_SHOWN]
+    if error.status == 405:
+        # The router tells only the methods of the first endpoint that has the path.
+        same = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
+        exact = [route for route in same if route.path_format == request.scope["path"]]
+        methods = {method for route in exact or same for method in route.methods or ()}
+        allowed = error.headers["Allow"] = ", ".join(sorted(methods))
+        return f"{request.method[:_MAX_SHOWN]} is not for {path}, which takes {allowed}"
+    listed = {
+        route.path_format: " or ".join(sorted(route.methods or ()))
+        for route in routes
+        if route.include_in_schema
+    }
+    near = get_close_matches(path, listed, n=1) or _ends_alike(path, listed)
+    hint = "".join(f"did you mean {listed[each]} {each}? " for each in near)
+    return f"there is no {path} here; {hint}GET /openapi.json describes all endpoints"
+
+
+def _ends_alike(path: str, listed: Iterable[str]) -> list[str]:
+    """The endpoint with which a path ends, as where a prefix is doubled or of another server."""
+    found = [each for each in listed if each != "/" and path.endswith(each)]
+    return sorted(found, key=len)[-1:]

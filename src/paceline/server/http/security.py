@@ -1,0 +1,181 @@
+"""Who may call, and how much they may send: hosts, API keys, the limit on bodies, slow senders.
+
+Owns one ASGI layer around the application. Knows which endpoints need no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.http.config import OPEN_PATHS, ServerConfig
+from paceline.server.http.errors import AUTHENTICATION, ApiError
+from paceline.server.http.hosts import Hosts
+from paceline.server.http.tracing import REQUEST_ID
+from paceline.server.protocol.answers import UNENFORCED
+
+PAGE_HEADER = "x-paceline-page"
+"""With it, calls of the server's own page may bring the key as their browser keeps it."""
+BROWSERS_MAY_SEND = ("*",)
+"""Headers of pages of allowed origins: all, since each client library has its own, as OpenAI's has
+``x-stainless-os``. Cookies and passwords that a browser keeps are never among them."""
+BROWSERS_MAY_READ = (REQUEST_ID, UNENFORCED, "retry-after")
+"""Headers of answers, beyond those that every page may read."""
+_CALLER = "paceline.caller"
+_CLOSE = {"Connection": "close"}  # what is left of the body will not be read
+
+
+class Guard:
+    """Answers 403 under foreign names, 401 without a key, 413 to large bodies, 408 to slow ones.
+
+    A key comes as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; from the server's page,
+    which a person opens in a browser, also as the password of HTTP's basic authentication.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in config.api_keys]
+        self._hosts = Hosts(config)
+        self._max_body_bytes = config.max_body_bytes
+        self._body_seconds = config.receive_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                self._hosts.check(headers.getlist("host"))
+            scope[_CALLER] = self._caller(scope, headers)
+            self._check_length(headers.get("content-length", "0"))
+        except ApiError as error:
+            await error.response(scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, _Body(receive, self._max_body_bytes, self._body_seconds), send)
+
+    def _caller(self, scope: Scope, headers: Headers) -> str:
+        """A name for the key that was brought; the same for all where there are no keys."""
+        if not self._keys or scope["path"] in OPEN_PATHS:
+            return ""
+        brought = _key(scope, headers)
+        # Every key is compared, whichever fits, so that time does not tell which one was near.
+        found = [key for key in self._keys if hmac.compare_digest(key, brought)]
+        if not found:
+            raise _unauthorised(scope)
+        return hashlib.sha256(found[0]).hexdigest()
+
+    def _check_length(self, length: str) -> None:
+        if not length.isdecimal() or int(length[:20]) > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+
+
+class _Body:
+    """``receive`` that counts while a body arrives, and does not wait for it forever."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._seconds = seconds
+        self._count = 0
+        self._complete = False
+        self._deadline: float | None = None  # of the whole body, by the loop's clock
+
+    async def __call__(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                part = await self._receive()
+        except TimeoutError:
+            raise body_too_slow(self._seconds) from None
+        self._count += len(part.get("body", b""))
+        self._complete = not part.get("more_body", False)
+        if self._count > self._limit:
+            raise _too_large(self._limit)
+        return part
+
+
+def _key(scope: Scope, headers: Headers) -> bytes:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "surrogateescape")
+    if "x-api-key" in headers:
+        return headers["x-api-key"].strip().encode("utf-8", "surrogateescape")
+    # A browser adds a password by itself, also where another site makes it send something. That
+    # site cannot add a header without asking first, which only pages of allowed origins may.
+    if scheme.lower() == "basic" and (_is_page(scope) or PAGE_HEADER in headers):
+        with contextlib.suppress(binascii.Error, ValueError):
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    return b""
+
+
+def _is_page(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path == "/" or path.startswith("/page/")
+
+
+def _unauthorised(scope: Scope) -> ApiError:
+    # Asked for a password, a browser shows its dialog: right for the page, wrong for its calls.
+    scheme = 'Basic realm="Paceline", charset="UTF-8"' if _is_page(scope) else "Bearer"
+    return ApiError(
+        401,
+        "the API key is missing or wrong; send the header Authorization: Bearer KEY",
+        AUTHENTICATION,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": scheme},
+    )
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is too large; at most {limit} bytes are allowed",
+        code="body_too_large",
+        headers=_CLOSE,
+    )
+
+
+def body_too_slow(seconds: float) -> ApiError:
+    message = f"the body took longer than {seconds:g} s to arrive"
+    return ApiError(408, message, code="body_too_slow", headers=_CLOSE)
+
+
+def refuse_foreign_page(headers: Headers, allowed_origins: Sequence[str]) -> None:
+    """Keep pages of other origins from endpoints that a browser would call without asking first.
+
+    A browser asks before it sends JSON or a header of one's own; a call without a body needs
+    neither, and only the page's origin, which a browser always tells, gives it away.
+
+    Raises:
+        ApiError: 403, the call comes from such a page.
+    """
+    origin = headers.get("origin")
+    if origin is None or "*" in allowed_origins or origin in allowed_origins:
+        return
+    if origin.partition("://")[2] != headers.get("host"):
+        raise ApiError(403, "pages of another origin may not do this", code="foreign_origin")
+
+
+def partition(scope: Any, cache_salt: str | None) -> str:
+    """Whose cached prefixes a request may share: those of its API key and its ``cache_salt``.
+
+    Returns:
+        a digest; empty for a caller without key who gave no salt.
+    """
+    caller = scope.get(_CALLER, "")
+    if not caller and not cache_salt:
+        return ""
+    data = f"{caller}\0{cache_salt or ''}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()

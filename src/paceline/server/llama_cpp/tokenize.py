@@ -1,0 +1,139 @@
+"""``POST /tokenize`` and ``POST /detokenize``: what a text is to the model, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.core.errors import ContextLengthError, RequestError
+from paceline.server.chat.prompt import prompt_text, with_defaults
+from paceline.server.engine_process.tokens import TokenTexts
+from paceline.server.hosting.serving import Serving
+from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.openapi import BODY_ERRORS, errors, takes
+from paceline.server.openai.common import PlainRoute, check_length, encode, received
+from paceline.server.protocol.chat import ChatCompletionRequest
+from paceline.server.protocol.tokenize import (
+    ContentTokens,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from paceline.text.tokenizer import Tokenizer
+
+router = APIRouter(route_class=PlainRoute)
+
+
+@router.post(
+    "/tokenize",
+    response_model=TokenizeResponse | ContentTokens,
+    responses=errors(*BODY_ERRORS),
+    openapi_extra=takes(TokenizeRequest),
+)
+async def tokenize(request: Request) -> Response:
+    serving, body, _ = await received(request, TokenizeRequest)
+    async with serving.using():
+        asked = _tokens if body.content is None else _content_tokens
+        document = await asked(serving, body)
+    return WholeAnswer.of(request, document)
+
+
+async def _tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
+    tokenizer = serving.tokenizer
+    if body.prompt is None:
+        chat = ChatCompletionRequest.model_validate(body.chat)
+        chat = with_defaults(chat, serving.config.default_chat_template_kwargs)
+        text = await asyncio.to_thread(prompt_text, tokenizer, chat)
+        token_ids = await encode(serving, text, bool(body.add_special_tokens))
+    else:
+        token_ids = await encode(serving, body.prompt, body.add_special_tokens is not False)
+    token_strs = None
+    if body.return_token_strs:
+        token_strs = await asyncio.to_thread(lambda: [*map(tokenizer.id_to_token, token_ids)])
+    return {
+        "count": len(token_ids),
+        "max_model_len": serving.client.info.max_model_len,
+        "tokens": token_ids,
+        "token_strs": token_strs,
+    }
+
+
+async def _content_tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
+    """As llama.cpp does (b11549), but that ids which the vocabulary lacks are refused."""
+    content = [body.content] if isinstance(body.content, str) else body.content or []
+    check_length(serving, sum(len(each) for each in content if isinstance(each, str)))
+    _check_ids(serving, [each for each in content if isinstance(each, int)], "content")
+    tokenizer = serving.tokenizer
+    token_ids = await asyncio.to_thread(_mixed_ids, tokenizer, content, body)
+    if not body.with_pieces:
+        return {"tokens": token_ids}
+    return {"tokens": await asyncio.to_thread(_pieces, serving.texts, token_ids)}
+
+
+def _mixed_ids(
+    tokenizer: Tokenizer, content: Sequence[str | int], body: TokenizeRequest
+) -> list[int]:
+    """The ids of texts and ids. What is added to a text is added where the first one is a text."""
+    token_ids, adds = list[int](), bool(body.add_special)
+    for each in content:
+        if isinstance(each, int):
+            token_ids.append(each)
+        elif body.parse_special is False:
+            token_ids += tokenizer.encode_literal(each, add_special_tokens=adds)
+        else:
+            token_ids += tokenizer.encode(each, adds)
+        adds = False
+    return token_ids
+
+
+def _pieces(texts: TokenTexts, token_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Each token with its text, or with its bytes where they are no UTF-8."""
+    return [{"id": each, "piece": _piece(texts.raw(each))} for each in token_ids]
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+@router.post(
+    "/detokenize",
+    response_model=DetokenizeResponse,
+    responses=errors(*BODY_ERRORS),
+    openapi_extra=takes(DetokenizeRequest),
+)
+async def detokenize(request: Request) -> Response:
+    serving, body, _ = await received(request, DetokenizeRequest)
+    async with serving.using():
+        _check_ids(serving, body.tokens)
+        document = await asyncio.to_thread(_texts, serving, body.tokens)
+    return WholeAnswer.of(request, document)
+
+
+def _check_ids(serving: Serving, token_ids: Sequence[int], param: str = "tokens") -> None:
+    info = serving.client.info
+    if len(token_ids) > info.max_model_len:
+        raise ContextLengthError(
+            f"{param} has {len(token_ids)} ids; this model's maximum context length is "
+            f"{info.max_model_len} tokens"
+        )
+    largest, size = max(token_ids, default=0), info.vocab_size
+    if largest >= size:
+        raise RequestError(f"{param} holds {largest}; the vocabulary is 0 to {size - 1}")
+
+
+def _texts(serving: Serving, token_ids: list[int]) -> dict[str, str]:
+    tokenizer, texts = serving.tokenizer, serving.texts
+    known = (each for each in token_ids if tokenizer.id_to_token(each) is not None)
+    return {
+        "prompt": tokenizer.decode(token_ids, skip_special_tokens=False),
+        "content": b"".join(map(texts.raw, known)).decode(errors="replace"),
+    }

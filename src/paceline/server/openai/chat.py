@@ -1,0 +1,160 @@
+"""``POST /v1/chat/completions``: the next message of a conversation. Owns the order of its parts.
+
+What a chat asks for and how its text is read is :mod:`paceline.server.chat`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.core.errors import RequestError
+from paceline.request.sampling_params import MAX_STOP_STRINGS
+from paceline.server.chat.choice import ChatChoice, joined
+from paceline.server.chat.demands import Demands
+from paceline.server.chat.harmony import harmony_of
+from paceline.server.chat.logprobs import AllLogprobs, ChatLogprobs
+from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
+from paceline.server.chat.shapes import blamed, shape_param
+from paceline.server.chat.token_places import TokenPlaces
+from paceline.server.chat.tool_formats import tool_format
+from paceline.server.engine_process.messages import Piece
+from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs
+from paceline.server.hosting.serving import Answers, Prompt, Serving
+from paceline.server.http.errors import ApiError
+from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.http.sse import Deadline
+from paceline.server.openai.common import Answering, PlainRoute, encode, received, respond
+from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
+from paceline.server.protocol.answers import UNENFORCED, ChatCompletionResponse
+from paceline.server.protocol.chat import ChatCompletionRequest
+
+router = APIRouter(route_class=PlainRoute)
+
+
+@router.post("/chat/completions", include_in_schema=False)
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletionResponse) | errors(*GENERATION_ERRORS),
+    openapi_extra=takes(ChatCompletionRequest),
+)
+async def chat_completions(request: Request) -> Response:
+    serving, body, deadline = await received(request, ChatCompletionRequest)
+    return await respond(request, Chat(serving, body, deadline))
+
+
+async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> int:
+    """How long the prompt of a chat is; the model is loaded for that."""
+    body = with_defaults(body, serving.config.default_chat_template_kwargs)
+    async with serving.using():
+        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
+        token_ids = await encode(serving, text, add_special_tokens=False)
+        info = serving.client.info
+        return len(truncated(token_ids, body.truncate_prompt_tokens, info, body.limit))
+
+
+class Chat(Answering[ChatCompletionRequest]):
+    """A chat while it is served."""
+
+    kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    operation = "chat"
+
+    # Once the conversation is rendered.
+    _token_ids: list[int]
+    _demands: Demands
+
+    def __init__(self, serving: Serving, body: ChatCompletionRequest, deadline: Deadline) -> None:
+        body = with_defaults(body, serving.config.default_chat_template_kwargs)
+        super().__init__(serving, body, deadline)
+        self._choices: dict[int, ChatChoice] = {}
+
+    async def _prepare(self) -> list[Prompt]:
+        serving, body = self._serving, self.body
+        tokenizer, config = serving.tokenizer, serving.config
+        if not tokenizer.has_chat_template:
+            raise ApiError(
+                400,
+                "the model has no chat template, so it does not know conversations; send a text "
+                "to /v1/completions, or start the server with --chat-template",
+                code="no_chat_template",
+            )
+        text = await asyncio.to_thread(prompt_text, tokenizer, body)
+        thoughts = harmony_of(config, tokenizer, text) or thoughts_of(
+            tokenizer, body, text, config.reasoning_parser
+        )
+        wrapping = wrapping_of(tokenizer, text, config.reasoning_parser)
+        form = tool_format(config.tool_call_parser, tokenizer)
+        read = functools.partial(Demands.of, body, form, thoughts, wrapping)
+        has_schemas = bool(body.tools) or shape_param(body) is not None
+        demands = await serving.schemas.run(read) if has_schemas else read()
+        if demands.unenforced:
+            self.headers[UNENFORCED] = ", ".join(demands.unenforced)
+        info = serving.client.info
+        token_ids = await encode(serving, text, add_special_tokens=False)
+        token_ids = truncated(token_ids, body.truncate_prompt_tokens, info, body.limit)
+        limit = answer_limit(len(token_ids), body.limit, info, is_cut=body.is_cut_to_context)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        params = sampling_params(
+            body,
+            info,
+            tokenizer,
+            max_tokens=limit,
+            structured=demands.grammar,
+            logprobs=logprobs,
+        )
+        if not body.ignore_eos:
+            stops = (*params.stop, *tokenizer.chat_stops)
+            params = replace(params, stop=stops[:MAX_STOP_STRINGS])
+        self._token_ids, self._demands = token_ids, demands
+        return [Prompt(token_ids, params)]
+
+    def _blamed(self, error: RequestError) -> Exception:
+        return blamed(error, self._demands.param)
+
+    async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+        self._usage.take(piece)
+        begin = list[dict[str, Any]]()
+        choice = self._choices.get(piece.sample)
+        if choice is None:
+            choice = self._choices[piece.sample] = self._choice(piece.sample)
+            begin.append(choice.begin())
+        parts = choice.take(piece)
+        self._usage.take_thoughts(choice.new_thoughts)
+        return begin + parts
+
+    def _choice(self, index: int) -> ChatChoice:
+        body, serving = self.body, self._serving
+        logprobs = self._logprobs() if body.logprobs else None
+        origins = None
+        if body.return_origins:
+            origins = OriginTokens(serving.tokenizer, self._token_ids)
+        parser, places = self._demands.parser(), None
+        if parser.may_think or (logprobs is not None and logprobs.needs_places):
+            places = TokenPlaces(serving.tokenizer, self._token_ids)
+        return ChatChoice(index, parser, places, logprobs, origins, body.return_token_ids)
+
+    def _logprobs(self) -> ChatLogprobs:
+        return AllLogprobs(self._serving.texts)
+
+    def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return joined(parts)
+
+    def _opening(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._token_ids} if self.body.return_token_ids else {}
+
+    async def _extra(self, found: Answers) -> dict[str, Any]:
+        extra = self._opening()
+        count = self.body.prompt_logprobs
+        if count is not None:
+            # Twenty for each token of a long prompt take their time.
+            entries, texts = found.prompt_logprobs[0], self._serving.texts
+            told = await asyncio.to_thread(prompt_logprobs, entries, texts, count)
+            extra["prompt_logprobs"] = told
+        return extra

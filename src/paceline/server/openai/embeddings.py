@@ -1,0 +1,170 @@
+"""``POST /v1/embeddings``: texts as vectors, which are pooled hidden states of the served model.
+
+Owns the order of a batch, and vectors as bytes, numbers and base64. The vectors come from the
+engine with the first piece of an answer of one token, which nobody reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.core.errors import EngineClosedError
+from paceline.request.sampling_params import POOLINGS, SamplingParams, SpeculativeParams
+from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.errors import ApiError
+from paceline.server.http.openapi import GENERATION_ERRORS, errors, takes
+from paceline.server.http.sse import Deadline, while_connected
+from paceline.server.openai.common import PlainRoute, encode_all, received
+from paceline.server.openai.sampling import answer_limit, truncated
+from paceline.server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
+
+router = APIRouter(route_class=PlainRoute)
+_PLAIN = SpeculativeParams(enabled=False)
+
+
+@router.post("/embeddings", include_in_schema=False)
+@router.post(
+    "/v1/embeddings",
+    response_model=EmbeddingResponse,
+    responses=errors(*GENERATION_ERRORS),
+    openapi_extra=takes(EmbeddingRequest),
+)
+async def embeddings(request: Request) -> Response:
+    serving, body, deadline = await received(request, EmbeddingRequest)
+    work = _document(request, serving, body, deadline)
+    document = await while_connected(request.receive, work, deadline)
+    document["model"] = body.model or serving.name
+    return WholeAnswer.of(request, document)
+
+
+async def _document(
+    request: Request, serving: Serving, body: EmbeddingRequest, deadline: Deadline
+) -> dict[str, Any]:
+    given: list[Any] = body.inputs
+    async with serving.using():
+        if isinstance(given[0], str):  # all of them are
+            given = await encode_all(serving, given, body.add_special_tokens)
+        info = serving.client.info
+        inputs = [truncated(each, body.truncate_prompt_tokens, info) for each in given]
+        pooling = Pooling(
+            request,
+            serving,
+            deadline,
+            body.pooling,
+            body.dimensions,
+            body.cache_salt,
+            serving.adapter_of(body.model),
+        )
+        vectors = await pooling.vectors(inputs)
+    told = in_base64 if body.encoding_format == "base64" else floats
+    count = sum(map(len, inputs))
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": told(vector)}
+            for index, vector in enumerate(vectors)
+        ],
+        "usage": {"prompt_tokens": count, "total_tokens": count},
+    }
+
+
+class Pooling:
+    """What one HTTP request wants of its inputs, and how they are sent to the engine.
+
+    Args:
+        kind: one of :data:`paceline.request.sampling_params.POOLINGS`; None is the server's or the
+            model's.
+
+    Raises:
+        ApiError: the model has not so many dimensions, or its own pooling is not offered.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        serving: Serving,
+        deadline: Deadline,
+        kind: str | None = None,
+        dimensions: int | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> None:
+        self._request, self._deadline, self._salt = request, deadline, cache_salt
+        self._serving, self._adapter = serving, adapter
+        self._dimensions = dimensions
+        most = serving.client.info.hidden_size
+        if dimensions is not None and dimensions > most:
+            message = f"dimensions is {dimensions}; the model has {most}: ask for at most so many"
+            raise ApiError(400, message, param="dimensions")
+        kind = kind or serving.pooling
+        if kind not in POOLINGS:
+            raise ApiError(
+                400,
+                f"the model was made for pooling by {kind!r}, which is not offered; to get other "
+                f"vectors from it, send pooling; allowed: {', '.join(POOLINGS)}",
+                param="pooling",
+            )
+        self._params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            pooling=kind,
+            speculative=_PLAIN,
+        )
+
+    async def vectors(self, inputs: Sequence[list[int]]) -> list[bytes]:
+        """One vector for each input, as float32 values with the lowest byte first.
+
+        Many inputs are sent a batch at a time, for which places in the queue are held.
+
+        Raises:
+            RequestError, ApiError: an input is empty or too long, or the queue is full.
+        """
+        info, found = self._serving.client.info, list[bytes]()
+        for each in inputs:
+            answer_limit(len(each), 1, info)
+        size = info.max_num_seqs
+        with self._serving.admitted(min(size, len(inputs))):
+            for first in range(0, len(inputs), size):
+                found += await self._batch(inputs[first : first + size])
+        if self._dimensions is None:
+            return found
+        return [shortened(vector, self._dimensions) for vector in found]
+
+    async def _batch(self, inputs: Sequence[list[int]]) -> list[bytes]:
+        prompts = [Prompt(each, self._params) for each in inputs]
+        found = [b""] * len(inputs)
+        answering = self._serving.answering(
+            self._request, prompts, self._deadline, self._salt, "embeddings", self._adapter
+        )
+        async with answering as answers:
+            async for piece in answers:
+                found[piece.sample] = piece.embedding
+        if not all(found):
+            raise EngineClosedError("the engine ended before the answer did")
+        return found
+
+
+def floats(vector: bytes) -> tuple[float, ...]:
+    """The numbers of a vector."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+def in_base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode()
+
+
+def shortened(vector: bytes, dimensions: int) -> bytes:
+    """The first numbers of a vector, as one of length 1."""
+    kept = floats(vector)[:dimensions]
+    length = math.hypot(*kept) or 1.0
+    return struct.pack(f"<{len(kept)}f", *(each / length for each in kept))

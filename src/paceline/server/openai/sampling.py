@@ -1,0 +1,201 @@
+"""From the fields of a body to what the engine takes. Owns defaults, aliases and the context check.
+
+Knows no HTTP and no endpoint: whatever is wrong is a ``RequestError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.core.errors import ContextLengthError, RequestError
+from paceline.request.sampling_defaults import NEUTRAL
+from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.request.structured_outputs import StructuredOutputs
+from paceline.server.engine_process.messages import EngineInfo
+from paceline.server.protocol.common import MAX_LOGIT_BIAS, GenerationFields, LogitBias
+from paceline.text.tokenizer import Tokenizer
+
+LLAMA_CPP_DRAWN_SEED = 2**32 - 1
+"""As llama.cpp's ``/props`` says that a seed is drawn, and as it takes it (b11549: two answers with
+it differ, while those with 2**32 - 2 are equal)."""
+MAX_DIGITS = 10
+"""Of a token id that is written as a text."""
+
+
+def sampling_params(
+    fields: GenerationFields,
+    info: EngineInfo,
+    tokenizer: Tokenizer | None,
+    *,
+    max_tokens: int | None,
+    structured: StructuredOutputs | None,
+    logprobs: int | None = None,
+) -> SamplingParams:
+    """What the engine is asked for.
+
+    Raises:
+        RequestError: fields cannot be used together or are out of range.
+    """
+    biases, banned = _logit_bias(fields.logit_bias or {}, tokenizer)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens or 0,
+        **_with_defaults(fields, info),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=biases,
+        banned_token_ids=banned,
+        allowed_token_ids=(
+            None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids)
+        ),
+        bad_words=fields.bad_words or (),
+        seed=None if fields.seed == LLAMA_CPP_DRAWN_SEED else fields.seed,
+        stop=fields.stop or (),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        include_stop_str_in_output=fields.include_stop_str_in_output,
+        ignore_eos=fields.ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+        logprob_token_ids=fields.logprob_token_ids,
+        n=fields.n or 1,
+        speculative=speculative_params(fields),
+        structured_outputs=structured,
+    )
+
+
+def truncated(
+    token_ids: list[int], most: int | None, info: EngineInfo, max_tokens: int | None = None
+) -> list[int]:
+    """The last tokens of a prompt: so many, or with -1 as many as leave room for an answer.
+
+    Raises:
+        RequestError: nothing would be left.
+    """
+    if most is None:
+        return token_ids
+    if most == 0:
+        raise RequestError(
+            "truncate_prompt_tokens is 0, which leaves no prompt; send at least 1, or -1 for as "
+            "many as leave room for an answer"
+        )
+    if most == -1:
+        most = max(1, info.max_model_len - (max_tokens or 1))
+    return token_ids[-most:]
+
+
+def answer_limit(
+    num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo, *, is_cut: bool = False
+) -> int:
+    """Most tokens of an answer: what was asked for, or all that the context leaves.
+
+    Args:
+        is_cut: whether a ``max_tokens`` beyond what the context leaves means all of that.
+
+    Raises:
+        ContextLengthError: prompt and answer do not fit into the context together.
+    """
+    room = info.max_model_len - num_prompt_tokens
+    # OpenAI's words, by which clients that know no codes recognise this error.
+    longest = f"this model's maximum context length is {info.max_model_len} tokens"
+    if room < 1:
+        raise ContextLengthError(
+            f"{longest}; the prompt has {num_prompt_tokens}, and the answer needs at least one: "
+            "shorten the prompt"
+        )
+    if max_tokens is None or (is_cut and max_tokens > room):
+        return room
+    if max_tokens > room:
+        raise ContextLengthError(
+            f"{longest}; the prompt has {num_prompt_tokens} and max_tokens is {max_tokens}: "
+            f"shorten the prompt, or ask for at most {room}"
+        )
+    return max_tokens
+
+
+def _with_defaults(fields: GenerationFields, info: EngineInfo) -> dict[str, Any]:
+    defaults = info.sampling.values if info.sampling.is_stated else fields.unstated_sampling
+    values = {}
+    for name, neutral in NEUTRAL.items():
+        value = getattr(fields, name)
+        values[name] = defaults.get(name, neutral) if value is None else value
+    if values["top_p"] == 0:
+        values |= {"top_k": 1, "top_p": 1.0}
+    return values
+
+
+def _logit_bias(
+    given: LogitBias, tokenizer: Tokenizer | None
+) -> tuple[dict[int, float], tuple[int, ...]]:
+    """Biases by token id, and the tokens that are banned.
+
+    OpenAI has an object whose keys are ids. In llama.cpp's a key may also be a text, each token of
+    which gets the bias, and it may be a list of pairs, in which digits are a text too. Biases of
+    one token add up.
+
+    Raises:
+        RequestError: a text cannot be encoded, or all of them are too many tokens.
+    """
+    biases, banned = dict[int, float](), list[int]()
+    pairs: Iterable[tuple[int | str, float]]
+    if isinstance(given, dict):
+        pairs = ((int(key) if _is_id(key) else key, bias) for key, bias in given.items())
+    else:
+        pairs = given
+    for token, bias in pairs:
+        for token_id in _ids_of(token, tokenizer):
+            if bias is False:
+                banned.append(token_id)
+            else:
+                biases[token_id] = biases.get(token_id, 0.0) + bias
+    if len(biases) + len(banned) > MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias has {len(biases) + len(banned)} tokens; at most {MAX_LOGIT_BIAS} are "
+            "allowed"
+        )
+    return biases, tuple(banned)
+
+
+def _is_id(key: str) -> bool:
+    """``"1_0"`` and ``" 1"`` are Python's idea of a number alone."""
+    return key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
+
+
+def _ids_of(token: int | str, tokenizer: Tokenizer | None) -> list[int]:
+    if isinstance(token, int):
+        return [token]
+    if tokenizer is None:
+        raise RequestError(
+            f"logit_bias names {token[:40]!r}; the model has no tokenizer, so send token ids"
+        )
+    return tokenizer.encode(token, add_special_tokens=False)
+
+
+def speculative_params(fields: GenerationFields) -> SpeculativeParams:
+    """The object ``speculative``, or its aliases.
+
+    Raises:
+        RequestError: an alias contradicts the object, or a method is unknown.
+    """
+    wish = fields.speculative
+    enabled = None if wish is None or "enabled" not in wish.model_fields_set else wish.enabled
+    if fields.disable_spec_decode is not None:
+        if enabled is not None and enabled == fields.disable_spec_decode:
+            raise RequestError(
+                "disable_spec_decode contradicts speculative.enabled; send one of them"
+            )
+        enabled = not fields.disable_spec_decode
+    depth = None if wish is None else wish.num_speculative_tokens
+    if fields.num_speculative_tokens is not None:
+        if depth is not None and depth != fields.num_speculative_tokens:
+            raise RequestError(
+                "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one "
+                "of them"
+            )
+        depth = fields.num_speculative_tokens
+    methods = None if wish is None else wish.method if wish.methods is None else wish.methods
+    return SpeculativeParams(
+        enabled=True if enabled is None else enabled,
+        methods=methods,
+        num_speculative_tokens=depth,
+    )

@@ -1,0 +1,1 @@
+"""Outputs held to a grammar: its compiler and their process, constraints, thoughts."""

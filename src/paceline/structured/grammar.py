@@ -1,0 +1,249 @@
+"""From a structured output's specification to constraints. Owns the compiler, its limits and cache.
+
+Compiling belongs into the caller's thread, never the engine's. Specifications are untrusted, and
+the compiler cannot be interrupted: each is tried out first in a process of its own
+(:mod:`paceline.structured.grammar_worker`), which is killed when it takes too long. Knows no
+request and no draft.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import BusyError, RequestError
+from paceline.core.worker_process import WorkerSlot
+from paceline.json_schema.normal_form import normal_form
+from paceline.request.request import Constraint
+from paceline.request.structured_outputs import JSON_STYLE, StructuredOutputs, ThoughtMarks
+from paceline.structured import lark
+from paceline.structured.constraint import MatcherConstraint
+from paceline.structured.free_text import Anything
+from paceline.structured.grammar_tables import TablesOnce
+from paceline.structured.tag_grammar import tag_grammar
+from paceline.structured.thought_marks import Marks
+from paceline.structured.thoughts import AfterThoughts
+from paceline.text.token_names import TokenNames
+from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_CACHED = 64
+"""Grammars that are kept, and refusals likewise; those used longest ago go first."""
+MAX_MARKS = 4
+"""Pairs of marks of thoughts whose tokens are kept."""
+COMPILE_SECONDS = 0.4
+"""Of processor time, first masks included."""
+MASK_SECONDS = 0.1
+"""Of processor time: longest that one step of the engine may wait for a grammar."""
+DEADLINE_SECONDS = 10.0
+"""For both, however busy the machine is."""
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 100_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""Of the compiler and of each mask; as it names them. A state takes one or two kilobytes."""
+_MEANINGS = (
+    ("NoExtensionBias", "no text matches it"),
+    ("Regex is empty", "no text matches an expression in it, with its lengths and format"),
+    ("lookarounds not supported", "\\b is not supported, ^ and $ only at an expression's ends"),
+    ("Too many items", "it allows too much at once, or leads back to itself without end"),
+)
+"""Of the compiler's messages, those that say little to whoever wrote a schema or an expression."""
+
+
+_GAP = {"lark_grammar": "%llguidance {}\nstart: GAP @answer\nGAP: /[ \\t\\r\\n]{0,4}/\n"}
+
+
+class GrammarCompiler:
+    """Compiles and caches the grammars of one model. May be called from several threads.
+
+    Args:
+        tokenizer: of the model, None where it has none.
+        vocab_size: width of its logits.
+        eos_token_ids: tokens that end a text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._eos = [i for i in eos_token_ids if 0 <= i < vocab_size]
+        self._tables = TablesOnce(tokenizer, vocab_size, self._eos, LIMITS)
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, LLMatcher | RequestError] = OrderedDict()
+        self._known_marks: OrderedDict[Any, Marks] = OrderedDict()
+
+    def constraints(self, spec: StructuredOutputs, count: int) -> Sequence[Constraint]:
+        """As many constraints that know nothing of each other.
+
+        Raises:
+            RequestError: the specification is malformed or too complex, the model has no tokenizer
+                or no token that ends a text, or ``llguidance`` is not installed.
+        """
+        tokenizer = self._tables.get().lookup
+        if spec.after is None:
+            matcher = self._matcher(spec)
+            return [self._constraint(matcher, tokenizer) for _ in range(count)]
+        marks = self._marks(spec.after)
+        if spec.free:
+            return [self._freely(marks, spec.after, tokenizer) for _ in range(count)]
+        answer = self._matcher(spec, has_gap=True)
+        direct = None if spec.after.opened else self._matcher(spec)
+        return [
+            AfterThoughts(
+                marks,
+                self._constraint(answer, tokenizer),
+                None if direct is None else self._constraint(direct, tokenizer),
+                _spelling(tokenizer),
+                spec.after.budget,
+            )
+            for _ in range(count)
+        ]
+
+    def _freely(self, marks: Marks, after: ThoughtMarks, tokenizer: LLTokenizer) -> AfterThoughts:
+        """What holds for an answer whose thoughts alone are limited."""
+        answer = Anything(len(marks.pieces))
+        direct = None if after.opened else answer
+        spelling = _spelling(tokenizer)
+        return AfterThoughts(marks, answer, direct, spelling, after.budget, may_end=True)
+
+    def _constraint(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> MatcherConstraint:
+        return MatcherConstraint(matcher.deep_copy(), tokenizer, self._eos)
+
+    def _matcher(self, spec: StructuredOutputs, has_gap: bool = False) -> LLMatcher:
+        """
+        Args:
+            has_gap: white space may come first, as behind thoughts.
+        """
+        tables = self._tables.get()
+        key = f"{'gap ' if has_gap else ''}{spec.key}"
+        with self._lock:
+            found = self._cache.get(key)
+        if found is None:
+            found = _tried(spec, tables.lookup, tables.trial, tables.names, has_gap)
+        with self._lock:
+            self._cache[key] = found
+            self._cache.move_to_end(key)
+            while len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        if isinstance(found, RequestError):
+            raise RequestError(str(found))
+        return found
+
+    def _marks(self, marks: ThoughtMarks) -> Marks:
+        key = marks.opening, marks.closing
+        with self._lock:
+            found = self._known_marks.get(key)
+        if found is not None:
+            return found
+        found = Marks.of(marks, self._tables.get().vocabulary.pieces, self._eos)
+        with self._lock:
+            self._known_marks[key] = found
+            while len(self._known_marks) > MAX_MARKS:
+                self._known_marks.popitem(last=False)
+        return found
+
+    def prepare(self) -> None:
+        """Make the tables of the vocabulary, where they can be made, before a grammar needs them.
+
+        No other thread of Python runs meanwhile: a second where tokens are very many.
+        """
+        self._tables.prepare()
+
+    def close(self) -> None:
+        """End the process that tries grammars out."""
+        self._tables.close()
+
+
+def _tried(
+    spec: StructuredOutputs,
+    tokenizer: LLTokenizer,
+    trial: WorkerSlot,
+    tokens: TokenNames,
+    has_gap: bool,
+) -> LLMatcher | RequestError:
+    """A matcher at its beginning, or what is wrong with the specification.
+
+    Raises:
+        RequestError: the trial did not end well, which another one may.
+        BusyError: the machine had no time for it.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        grammar = _grammar_text(spec, tokens)
+        if has_gap:
+            grammar = _with_gap(grammar)
+    except ValueError as error:
+        return _refusal(spec, str(error))
+    request = {"grammar": grammar, "seconds": COMPILE_SECONDS, "mask_seconds": MASK_SECONDS}
+    reply = trial.ask(json.dumps(request) + "\n", DEADLINE_SECONDS)
+    if "ok" not in reply:
+        refusal = _refusal(spec, str(reply.get("error")))
+        if reply.get("late"):
+            raise BusyError(f"{refusal}; try again")
+        if reply.get("retry"):
+            raise refusal
+        return refusal
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
+
+
+def _refusal(spec: StructuredOutputs, problem: str) -> RequestError:
+    detail = " ".join(problem.replace("<non-verbose/>", "").split())[:300]
+    meaning = next((plain for sign, plain in _MEANINGS if sign in detail), None)
+    if meaning is not None:
+        detail = f"{meaning} ({detail})"
+    return RequestError(f"structured_outputs.{spec.kind} cannot be used: {detail}")
+
+
+def _grammar_text(spec: StructuredOutputs, tokens: TokenNames) -> str:
+    """The specification in the compiler's own language: JSON that lists grammars."""
+    from llguidance import LLMatcher
+
+    if spec.json is not None:
+        schema = json.dumps(normal_form(json.loads(spec.source)))
+        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)  # type: ignore[arg-type]
+    if spec.json_object:
+        return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=JSON_STYLE)  # type: ignore[arg-type]
+    if spec.regex is not None:
+        return LLMatcher.grammar_from_regex(spec.regex)
+    if spec.structural_tag is not None:
+        return tag_grammar(spec.source, tokens)
+    if spec.choice is not None:
+        return _listed({"lark_grammar": "start: " + " | ".join(map(lark.quoted, spec.choice))})
+    return _listed(lark.source_of(spec.source, tokens))
+
+
+def _listed(grammar: Mapping[str, str]) -> str:
+    return json.dumps({"grammars": [grammar]})
+
+
+def _with_gap(grammar: str) -> str:
+    """The same in which a little white space may come first."""
+    document = json.loads(grammar)
+    first, *rest = document["grammars"]
+    return json.dumps({**document, "grammars": [_GAP, {**first, "name": "answer"}, *rest]})
+
+
+def _spelling(tokenizer: LLTokenizer) -> Callable[[bytes], list[int]]:
+    """Tokens that write some bytes: greedily, since no special token is meant."""
+
+    def tokens(text: bytes) -> list[int]:
+        try:
+            known, cut = text.decode(), b""
+        except UnicodeDecodeError as error:  # a character that the next token completes
+            known, cut = text[: error.start].decode(), text[error.start :]
+        whole: list[int] = tokenizer.greedy_tokenize(known)
+        return whole + (tokenizer.tokenize_bytes(cut) if cut else [])
+
+    return tokens

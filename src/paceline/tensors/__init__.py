@@ -1,0 +1,1 @@
+"""Weights as arrays: how they are stored, decoded and placed. Knows no model."""

