@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.ops.native import NOTE
+from paceline.backends.native.native import NOTE
 from tests.builds import NO_COMPILER, ROOT, build, needs_backend
 
 needs_backend()
@@ -21,6 +21,8 @@ project(paceline LANGUAGES NONE)
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/@MODULE@ "installed by CMake")
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/@MODULE@ DESTINATION paceline)
 """
+INIT = '__version__ = "1.0.0"\n'
+"""All that is built of the package's own: the version is taken from there."""
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
     package.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", "CMakeLists.txt"):
         shutil.copy(ROOT / name, folder)
-    (package / "__init__.py").write_text("")
+    (package / "__init__.py").write_text(INIT)
     for name in (Path(OWN).name, "_native.cpython-27-vax-vms.so"):
         (package / name).write_text("built in place")
     return folder
@@ -61,14 +63,14 @@ def test_an_sdist_holds_what_a_build_needs_and_no_results(tmp_path: Path) -> Non
 def test_a_wheel_holds_the_module_that_was_compiled_for_it_and_no_stray_one(tree: Path) -> None:
     (tree / "CMakeLists.txt").write_text(STAND_IN.replace("@MODULE@", Path(OWN).name))
     wheel = build("wheel", tree, tree.parent)
-    assert files(wheel) == {"paceline/__init__.py": "", OWN: "installed by CMake"}
+    assert files(wheel) == {"paceline/__init__.py": INIT, OWN: "installed by CMake"}
     assert not wheel.stem.endswith("py3-none-any")
 
 
 def test_a_wheel_without_kernels_says_why(tree: Path) -> None:
     wheel = build("wheel", tree, tree.parent, **NO_COMPILER)
     note = "no working C++ compiler was found where it was built\n"
-    assert files(wheel) == {"paceline/__init__.py": "", f"paceline/{NOTE}": note}
+    assert files(wheel) == {"paceline/__init__.py": INIT, f"paceline/{NOTE}": note}
     assert wheel.stem.endswith("py3-none-any")
 
 
