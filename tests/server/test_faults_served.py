@@ -214,7 +214,8 @@ def test_a_server_killed_while_its_model_loads_leaves_nothing() -> None:
 def test_a_disk_that_fills_up_behind_the_log_stops_nothing() -> None:
     with served() as server:
         before = complete(url_of(server)).json()["choices"]
-        for pid in server.pids.values():
+        http = server.pids[watch.HTTP]
+        for pid in (http, *watch.descendants(http)):  # engines are forked from one of these
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
         size = len(server.log)
         for _ in range(3):
