@@ -38,12 +38,13 @@ def help_command(options: HelpOptions) -> int:
     context = command.make_context("paceline", [], resilient_parsing=True)
     for word in options.command or ():
         below = getattr(command, "commands", {})
-        if word not in below:
+        found = command.get_command(context, word) if below else None
+        if found is None:
             raise ConfigError(
                 f"{context.command_path} has no command {word!r}; there are "
                 f"{', '.join(below) or 'none'}"
             )
-        command = below[word]
+        command = found
         context = command.make_context(word, [], parent=context, resilient_parsing=True)
     typer.echo(command.get_help(context))
     return 0

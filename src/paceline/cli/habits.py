@@ -101,6 +101,8 @@ COMMANDS = {
     **dict.fromkeys(("show", "info", "inspect"), "doctor"),
 }
 """Commands of other programs, and ours that do the same."""
+PROGRAMS = ("ollama", "vllm", "lms")
+"""Programs whose whole command lines are typed behind ours."""
 SENTENCES = {
     "ps": "A server says which models it has loaded: curl http://127.0.0.1:8000/api/ps",
     "stop": "Ctrl-C ends `paceline serve`; with --keep-alive 5m it unloads models that are idle",
@@ -125,6 +127,8 @@ def advice_on_command(words: Sequence[str], group: Sequence[str]) -> str:
         group: the words that lead to the group, without the program's name.
     """
     name, *rest = words
+    if name in PROGRAMS and rest:
+        return advice_on_command(rest, group) or _written(rest[:1], rest[1:])
     if name in SENTENCES:
         return SENTENCES[name]
     if name in COMMANDS:

@@ -18,7 +18,7 @@ from paceline.cli.habits import advice_on_command, advice_on_options
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Click's, which newer releases of Typer bring along under a name of their own."""
 ENVIRONMENT_NOTE = (
-    "Environment variables set options too: --max-tokens can be given as PACELINE_MAX_TOKENS."
+    "Every option can also be set by an environment variable, such as PACELINE_MODEL for MODEL."
 )
 USE, SERVE, SPEED_UP, TRAIN, CHECK = "Use", "Serve", "Speed up", "Train", "Check"
 SECTIONS = (USE, SERVE, SPEED_UP, TRAIN, CHECK)

@@ -18,7 +18,7 @@ HELP = """\
 /system TEXT            the same as /set system TEXT; alone it shows what is set
 /stats                  speed and acceptance of the last answer and of all
 /clear                  forget the conversation
-/drop                   forget its oldest turns, and answer what found no room
+/drop                   forget its oldest turns, then answer the message that did not fit
 /bye, /exit, exit       leave
 /?, /help               this list
 

@@ -281,7 +281,8 @@ def _misdirected(request: Request, error: ApiError, routes: Sequence[Route]) -> 
         for route in routes
         if route.include_in_schema
     }
-    near = get_close_matches(path, listed, n=1) or _ends_alike(path, listed)
+    below = [each for each in listed if each.startswith(f"{path.rstrip('/')}/")][:1]
+    near = below or get_close_matches(path, listed, n=1) or _ends_alike(path, listed)
     hint = "".join(f"did you mean {listed[each]} {each}? " for each in near)
     return f"there is no {path} here; {hint}GET /openapi.json describes all endpoints"
 
