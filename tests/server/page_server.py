@@ -180,9 +180,14 @@ def load_until(seconds: float) -> float:
     return seconds + 3 * math.sin(seconds / 4)
 
 
+def uptime(script: Script) -> float:
+    """Seconds that the server says it has run, which is longer than the script has."""
+    return 400 + time.monotonic() - script.began
+
+
 def stats(script: Script) -> dict[str, Any]:
     """Counters that grow with the time."""
-    now = 400 + time.monotonic() - script.began
+    now = uptime(script)
     load = load_until(now)
     drafts = [int(12 * load * 0.8**depth) for depth in range(6)]
     accepted = [int(12 * load * 0.8**depth * 0.74 ** (depth + 1)) for depth in range(6)]
@@ -249,7 +254,7 @@ def make_app(script: Script) -> FastAPI:
     async def counters(history: bool = False) -> Any:
         if not script.ready:
             return error(503, "the engine is restarting")
-        now = 400 + time.monotonic() - script.began
+        now = uptime(script)
         told = [(ago, int(41 * load_until(now - ago))) for ago in range(200, 0, -1)]
         return stats(script) | ({"output_history": told} if history else {})
 

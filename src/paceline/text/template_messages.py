@@ -30,9 +30,14 @@ def with_opening(
     """
     if not opening or not messages:
         return messages
-    own = int(_is_system(messages[0]))
+    own = int(begins_with_system(messages))
     theirs = [each for each in opening if not (own and _is_system(each))]
     return [*messages[:own], *theirs, *messages[own:]]
+
+
+def begins_with_system(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a chat has a system message of its own."""
+    return bool(messages) and _is_system(messages[0])
 
 
 def _is_system(message: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.config.template_options import parse_template_options
 from paceline.core.errors import ConfigError, RequestError
+from paceline.text.template_messages import begins_with_system
 from paceline.workbench.serving.dataset_files import Content, prompt_of, read_rows
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Encoder:
                 raise RequestError(
                     "a list of messages needs the chat template, which --no-chat rules out"
                 )
-        if self.system is not None and messages[0].get("role") not in ("system", "developer"):
+        if self.system is not None and not begins_with_system(messages):
             messages.insert(0, {"role": "system", "content": self.system})
         options = {**self.template_options, **({} if self.thinking else {"enable_thinking": False})}
         text = self._tokenizer.apply_chat_template(messages, **options)
