@@ -28,6 +28,7 @@ WORKS = (
     "-v",
     "help",
     "help run",
+    "help ls",
     "--help",
     "pull smollm2",
     "rm smollm2",
@@ -48,6 +49,8 @@ ADVISED = {
     "smollm2": "paceline run smollm2",
     "chat smollm2": "paceline run smollm2",
     "-m model.gguf -p Hello": "paceline run model.gguf -p Hello",
+    "ollama run smollm2": "paceline run smollm2",
+    "vllm serve smollm2": "paceline serve smollm2",
     "llama-cli -m model.gguf -p Hi -n 32 --temp 0.8 --top-k 40 -c 4096 -t 2 -ngl 99 -sys Short": (
         "paceline run model.gguf -p Hi -n 32 --temperature 0.8 --top-k 40 "
         "--max-model-len 4096 --threads 2 --system Short"

@@ -87,6 +87,8 @@ def test_a_wrong_path_is_told_the_right_ones() -> None:
     )
     error = call(application(), "POST", "/a/proxy/of/ours/v1/chat/completions").json()["error"]
     assert "did you mean POST /v1/chat/completions?" in error["message"]
+    error = call(application(), "POST", "/v1/chat").json()["error"]
+    assert "did you mean POST /v1/chat/completions?" in error["message"]
     error = call(application(), "GET", "/zzz").json()["error"]
     assert error["message"] == "there is no /zzz here; GET /openapi.json describes all endpoints"
     error = call(application(), "GET", "/v1/completions").json()["error"]
