@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import (
     ConfigError,
@@ -21,10 +21,13 @@ from paceline.core.errors import (
     RequestError,
     UnknownAdapterError,
 )
-from paceline.request.metrics import EngineStats
+from paceline.request.metrics import EngineInfo, EngineStats
 from paceline.request.request import FinishReason, Request, StepOutput
-from paceline.request.sampling_defaults import AS_LLAMA_CPP
 from paceline.request.sampling_params import SamplingParams
+from paceline.server.engine_process.messages import ServedEngine, SubmittedPrompt
+
+if TYPE_CHECKING:
+    from paceline.api.llm import LLM
 
 OPTIONS: dict[str, Any] = {
     "speculative_config": {"method": "prompt_lookup", "min_accept_prob": 0.0},
@@ -39,13 +42,13 @@ FATAL = ("schedule", "commit", "observe")
 """Phases outside the transaction: what goes wrong there ends the engine."""
 
 
-def embedded() -> Any:
+def embedded() -> LLM:
     from paceline.api.llm import LLM
 
     return LLM("embedded", **OPTIONS)
 
 
-def fragile() -> Any:
+def fragile() -> LLM:
     """The embedded engine; the salt ``break PHASE`` makes that phase raise once.
 
     With ``poison PHASE`` it raises whenever it is given that request. Salts may be those of
@@ -98,15 +101,15 @@ def log_to(path: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def unreadable() -> Any:
+def unreadable() -> ServedEngine:
     raise ModelLoadError("there is no such model")
 
 
-def stillborn() -> Any:
+def stillborn() -> ServedEngine:
     os._exit(3)
 
 
-def once(marker: str) -> Any:
+def once(marker: str) -> ServedEngine:
     """Built the first time only."""
     if Path(marker).exists():
         raise ModelLoadError("the model's folder is gone")
@@ -114,7 +117,7 @@ def once(marker: str) -> Any:
     return paper()
 
 
-def again(folder: str) -> Any:
+def again(folder: str) -> ServedEngine:
     """Built at once the first time; whoever comes later waits for a file called ``go``."""
     place = Path(folder)
     if (place / "built").exists():
@@ -125,28 +128,17 @@ def again(folder: str) -> Any:
     return paper()
 
 
+Sink = Callable[[Sequence[StepOutput]], None]
+
+
 class Paper:
     """What the engine's process needs of an engine: the prompt's first token again and again."""
 
-    backend, promises_identity, proposers = "paper", True, ("prompt_lookup",)
-    kv_bytes = 1 << 10
-    sampling_defaults = AS_LLAMA_CPP
-    config = SimpleNamespace(max_model_len=1 << 20, dtype="float32", max_num_seqs=4)
-    shape = SimpleNamespace(architecture="paper", hidden_size=8, num_layers=1, num_weights=1)
-    checkpoint = SimpleNamespace(
-        name="paper",
-        tokenizer=None,
-        generation={},
-        config=shape,
-        hf_config={},
-        num_bytes=64,
-        pooling="",
-        arithmetic=str,
-    )
+    checkpoint = SimpleNamespace(tokenizer=None)
 
     def __init__(self, seconds_per_step: float) -> None:
         self._seconds = seconds_per_step
-        self._requests: dict[int, tuple[Request, Any]] = {}
+        self._requests: dict[int, tuple[Request, Sink]] = {}
         self._lock = threading.Lock()
         self._next_id = 0
         threading.Thread(target=self._run, daemon=True).start()
@@ -154,18 +146,40 @@ class Paper:
     def prepare_grammars(self) -> None:
         """There are none."""
 
-    def call(self, function: Callable[[Any], Any]) -> Any:
-        kv = SimpleNamespace(pool=SimpleNamespace(num_blocks=1 + (1 << 16)), block_size=16)
-        cost = SimpleNamespace(predict=lambda shape: 1.0, has_profile=False)
-        return function(SimpleNamespace(vocab_size=48, kv=kv, cost=cost))
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            model="paper",
+            max_model_len=1 << 20,
+            vocab_size=48,
+            dtype="float32",
+            backend="paper",
+            promises_identity=True,
+            proposers=("prompt_lookup",),
+            max_num_seqs=4,
+            kv_blocks_total=1 << 16,
+            block_size=16,
+            architecture="paper",
+            num_bytes=64,
+            kv_bytes=1 << 10,
+        )
+
+    def flush_prefix_cache(self) -> None:
+        """There is none."""
+
+    def load_lora(self, name: str, folder: str, replaces: bool = False) -> None:
+        raise ModelLoadError("paper has no adapters")
+
+    def unload_lora(self, name: str) -> None:
+        raise UnknownAdapterError("paper has no adapters")
 
     def submit(
         self,
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
-        sink: Any,
-        cache_salt: str,
-        on_added: Callable[[list[Any]], None],
+        sink: Sink,
+        cache_salt: str = "",
+        on_added: Callable[[Sequence[SubmittedPrompt]], None] | None = None,
+        adapters: Sequence[str | None] = (),
     ) -> None:
         if not all(prompts):
             raise RequestError("the prompt is empty")
@@ -176,7 +190,8 @@ class Paper:
                 self._next_id += 1
                 self._requests[request.request_id] = request, sink
                 jobs.append(SimpleNamespace(requests=[request]))
-            on_added(jobs)
+            if on_added is not None:
+                on_added(jobs)
 
     def abort(self, ids: Sequence[int]) -> None:
         for request_id in ids:
@@ -192,7 +207,7 @@ class Paper:
                 for request, sink in list(self._requests.values()):
                     self._step(request, sink)
 
-    def _step(self, request: Request, sink: Any) -> None:
+    def _step(self, request: Request, sink: Sink) -> None:
         request.token_ids.append(request.token_ids[0])
         ended = request.num_output_tokens == request.params.max_tokens
         reason = FinishReason.LENGTH if ended else None
@@ -202,7 +217,7 @@ class Paper:
             del self._requests[request.request_id]
 
 
-def paper(seconds_per_step: float = 0.002) -> Any:
+def paper(seconds_per_step: float = 0.002) -> ServedEngine:
     return Paper(seconds_per_step)
 
 
@@ -227,7 +242,7 @@ class Adapted(Paper):
             raise UnknownAdapterError(f"no adapter {name!r} is loaded")
 
 
-def adapted(folder: str, lora: Mapping[str, str] | None = None) -> Any:
+def adapted(folder: str, lora: Mapping[str, str] | None = None) -> ServedEngine:
     """Built when :func:`again` is."""
     again(folder)
     return Adapted(lora or {})
@@ -241,7 +256,7 @@ class Stuck(Paper):
             time.sleep(3600)
 
 
-def stuck_once(marker: str) -> Any:
+def stuck_once(marker: str) -> ServedEngine:
     """Stuck the first time only."""
     if Path(marker).exists():
         return paper()
@@ -258,7 +273,7 @@ class PaperWithGrammars(Paper):
         super().submit(prompts, params, *rest)
 
 
-def paper_with_grammars() -> Any:
+def paper_with_grammars() -> ServedEngine:
     return PaperWithGrammars(0.002)
 
 
@@ -276,5 +291,5 @@ class Prepared(Paper):
         super().submit(*arguments)
 
 
-def prepared() -> Any:
+def prepared() -> ServedEngine:
     return Prepared(0.002)

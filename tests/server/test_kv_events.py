@@ -191,7 +191,8 @@ def test_events_are_maps_as_in_newer_vllm(tmp_path: Path) -> None:
 def test_an_engine_tells_what_its_prompts_leave_behind(tmp_path: Path) -> None:
     config, prompt = config_at(tmp_path), list(range(5, 5 + 2 * BLOCK_SIZE + 3))
     with LLM("embedded", speculative_config=[], kv_cache_memory=1 << 22) as llm:
-        publisher, subscriber = publish_kv_events(llm, config), Subscriber(config)
+        publisher = llm.call(lambda engine: publish_kv_events(engine.kv, config))
+        subscriber = Subscriber(config)
         llm.generate(prompt, SamplingParams(max_tokens=2, temperature=0))
         llm.flush_prefix_cache()
         _, *stored, last = subscriber.events(3)

@@ -39,8 +39,9 @@ from paceline.loading.adapter import load_adapter
 from paceline.loading.checkpoint import Checkpoint
 from paceline.loading.embedded import embedded_model as embedded_model
 from paceline.loading.fetching import named_model
+from paceline.planner.cost_points import StepShape
 from paceline.profiling.profile_store import stored_table
-from paceline.request.metrics import EngineStats
+from paceline.request.metrics import EngineInfo, EngineStats
 from paceline.request.request import Constraint, StepOutput, StopChecker
 from paceline.request.sampling_defaults import sampling_defaults
 from paceline.request.sampling_params import SamplingParams
@@ -52,6 +53,8 @@ from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Widths of a step whose predicted times are told."""
 SpeculativeSource = str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None
 
 
@@ -517,6 +520,41 @@ class LLM:
         """Names of the proposers that draft; one that could not be built is not among them."""
         return self._thread.call(
             lambda engine: tuple(proposer.name for proposer in engine.drafting.proposers)
+        )
+
+    def info(self) -> EngineInfo:
+        """What does not change while the engine lives, as its server tells it."""
+        return self.call(self._info)
+
+    def _info(self, engine: Engine) -> EngineInfo:
+        checkpoint, config, kv, cost = self.checkpoint, self.config, engine.kv, engine.cost
+        shape, tokenizer = checkpoint.config, checkpoint.tokenizer
+        num_blocks = kv.pool.num_blocks - 1
+        steps = [StepShape(rows, 0, 0, rows, 1) for rows in CURVE_ROWS]
+        return EngineInfo(
+            model=checkpoint.name,
+            # A prompt with its answer has to fit into the KV cache, which can be smaller than the
+            # context.
+            max_model_len=min(config.max_model_len, num_blocks * kv.block_size),
+            vocab_size=engine.vocab_size,
+            dtype=checkpoint.arithmetic(config.dtype),
+            backend=self.backend,
+            promises_identity=self.promises_identity,
+            proposers=tuple(each.name for each in engine.drafting.proposers),
+            max_num_seqs=config.max_num_seqs,
+            kv_blocks_total=num_blocks,
+            block_size=kv.block_size,
+            cost_curve=tuple((step.rows, cost.predict(step)) for step in steps),
+            has_profile=cost.has_profile,
+            sampling=self.sampling_defaults,
+            architecture=checkpoint.hf_config.get("model_type") or shape.architecture,
+            hidden_size=shape.hidden_size,
+            num_layers=shape.num_layers,
+            num_bytes=checkpoint.num_bytes,
+            kv_bytes=self.kv_bytes,
+            num_weights=shape.num_weights,
+            longest_token=0 if tokenizer is None else tokenizer.longest_token,
+            pooling=checkpoint.pooling,
         )
 
     def stats(self) -> EngineStats:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.checks import check_number
-from paceline.request.metrics import EngineStats
-from paceline.server.engine_process.messages import EngineInfo
+from paceline.request.metrics import EngineInfo, EngineStats
 
 LOAD = "load"
 """Name of what a replica reports."""

@@ -1,4 +1,4 @@
-"""Counters of the engine and of each request. Owns counts and the ratios derived from them.
+"""What an engine tells of itself: its facts, and counters of it and of each request.
 
 Definitions: a *draft token* is a draft node that was verified; acceptance rate is accepted over
 draft tokens; mean acceptance length is emitted tokens over verify steps, with the bonus token and
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
+
+from paceline.request.sampling_defaults import AS_LLAMA_CPP, SamplingDefaults
 
 
 @dataclass(slots=True)
@@ -189,3 +191,50 @@ class EngineStats:
         if rows == samples:  # a prefill chunk has rows that nobody samples
             by_rows = self.decode_steps_by_rows
             by_rows[rows] = by_rows.get(rows, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What does not change while an engine lives.
+
+    Attributes:
+        model: its name, for people.
+        max_model_len: most tokens of a prompt and its answer together: the context, or what the
+            KV cache holds where that is less.
+        promises_identity: plain and speculative answers are equal by construction.
+        dtype: how it computes, for people: a GGUF file's own format by its name.
+        proposers: who drafts, as the engine was started.
+        kv_blocks_total: blocks of ``block_size`` tokens.
+        cost_curve: predicted step of one request: (rows, milliseconds). Without a profile the
+            second are multiples of the plain step.
+        sampling: how a request that says nothing is sampled.
+        architecture: the model's family.
+        num_bytes: of its weights as they are stored.
+        kv_bytes: of the whole KV cache.
+        num_weights: of its embeddings, head and layers.
+        longest_token: characters of the longest token; 0 without a tokenizer. To tell it takes a
+            look at the whole vocabulary.
+        pooling: how it was trained to make one vector of a text; empty where no file says it.
+    """
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    backend: str
+    promises_identity: bool
+    proposers: tuple[str, ...]
+    max_num_seqs: int
+    kv_blocks_total: int
+    block_size: int
+    cost_curve: tuple[tuple[int, float], ...] = ()
+    has_profile: bool = False
+    sampling: SamplingDefaults = AS_LLAMA_CPP
+    architecture: str = ""
+    hidden_size: int = 0
+    num_layers: int = 0
+    num_bytes: int = 0
+    kv_bytes: int = 0
+    num_weights: int = 0
+    longest_token: int = 0
+    pooling: str = ""

@@ -270,7 +270,7 @@ def build_engine(
     if events is not None:
         from paceline.server.engine_process.kv_events import publish_kv_events
 
-        publish_kv_events(llm, events)
+        llm.call(lambda engine: publish_kv_events(engine.kv, events))
     return llm
 
 

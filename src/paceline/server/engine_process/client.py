@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any
 
 from paceline.core.errors import EngineClosedError, EngineDeadError
-from paceline.request.metrics import EngineStats
+from paceline.request.metrics import EngineInfo, EngineStats
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.backlog import Share
 from paceline.server.engine_process.generation import EngineGeneration
 from paceline.server.engine_process.life import EngineLife
-from paceline.server.engine_process.messages import EngineInfo, EngineState, Piece
+from paceline.server.engine_process.messages import EngineFactory, EngineState, Piece
 from paceline.server.engine_process.output_history import OutputHistory
 from paceline.server.engine_process.restarts import Restarts
-from paceline.server.engine_process.wire import EngineFactory, Pulse, received
+from paceline.server.engine_process.wire import Message, Pulse, received
 from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -227,6 +227,23 @@ class EngineClient:
 
     # --- messages ------------------------------------------------------------------------------
 
+    def _take(self, message: Message) -> None:
+        match message:
+            case ("step", entries):
+                self._on_step(entries)
+            case ("accepted", handle):
+                self._on_accepted(handle)
+            case ("refused", handle, error):
+                self._on_refused(handle, error)
+            case ("reply", number, error, value):
+                self._on_reply(number, error, value)
+            case ("beat", stats):
+                self._on_beat(stats)
+            case ("dead", reason):
+                self._reason = reason
+            case _:
+                raise ValueError(f"a message is {message[0]!r}, which nobody sends")
+
     def _on_step(self, entries: Sequence[Sequence[Any]]) -> None:
         for handle, *fields in entries:
             generation = self._generations.get(handle)
@@ -257,9 +274,6 @@ class EngineClient:
             self.output_history.note(stats)
         self._pulse.beat(stats is not None)
         self._judge()
-
-    def _on_dead(self, reason: str) -> None:
-        self._reason = reason
 
     def _fail_all(self, kind: type[EngineClosedError], reason: str) -> None:
         """Tell everybody who waits, each with an error of their own: they will be raised."""
@@ -331,8 +345,7 @@ class EngineClient:
         ticking = asyncio.create_task(self._tick())
         try:
             while True:
-                kind, *arguments = await received(life.reader)
-                getattr(self, f"_on_{kind}")(*arguments)
+                self._take(await received(life.reader))
         except (EOFError, OSError):  # it is gone
             return
         except Exception:  # our mistake; another engine may get further

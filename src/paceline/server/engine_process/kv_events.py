@@ -21,11 +21,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config.kv_events import OPTION, KVEventsConfig
 from paceline.core.errors import ConfigError
 from paceline.core.installation import install_command
+
+if TYPE_CHECKING:
+    from paceline.cache.kv_cache import KVCache
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +40,15 @@ _LINGER_MS = 1000
 Event = dict[str, Any]
 
 
-def publish_kv_events(llm: Any, config: KVEventsConfig) -> KVEventPublisher:
-    """Publish what an engine, an :class:`~paceline.api.llm.LLM`, caches from here on.
+def publish_kv_events(kv: KVCache, config: KVEventsConfig) -> KVEventPublisher:
+    """Publish what an engine caches from here on; on the engine's thread.
 
     Raises:
         ConfigError: it caches nothing, a package lacks, or an address cannot be listened on.
     """
-    if not llm.config.enable_prefix_caching:
+    if not kv.prefix_caching:
         raise ConfigError(f"{OPTION} tells of cached prefixes, and the engine caches none")
-    publisher = KVEventPublisher(config, llm.call(lambda engine: engine.kv.block_size))
-
-    def attach(engine: Any) -> None:
-        engine.kv.pool.observer = publisher
-
-    llm.call(attach)
+    publisher = kv.pool.observer = KVEventPublisher(config, kv.block_size)
     return publisher
 
 

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from paceline.core.errors import EngineDeadError
-from paceline.server.engine_process.messages import EngineInfo
+from paceline.request.metrics import EngineInfo
 from paceline.server.engine_process.process import NAME, run_engine
 from paceline.server.engine_process.wire import Message, packed, received
 from paceline.text.tokenizer import Tokenizer

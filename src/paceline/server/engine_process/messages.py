@@ -1,67 +1,20 @@
-"""What an engine says of itself and of the answers to prompts, as the HTTP side reads it.
+"""What an engine says of the answers to prompts, as the HTTP side reads it.
 
 Owns types only. Knows no process, no socket and no engine; importing it does not import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
-from paceline.request.metrics import SpeculationCounters
-from paceline.request.request import TokenLogprobs
-from paceline.request.sampling_defaults import AS_LLAMA_CPP, SamplingDefaults
+from paceline.request.metrics import EngineInfo, EngineStats, SpeculationCounters
+from paceline.request.request import Request, StepOutput, TokenLogprobs
+from paceline.request.sampling_params import SamplingParams
+from paceline.text.tokenizer import Tokenizer
 
 EngineState = Literal["starting", "ready", "hung", "draining", "failed", "closed"]
 """``hung``: it was ready, and gives no sign of life. ``failed``: it is not started again."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What does not change while an engine lives.
-
-    Attributes:
-        model: its name, for people.
-        max_model_len: most tokens of a prompt and its answer together: the context, or what the
-            KV cache holds where that is less.
-        promises_identity: plain and speculative answers are equal by construction.
-        dtype: how it computes, for people: a GGUF file's own format by its name.
-        proposers: who drafts, as the engine was started.
-        kv_blocks_total: blocks of ``block_size`` tokens.
-        cost_curve: predicted step of one request: (rows, milliseconds). Without a profile the
-            second are multiples of the plain step.
-        sampling: how a request that says nothing is sampled.
-        architecture: the model's family.
-        num_bytes: of its weights as they are stored.
-        kv_bytes: of the whole KV cache.
-        num_weights: of its embeddings, head and layers.
-        longest_token: characters of the longest token; 0 without a tokenizer. To tell it takes a
-            look at the whole vocabulary.
-        pooling: how it was trained to make one vector of a text; empty where no file says it.
-    """
-
-    model: str
-    max_model_len: int
-    vocab_size: int
-    dtype: str
-    backend: str
-    promises_identity: bool
-    proposers: tuple[str, ...]
-    max_num_seqs: int
-    kv_blocks_total: int
-    block_size: int
-    cost_curve: tuple[tuple[int, float], ...] = ()
-    has_profile: bool = False
-    sampling: SamplingDefaults = AS_LLAMA_CPP
-    architecture: str = ""
-    hidden_size: int = 0
-    num_layers: int = 0
-    num_bytes: int = 0
-    kv_bytes: int = 0
-    num_weights: int = 0
-    longest_token: int = 0
-    pooling: str = ""
 
 
 class Piece(NamedTuple):
@@ -96,3 +49,46 @@ class Piece(NamedTuple):
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
     error: Exception | None = None
     embedding: bytes = b""
+
+
+class ServedModel(Protocol):
+    """What a server reads of an engine's model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+
+class SubmittedPrompt(Protocol):
+    """A prompt that an engine has taken on, with a request for each sample."""
+
+    @property
+    def requests(self) -> Sequence[Request]: ...
+
+
+class ServedEngine(Protocol):
+    """What a server asks of an engine, which :class:`~paceline.api.llm.LLM` can do."""
+
+    @property
+    def checkpoint(self) -> ServedModel: ...
+    def info(self) -> EngineInfo: ...
+    def stats(self) -> EngineStats: ...
+    def submit(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        sink: Callable[[Sequence[StepOutput]], None],
+        cache_salt: str = "",
+        on_added: Callable[[Sequence[SubmittedPrompt]], None] | None = None,
+        adapters: Sequence[str | None] = (),
+    ) -> object: ...
+    def abort(self, request_ids: Sequence[int]) -> None: ...
+    def prepare_grammars(self) -> None: ...
+    def flush_prefix_cache(self) -> None: ...
+    def load_lora(self, name: str, folder: str, replaces: bool = False) -> None: ...
+    def unload_lora(self, name: str) -> None: ...
+
+
+EngineFactory = Callable[..., ServedEngine]
+"""Makes the engine in its own process. It travels there pickled: a function that can be imported,
+or a ``functools.partial`` of one. It gets ``lora``, folders of adapters by their names, where there
+are some."""

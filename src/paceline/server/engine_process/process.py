@@ -25,18 +25,21 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.core.errors import EngineClosedError
-from paceline.planner.cost_points import StepShape
 from paceline.request.request import Request, StepOutput
 from paceline.request.sampling_params import SamplingParams
-from paceline.server.engine_process.messages import EngineInfo, Piece
+from paceline.server.engine_process.messages import (
+    EngineFactory,
+    Piece,
+    ServedEngine,
+    SubmittedPrompt,
+)
 from paceline.server.engine_process.wire import (
     Channel,
-    EngineFactory,
     Entry,
     Outbox,
     Sample,
@@ -50,9 +53,6 @@ NUM_SUBMITTERS = 16
 NUM_GRAMMAR_SUBMITTERS = 2
 """Submitters of prompts with a grammar, which may wait long for its compiler and hold up nobody
 else; a second one finds compiled grammars while the first waits."""
-ASKABLE = ("stats", "flush_prefix_cache", "load_lora", "unload_lora")
-"""Methods of the engine that may be called by name."""
-CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def run_engine(
@@ -74,7 +74,7 @@ def run_engine(
     threading.Thread(target=_end_without, args=(channel,), daemon=True).start()
     try:
         engine = factory()
-        hello = ("hello", engine_info(engine), engine.checkpoint.tokenizer)
+        hello = ("hello", engine.info(), engine.checkpoint.tokenizer)
     except Exception as error:
         channel.send(("failed", portable(error)))
         os._exit(1)
@@ -107,11 +107,19 @@ class _Route:
 
 
 class EngineServer:
-    """Serves the commands of one channel with one engine, an :class:`~paceline.api.llm.LLM`."""
+    """Serves the commands of one channel with one engine."""
 
-    def __init__(self, channel: Channel, engine: Any, stream_interval: float = 0.0) -> None:
+    def __init__(
+        self, channel: Channel, engine: ServedEngine, stream_interval: float = 0.0
+    ) -> None:
         self._channel = channel
         self._engine = engine
+        self._answers: dict[str, Callable[..., object]] = {
+            "stats": engine.stats,
+            "flush_prefix_cache": engine.flush_prefix_cache,
+            "load_lora": engine.load_lora,
+            "unload_lora": engine.unload_lora,
+        }
         self._pool = ThreadPoolExecutor(NUM_SUBMITTERS, thread_name_prefix="paceline-submit")
         self._grammar_pool = ThreadPoolExecutor(
             NUM_GRAMMAR_SUBMITTERS, thread_name_prefix="paceline-grammar"
@@ -149,8 +157,8 @@ class EngineServer:
         trace_id: str,
         adapter: str | None = None,
     ) -> None:
-        def on_added(jobs: Sequence[Any]) -> None:
-            requests = [request for job in jobs for request in job.requests]
+        def on_added(taken: Sequence[SubmittedPrompt]) -> None:
+            requests = [request for prompt in taken for request in prompt.requests]
             ids = [request.request_id for request in requests]
             with self._lock:
                 is_wanted = handle in self._jobs
@@ -167,8 +175,8 @@ class EngineServer:
                 return
         extra = {"trace_id": trace_id}
         try:
-            adapters = {} if adapter is None else {"adapters": [adapter] * len(prompts)}
-            self._engine.submit(prompts, params, self._send_step, cache_salt, on_added, **adapters)
+            adapters = [adapter] * len(prompts)
+            self._engine.submit(prompts, params, self._send_step, cache_salt, on_added, adapters)
         except Exception as error:
             log.info("request %d is refused: %s", handle, error, extra=extra)
             with self._lock:
@@ -186,9 +194,8 @@ class EngineServer:
             self._engine.abort(sorted(ids))
 
     def _answer(self, number: int, name: str, *arguments: Any) -> None:
-        assert name in ASKABLE
         try:
-            value = getattr(self._engine, name)(*arguments)
+            value = self._answers[name](*arguments)
         except Exception as error:
             self.tell(("reply", number, portable(error), None))
         else:
@@ -259,50 +266,3 @@ class EngineServer:
         if route.request.error is not None:
             extra = {"trace_id": route.trace_id}
             log.warning("request %d failed: %s", route.handle, route.request.error, extra=extra)
-
-
-def engine_info(engine: Any) -> EngineInfo:
-    """What an :class:`~paceline.api.llm.LLM` says of itself."""
-    config, checkpoint = engine.config, engine.checkpoint
-
-    def inside(inner: Any) -> dict[str, Any]:
-        shapes = [StepShape(rows, 0, 0, rows, 1) for rows in CURVE_ROWS]
-        return {
-            "vocab_size": inner.vocab_size,
-            "kv_blocks_total": inner.kv.pool.num_blocks - 1,
-            "block_size": inner.kv.block_size,
-            "cost_curve": tuple((shape.rows, inner.cost.predict(shape)) for shape in shapes),
-            "has_profile": inner.cost.has_profile,
-        }
-
-    info = EngineInfo(
-        model=checkpoint.name,
-        max_model_len=config.max_model_len,
-        dtype=checkpoint.arithmetic(config.dtype),
-        backend=engine.backend,
-        promises_identity=engine.promises_identity,
-        proposers=engine.proposers,
-        max_num_seqs=config.max_num_seqs,
-        kv_bytes=engine.kv_bytes,
-        sampling=engine.sampling_defaults,
-        **_shape(checkpoint),
-        **engine.call(inside),
-    )
-    # A prompt with its answer has to fit into the KV cache, which can be smaller than the context.
-    held = info.kv_blocks_total * info.block_size
-    return replace(info, max_model_len=min(info.max_model_len, held))
-
-
-def _shape(checkpoint: Any) -> dict[str, Any]:
-    """What an :class:`EngineInfo` says of the model itself."""
-    config = checkpoint.config
-    tokenizer = checkpoint.tokenizer
-    return {
-        "longest_token": 0 if tokenizer is None else tokenizer.longest_token,
-        "architecture": checkpoint.hf_config.get("model_type") or config.architecture,
-        "hidden_size": config.hidden_size,
-        "num_layers": config.num_layers,
-        "num_bytes": checkpoint.num_bytes,
-        "num_weights": config.num_weights,
-        "pooling": checkpoint.pooling,
-    }

@@ -28,10 +28,6 @@ from paceline.request.metrics import EngineStats
 from paceline.server.engine_process.messages import Piece
 
 log = logging.getLogger(__name__)
-EngineFactory = Callable[..., Any]
-"""Makes the engine in its own process. It travels there pickled: a function that can be imported,
-or a ``functools.partial`` of one. It gets ``lora``, folders of adapters by their names, where there
-are some."""
 Message = tuple[Any, ...]
 Entry = tuple[int, Piece]
 """What a step brought to a sample of the request with this number."""

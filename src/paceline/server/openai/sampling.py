@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.core.errors import ContextLengthError, RequestError
+from paceline.request.metrics import EngineInfo
 from paceline.request.sampling_defaults import NEUTRAL
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.engine_process.messages import EngineInfo
 from paceline.server.protocol.common import MAX_LOGIT_BIAS, GenerationFields, LogitBias
 from paceline.text.tokenizer import Tokenizer
 
