@@ -76,6 +76,7 @@ def _class(kind: type[Any]) -> str:
     parts = [f"### {kind.__name__}\n", f"`from {_home(kind)} import {kind.__name__}`\n"]
     made_by = kind.__new__ if issubclass(kind, tuple) else kind.__init__
     parts += [_code(_signature(kind.__name__, made_by)), markdown(kind.__doc__ or "")]
+    parts += _settings(kind)
     for name, member in vars(kind).items():
         if name.startswith("_"):
             continue
@@ -90,6 +91,14 @@ def _class(kind: type[Any]) -> str:
                 f"#### {kind.__name__}.{name}\n\n{_code(lines)}\n{markdown(member.__doc__ or '')}"
             )
     return "\n".join(parts)
+
+
+def _settings(kind: type[Any]) -> Iterator[str]:
+    """What the fields of a configuration mean, where they say it themselves."""
+    shown = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    items = [f"- `{each.name}`: {each.metadata['help']}" for each in shown if each.metadata]
+    if items:
+        yield "\n".join(["**Attributes**", "", *items, ""])
 
 
 def _home(kind: type[Any]) -> str:

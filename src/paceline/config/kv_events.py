@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 
-from paceline.core.checks import check_choice, check_number
+from paceline.core.checks import (
+    check_settings,
+    check_switch,
+    check_text,
+    one_of,
+    setting,
+    whole,
+)
 from paceline.core.errors import ConfigError
 
 OPTION = "--kv-events-config"
@@ -17,42 +24,37 @@ ENCODINGS = ("map", "array")
 class KVEventsConfig:
     """Where and how events are published, by vLLM's names.
 
-    Attributes:
-        publisher: ``null`` publishes nothing.
-        endpoint: an address with ``*`` or ``::``, ``ipc://`` or ``inproc://`` is listened on,
-            another one connected to.
-        replay_endpoint: listened on for subscribers that missed something; empty: nothing is
-            repeated.
-        buffer_steps: batches that are kept for them.
-        hwm: most batches that wait for a slow subscriber, which misses those beyond them.
-        topic: what each message begins with.
-        encoding: of an event: ``map`` as in vLLM 0.26 and later, or ``array`` as in earlier ones.
-            The key is ours.
-
     Raises:
         ConfigError: a value is not acceptable.
     """
 
-    enable_kv_cache_events: bool = False
-    publisher: str = "zmq"
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str = ""
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    topic: str = ""
-    encoding: str = "map"
+    enable_kv_cache_events: bool = setting(False, "Publish events at all.", check_switch)
+    publisher: str = setting("zmq", "null publishes nothing.", one_of(PUBLISHERS))
+    endpoint: str = setting(
+        "tcp://*:5557",
+        "An address with * or ::, ipc:// or inproc:// is listened on, another one connected to.",
+        check_text,
+    )
+    replay_endpoint: str = setting(
+        "",
+        "Listened on for subscribers that missed something; empty: nothing is repeated.",
+        check_text,
+    )
+    buffer_steps: int = setting(10_000, "Batches that are kept for them.", whole(1, 1 << 30))
+    hwm: int = setting(
+        100_000,
+        "Most batches that wait for a slow subscriber, which misses those beyond them.",
+        whole(0, 1 << 30),
+    )
+    topic: str = setting("", "What each message begins with.", check_text)
+    encoding: str = setting(
+        "map",
+        "Of an event: map as in vLLM 0.26 and later, or array as in earlier ones. The key is ours.",
+        one_of(ENCODINGS),
+    )
 
     def __post_init__(self) -> None:
-        check_choice("publisher", self.publisher, PUBLISHERS)
-        check_choice("encoding", self.encoding, ENCODINGS)
-        check_number("buffer_steps", self.buffer_steps, 1, 1 << 30)
-        check_number("hwm", self.hwm, 0, 1 << 30)
-        for name in ("endpoint", "replay_endpoint", "topic"):
-            value = getattr(self, name)
-            if not isinstance(value, str):
-                raise ConfigError(f"{name} is {value!r}; allowed: a string")
-        if not isinstance(self.enable_kv_cache_events, bool):
-            raise ConfigError("enable_kv_cache_events is neither true nor false")
+        check_settings(self)
 
 
 def parse_kv_events(text: str | None) -> KVEventsConfig | None:

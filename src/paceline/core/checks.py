@@ -1,16 +1,23 @@
-"""Checks that every configuration makes of its values. Knows no configuration."""
+"""Checks that every configuration makes of its values, and fields that carry theirs.
+
+Knows no configuration.
+"""
 
 from __future__ import annotations
 
 import importlib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import field, fields
 from pathlib import Path
+from typing import Any
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.installation import install_command
 
+Check = Callable[[str, Any], None]
+"""Takes a setting's name and its value, and raises :class:`ConfigError` unless it is allowed."""
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"-?(?:{_PART.pattern})+")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -51,6 +58,57 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
         what = "numbers" if kind is float else "whole numbers"
         raise error(f"{name} is {value!r}; allowed: {what} from {low} to {high}")
+
+
+def setting(default: Any, help: str, check: Check | None = None, **more: Any) -> Any:
+    """A field of a configuration that carries what it means and what its value has to pass.
+
+    Args:
+        default: ``MISSING`` where ``more`` has a ``default_factory``.
+        help: a sentence for users, which the command line and the reference page show.
+        more: for :func:`dataclasses.field`.
+    """
+    return field(default=default, metadata={"help": help, "check": check}, **more)
+
+
+def check_settings(config: Any) -> None:
+    """Raise :class:`ConfigError` unless each field of a configuration passes its own check."""
+    for each in fields(config):
+        check = each.metadata.get("check")
+        if check is not None:
+            check(each.name, getattr(config, each.name))
+
+
+def whole(low: int, high: int) -> Check:
+    """Whole numbers from ``low`` to ``high``."""
+    return lambda name, value: check_number(name, value, low, high)
+
+
+def number(low: float, high: float) -> Check:
+    """Numbers from ``low`` to ``high``."""
+    return lambda name, value: check_number(name, value, low, high, float)
+
+
+def one_of(allowed: Collection[str]) -> Check:
+    """Any of these names."""
+    return lambda name, value: check_choice(name, value, allowed)
+
+
+def optional(check: Check) -> Check:
+    """None, or what passes another check."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def check_switch(name: str, value: object) -> None:
+    """Raise :class:`ConfigError` unless a value is true or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; allowed: true and false")
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise :class:`ConfigError` unless a value is a string."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is {value!r}; allowed: a string")
 
 
 def check_output(path: str | Path) -> None:
