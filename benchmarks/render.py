@@ -22,39 +22,25 @@ from typing import Any
 from ablation_report import tables as ablation_tables
 from busy_machine import tables as busy_tables
 from fidelity import tables as fidelity_tables
-from first_requests import tables as first_request_tables
 from harness import CONTROL, ROOT
 from heads_report import tables as head_tables
-from hybrid import tables as hybrid_tables
 from kernels import tables as kernel_tables
 from kv_dtypes import tables as kv_tables
 from load_server import tables as load_tables
 from loading import tables as loading_tables
-from moe import tables as moe_tables
 from never_slower import RUNS
 from never_slower_replayed import tables as replayed_tables
 from never_slower_report import tables as never_slower_tables
 from peers_report import tables as peer_tables
-from pipeline import tables as pipeline_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
-from replica_faults import tables as replica_fault_tables
 from report import RESULTS, markdown, number, pick, ratio_cell, target_grid, yes
 from research.acceptance import tables as acceptance_tables
-from research.expert_prices import tables as expert_price_tables
-from same_answers import tables as same_answer_tables
 from sampler import tables as sampler_tables
-from scale import tables as scale_tables
-from self_bits import tables as self_bits_tables
 from serve_peers import tables as server_tables
-from served_formats import tables as format_tables
-from server_faults import tables as fault_tables
 from serving_overhead import tables as serving_tables
-from simulated_replicas import tables as fleet_tables
 from speedup import tables as speedup_tables
 from step_overhead import tables as step_overhead_tables
-from streaming import tables as streaming_tables
-from streaming_experts import tables as expert_streaming_tables
 from structured import tables as structured_tables
 
 Document = Mapping[str, Any]
@@ -76,9 +62,6 @@ def provenance(document: Document) -> str:
         facts.append(f"{config['prompts']} prompts")
     if "head" in config:
         facts.append(f"`{config['model']}` with `{config['head']}`")
-    if "weight_memory" in config:
-        size = f", {config['bytes'] / 1e6:.0f} MB" if "bytes" in config else ""
-        facts.append(f"`{config['model']}`{size} in {config['memory'] * 1.048576:.0f} MB")
     if config.get("quick"):
         facts.append("reduced run")
     if document["num_failed"]:
@@ -201,15 +184,6 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "structured": ("structured", shown(structured_tables)),
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
-    "moe": ("moe", printed(moe_tables)),
-    "hybrid": ("hybrid*", printed(hybrid_tables)),
-    "pipeline": ("pipeline", printed(pipeline_tables)),
-    "pipeline_overlap": ("pipeline_overlap", printed(pipeline_tables)),
-    "streaming": ("streaming_layers-*", shown(streaming_tables)),
-    "self_bits": ("self_bits", shown(self_bits_tables)),
-    "streaming_experts": ("streaming_experts-random", shown(expert_streaming_tables)),
-    "streaming_trained": ("streaming_experts-trained", shown(expert_streaming_tables)),
-    "expert_prices": ("expert_prices", printed(expert_price_tables)),
     "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
     "loading": ("loading", printed(loading_tables)),
     "fidelity": ("fidelity_*", printed(fidelity_tables)),
@@ -219,13 +193,6 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "serving_overhead": ("serving_overhead", printed(serving_tables)),
     "serve_peers": ("serve_peers", printed(server_tables)),
     "load_server": ("load_server", printed(load_tables)),
-    "same_answers": ("same_answers*", printed(same_answer_tables)),
-    "scale": ("scale", printed(scale_tables)),
-    "simulated_replicas": ("simulated_replicas", printed(fleet_tables)),
-    "replica_faults": ("replica_faults", printed(replica_fault_tables)),
-    "server_faults": ("server_faults", printed(fault_tables)),
-    "first_requests": ("first_requests", printed(first_request_tables)),
-    "served_formats": ("served_formats", printed(format_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
     "ablation": ("ablation", printed(ablation_tables)),
     "never_slower_replayed": ("never_slower_replayed", printed(replayed_tables)),

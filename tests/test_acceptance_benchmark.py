@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import log
 from typing import Any
 
 import pytest
 
+from paceline.config import SpeculativeConfig
+from paceline.proposers.base import DraftBudget, Proposer
+from paceline.request.request import Request
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree
 from tests.programs import module
+from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 
 def rows(name: str, temperature: float, **lengths: float) -> list[dict[str, Any]]:
@@ -52,15 +60,59 @@ def test_an_answer_that_differs_is_seen() -> None:
     assert failed.value is None
 
 
-def test_the_calibration_error_by_hand() -> None:
-    reliability = module("research.node_budget").Reliability()
+# How reliable estimates are
+
+
+def test_the_scores_by_hand() -> None:
+    scored = module("research.node_budget")
+    reliability = scored.Reliability()
     assert reliability.ratios() == {"labels": 0}
-    for estimate, accepted in ((0.25, True), (0.25, False), (1.0, True), (1.0, True)):
-        reliability.add(estimate, accepted)
-    other = module("research.node_budget").Reliability()
-    other.add(0.75, False)
-    reliability.join(other)
-    # Two labels a quarter off each, two right, one off by three quarters.
+    reliability.add([(0.8, True), (0.8, False), (0.35, False)])
+    reliability.add([(1.0, False)])
     found = reliability.ratios()
-    assert found["calibration_error"] == pytest.approx((2 * 0.25 + 0.75) / 5)
-    assert found["bins"] == [[2, 0.25, 0.5], [1, 0.75, 0.0], [2, 1.0, 1.0]]
+    assert found["labels"] == 4
+    assert found["log_loss"] == pytest.approx(-(log(0.8) + log(0.2) + log(0.65) + log(0.001)) / 4)
+    assert found["bins"] == [
+        [1, pytest.approx(0.35), 0.0],
+        [2, pytest.approx(0.8), 0.5],
+        [1, 1.0, 0.0],
+    ]
+    assert found["calibration_error"] == pytest.approx((0.35 + 2 * 0.3 + 1.0) / 4)
+
+
+def test_a_known_bias_is_the_calibration_error() -> None:
+    labels = [(0.9, place % 2 == 0) for place in range(400)]
+    assert module("research.node_budget").scores(labels)["calibration_error"] == pytest.approx(0.4)
+
+
+class Oracle(Proposer):
+    """Knows the answer: drafts its next token beside a wrong one, and below it a wrong one."""
+
+    name = "oracle"
+    config = SpeculativeConfig(num_speculative_tokens=2, max_tree_nodes=3, max_branching=2)
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer = answer
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        trees = []
+        for request in requests:
+            right = self.answer[len(request.token_ids)]
+            tokens = [right, (right + 1) % VOCAB, VOCAB - 1]
+            trees.append(DraftTree(tokens, [ROOT, ROOT, 0], [0.6, 0.3, 0.1], [self.name] * 3))
+        return trees
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_all_that_was_drafted_is_judged_however_little_is_verified(nodes: int) -> None:
+    prompt, params = [5, 6, 7], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    ((plain,),) = run_jobs(toy_engine(), [Job(prompt, params)])
+    assert VOCAB - 1 not in plain.token_ids
+    engine = toy_engine([Oracle(prompt + plain.token_ids)])
+    engine.drafting.planner = planner = module("research.node_budget").NodeBudget(nodes)
+    ((result,),) = run_jobs(engine, [Job(prompt, params)])
+    assert result.token_ids == plain.token_ids
+    labels = planner.own["oracle"].labels
+    assert [accepted for _, accepted in labels] == [*(5 * [True, False, False]), True, False]
+    assert [estimate for estimate, _ in labels[:3]] == pytest.approx([0.6, 0.3, 0.1], abs=2e-3)
+    assert planner.chosen_by.labels == labels  # nobody else drafts

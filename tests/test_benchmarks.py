@@ -8,18 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paceline import SamplingParams
-from paceline.request.metrics import EngineStats
-from paceline.request.request import StepOutput
-from paceline.request.span import DraftTree
 from tests.programs import FOLDER, ROOT, module
 
 
@@ -155,109 +148,6 @@ def test_the_sampler_is_judged_on_rows_that_look_like_text() -> None:
     ]
     targets = module("sampler").targets(rows)
     assert [(t.value, t.target, t.met) for t in targets] == [(70.0, 60.0, False)]
-
-
-def test_calibration_needs_a_prompt_to_fit_to_and_one_that_judges(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        module("research.calibration").options_of(["--num-prompts", "1"])
-    assert "--num-prompts is 1; allowed: 2 or more" in capsys.readouterr().err
-
-
-def test_an_arm_that_drafts_nothing_on_the_prompts_that_judge_is_a_failed_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calibration = module("research.calibration")
-    draft = module("research.scores").LoggedDraft(0, [DraftTree([5], [-1], [0.5], ["x"])], [5])
-    monkeypatch.setattr(calibration, "record", lambda *_: ([[draft]], []))
-    prompts = [module("research.calibration").Prompt("code", 0.0, "text", is_fitted=True)]
-    report = module("report").Report("calibration", {})
-    logs = calibration.run_arms(argparse.Namespace(max_tokens=1), None, prompts, report)
-    assert logs == {}
-    assert all("nothing was drafted" in each["error"] for each in report.samples)
-    calibration.judge(logs, prompts, report)
-    assert not any(target.met for target in calibration.targets(report.results))
-    assert calibration.tables(report.results)
-
-
-# Streaming
-
-
-def test_what_is_read_for_a_prompt_is_not_counted() -> None:
-    """Of a prompt in three steps and three tokens: the two steps behind the first token."""
-    worker, stats = object.__new__(module("streaming_worker").Streamed), EngineStats()
-
-    def stream(token_ids: list[int], params: SamplingParams) -> Iterator[StepOutput]:
-        for step in range(5):
-            stats.num_weight_bytes_read += 10
-            if step >= 2:
-                yield StepOutput(0, [7], [])
-
-    worker.llm = SimpleNamespace(stream=stream, stats=lambda: replace(stats))
-    facts = worker.answer([1, 2], 3, 0.0)
-    assert (facts["bytes_read"], facts["tokens"], facts["steps"]) == (20, 3, 3)
-    cells = [module("harness").Sample("plain", ("prose", 0.0, 0), 0, 1.0, facts, None)]
-    (row,) = module("streaming").rows(cells)
-    assert row["bytes_per_second"] * facts["seconds"] == pytest.approx(20)
-    assert row["tokens_per_step"] == 1.0
-
-
-def test_engines_from_disk_are_compared_within_rounds() -> None:
-    """A disk that is at times twice as fast favours none of them."""
-    bench, sample = module("streaming"), module("harness").Sample
-    samples = []
-    for index, speed in enumerate((1.0, 2.0, 1.0)):
-        facts = {"tokens": 5, "bytes_read": 400, "steps": 5, "token_ids": [1, 2, 3, 4, index]}
-        item = "prose", 0.8, index
-        for arm, seconds in (("plain", 4.0), ("suffix", 2.0), ("llama.cpp", 8.0)):
-            if arm != "suffix" or index:  # a round that it lacks
-                found = {**facts, "seconds": seconds / speed}
-                if arm == "llama.cpp":
-                    del found["bytes_read"]
-                samples.append(sample(arm, item, 0, 9.0, found, None))
-        samples.append(sample("disk", item, 0, 1.0, {"bytes_per_second": 200 * speed}, None))
-        facts["token_ids"] = [1, 2, 3, 4, 0, 7]
-        samples.append(sample("in memory, plain", item, 0, 9.0, {**facts, "seconds": 1.0}, None))
-    plain, llama, memory, suffix = bench.rows(samples)
-    assert (plain["over_plain"], plain["over_llama"], plain["disk_share"]) == (1.0, 2.0, 0.5)
-    assert (suffix["over_plain"], suffix["disk_share"]) == (2.0, 1.0)
-    assert (llama["temperature"], llama["over_plain"]) == (0.0, 0.5)
-    assert not plain["identical"]
-    assert memory["identical"]
-    assert "identical" not in llama
-
-
-def test_engines_from_disk_stay_open_together_and_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, said = module("streaming_arms"), list[str]()
-    (tmp_path / "weights").write_bytes(bytes(8 << 10))
-    monkeypatch.setattr(bench, "GROUPS", {tmp_path: ("limit", "tasks")})
-    monkeypatch.setattr(bench.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(Path, "rmdir", lambda path: said.append(f"{path.name[-1]} gone"))
-
-    def opened(arm: str, group: Path | None) -> Any:
-        said.append(f"{arm} open")
-        limit = (group.parent / "limit").read_text() if group else None
-        assert limit == (None if arm == "m" else "64")
-        return SimpleNamespace(
-            close=lambda: said.append(f"{arm} closed"), ask=lambda task: {"peak": len(arm)}
-        )
-
-    def answered(worker: Any, arm: str, item: int) -> dict[str, Any]:
-        said.append(f"{arm}{item}")
-        return {"tokens": 2, "seconds": 1.0}
-
-    samples, peaks = bench.answers_in_turns(
-        ["m", "a", "b"], "m", 64, [tmp_path / "weights"], opened, answered, [0, 1]
-    )
-    assert peaks == {"m": 1, "a": 1, "b": 1}
-    assert [s.arm for s in samples] == ["m", "m", "a", "b", "disk", "disk", "b", "a"]
-    assert said == [
-        *("m open", "m0", "m1", "m closed", "a open", "b open", "a0", "b0", "b1", "a1"),
-        *("b closed", "b gone", "a closed", "a gone"),
-    ]
 
 
 # The report

@@ -96,39 +96,6 @@ def test_a_file_that_cannot_be_made_is_a_failed_sample(
     assert "llama-quantize" in document["samples"][0]["error"]
 
 
-def test_greedy_texts_part_somewhere_and_both_tokens_are_judged(
-    toys: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert module("research.greedy_agreement").main([*toys, "--dtype", "float32"]) == 0
-    document = last_line(capsys)
-    rows = {tuple(row["arms"]): row for row in document["results"]}
-    same = rows["paceline", "float32"]
-    assert (same["identical"], same["median_first"]) == (1.0, None)
-    other = rows["paceline", "llama.cpp"]
-    assert other["identical"] == 0.0
-    own, theirs = other["mean_regret"]
-    assert own == pytest.approx(0.0, abs=1e-5)
-    assert theirs > 0.01
-
-
-def test_where_two_texts_part() -> None:
-    greedy = module("research.greedy_agreement")
-    assert greedy.first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert greedy.first_difference([1, 2, 3], [1, 9, 3]) == 1
-    assert greedy.first_difference([1, 2], [1, 2, 3]) == 2
-    assert greedy.until_end([5, 0, 6, 0], (0, 9)) == [5, 0]
-    assert greedy.until_end([5, 6], (0,)) == [5, 6]
-    rows = [
-        {"first": None},
-        {"first": 4, "regret": [0.5, 0.0]},
-        {"first": 8, "regret": [0.1, 0.2]},
-    ]
-    found = greedy.summary(rows)
-    assert found["identical"] == pytest.approx(1 / 3)
-    assert found["median_first"] == 6
-    assert found["mean_regret"] == pytest.approx([0.3, 0.1])
-
-
 def test_texts_are_of_three_kinds_and_always_the_same() -> None:
     models = module("fidelity")
     found = models.texts("embedded")

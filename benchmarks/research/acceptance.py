@@ -256,9 +256,9 @@ def over_all(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         for sample in samples:
             if sample.arm == arm and not sample.failed:
                 planner = sample.facts["outcome"].planner
-                chosen_by.join(planner.chosen_by)
+                chosen_by.add(planner.chosen_by.labels)
                 for name, own in planner.own.items():
-                    parts.setdefault(name, Reliability()).join(own)
+                    parts.setdefault(name, Reliability()).add(own.labels)
         row = {"proposer": arm, "set": "all", "reliability": chosen_by.ratios()}
         rows.append(row | {"parts": {name: own.ratios() for name, own in parts.items()}})
     return rows

@@ -16,16 +16,17 @@ MAX_DEPTH = LEAST_DEPTHS[-1]
 """Depths from here on are one."""
 
 # Slope and intercept, per range of depths, of the log-odds of acceptance over those of the
-# proposer's estimate. benchmarks/research/calibration.py fits them to a half of its prompts: code,
-# prose and edits, greedy and at 0.8 and 1.3, the embedded models. No draft of the first two
-# reached depth 9. Those of `suffix` come from replays of 16 prompts of each public set; those of
-# `ngram_model` from replays of 14 of each and of JSON, greedy and at 0.8, with a model of order 4
-# that had learnt the answers to others, halfway to those of SmolLM2 with its own n-gram model, on
-# 28 public prompts, greedy and at 0.8. Those of `self` are of half and three quarters of the layers
-# and of all of them in 4 bits, on nine public prompts, greedy and at 0.8. Those of
-# `parallel_draft` are of chains of 8 on 36 public prompts, greedy and at 0.8 and 1.3; too few of
-# them came to depth 5 to tell it from depth 3. Those of `eagle3` are of the head that the commands
-# in benchmarks/data/README.md train, on 60 prompts that it was not trained on, greedy and at 0.8.
+# proposer's estimate: logistic regressions on a half of the prompts (code, prose and edits, greedy
+# and at 0.8 and 1.3, the embedded models); the other half is in `calibration.json` of the results.
+# No draft of the first two reached depth 9. Those of `suffix` come from replays of 16 prompts of
+# each public set; those of `ngram_model` from replays of 14 of each and of JSON, greedy and at 0.8,
+# with a model of order 4 that had learnt the answers to others, halfway to those of SmolLM2 with
+# its own n-gram model, on 28 public prompts, greedy and at 0.8. Those of `self` are of half and
+# three quarters of the layers and of all of them in 4 bits, on nine public prompts, greedy and at
+# 0.8. Those of `parallel_draft` are of chains of 8 on 36 public prompts, greedy and at 0.8 and 1.3;
+# too few of them came to depth 5 to tell it from depth 3. Those of `eagle3` are of the head that
+# the commands in benchmarks/data/README.md train, on 60 prompts that it was not trained on, greedy
+# and at 0.8.
 PRIORS = {
     "prompt_lookup": ((0.89, 0.14), (0.94, 0.32), (0.89, 0.63), (0.80, 1.01), (0.80, 1.01)),
     "draft_model": ((1.23, 0.22), (1.30, 0.51), (1.39, 0.71), (1.71, 0.67), (1.71, 0.67)),
