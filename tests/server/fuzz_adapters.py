@@ -58,6 +58,11 @@ def _infill(rng: Random) -> dict[str, Any]:
     return {**body, "n_predict": rng.randrange(0, 6)} | _streamed(rng)
 
 
+def _native(rng: Random) -> dict[str, Any]:
+    prompt = rng.choice(["Once", [5, "Once"], ["Once", [5, 6]], {"prompt_string": "Once"}])
+    return {"prompt": prompt, "n_predict": rng.randrange(0, 6)} | _streamed(rng)
+
+
 def _embed(rng: Random) -> dict[str, Any]:
     return {"model": NAME, "input": rng.choice(["Once", ["One", "Two"], "", []])}
 
@@ -75,6 +80,7 @@ BASES: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
     "/api/embeddings": (1, lambda rng: {"model": NAME, "prompt": "Once"}),
     "/api/show": (1, lambda rng: {rng.choice(["model", "name"]): NAME}),
     "/infill": (2, _infill),
+    "/completion": (2, _native),
 }
 """By path: how often it is asked in proportion, and a body that is right."""
 
@@ -231,6 +237,21 @@ OTHER_FIELDS: dict[str, dict[str, Maker]] = {
         "n_predict": COUNT,
         "samplers": one_of([], ["top_k"], "x", None),
         "repeat_penalty": FLOAT,
+        "id_slot": number,
+    },
+    "/completion": {
+        **{
+            name: FIELDS["/v1/completions"][name]
+            for name in ("prompt", "stop", "seed", "stream", "logit_bias")
+        },
+        "n_predict": COUNT,
+        "n_cmpl": one_of(1, 2, 0),
+        "n_probs": one_of(0, 1, 21),
+        "return_tokens": FLAG,
+        "cache_prompt": FLAG,
+        "timings_per_token": FLAG,
+        "response_fields": one_of([], ["content", "timings/prompt_n"], ["/"], "x"),
+        "grammar": one_of("", 'root ::= "a"', "x"),
         "id_slot": number,
     },
     "/api/show": {"model": MODEL, "name": MODEL, "verbose": FLAG},

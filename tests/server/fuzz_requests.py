@@ -98,7 +98,15 @@ def wrong_route(rng: Random) -> Case:
         *("/v1/responses/resp_1/cancel", "/v1/responses/compact", "/v1/responses/input_tokens"),
         *("/v1/responses/resp_1/input_items", "/v1/messages", "/v1/messages/count_tokens"),
         *("/api/tags", "/api/ps", "/api/version", "/api/show", "/api/chat", "/api/generate"),
-        *("/api/embed", "/props", "/infill", "/tokenizer_info", "/apply-template", "/ping"),
+        *(
+            "/api/embed",
+            "/props",
+            "/infill",
+            "/completion",
+            "/tokenizer_info",
+            "/apply-template",
+            "/ping",
+        ),
         *("/props?model=other", "/stats?model=%00", "/flush_prefix_cache", "/api/pull"),
     )
     other = ("/", "/v2", "/v1/models/%00", "/v1/models/%ff%fe", "/v1/models/..%2f..%2fetc", "//")

@@ -22,20 +22,25 @@ SECTION = PAGE.partition("\n## Fields of other servers\n")[2].partition("\n## ")
 REFUSED, ACCEPTED = SECTION.split("These are accepted without effect")
 CODE = re.compile(r"`([^`]+)`")
 CHATS, COMPLETIONS, INFILL = "/v1/chat/completions", "/v1/completions", "/infill"
+NATIVE = "/completion"
 BODIES: dict[str, Any] = {
     COMPLETIONS: {"prompt": "a"},
     CHATS: {"messages": [USER]},
     INFILL: {"input_prefix": "a", "input_suffix": "b"},
+    NATIVE: {"prompt": "a"},
 }
-PATHS = {"completions": COMPLETIONS, "chats": CHATS, "`/infill`": INFILL}
+PATHS = {"completions": COMPLETIONS, "chats": CHATS, "`/infill`": INFILL, "`/completion`": NATIVE}
 OF_COMPLETIONS = ("suffix", "echo", "add_special_tokens")
 HARMLESS = {
     "dry_sequence_breakers": ["a"],
     "store": True,
     "metadata": {"a": "b"},
-    "response_fields": ["content"],
+    "verbose": True,
 }
-NUMBERS = ("id_slot", "n_indent", "t_max_prompt_ms", "t_max_predict_ms")
+NUMBERS = (
+    *("id_slot", "n_indent", "t_max_prompt_ms", "t_max_predict_ms", "n_keep", "n_discard"),
+    *("n_cache_reuse", "sse_ping_interval"),
+)
 TUNING = (
     *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
     *("dry_base", "dry_allowed_length", "dry_penalty_last_n"),
@@ -149,7 +154,7 @@ def test_a_field_without_effect_is_accepted_and_changes_nothing(path: str, name:
 
 def test_the_table_is_complete() -> None:
     assert ASKS_FOR_NOTHING.keys() <= refused_fields().keys()
-    assert len(accepted_fields()) == 30
+    assert len(accepted_fields()) == 40
 
 
 @pytest.mark.parametrize("path", BODIES)

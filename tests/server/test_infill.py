@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -73,28 +72,14 @@ def test_an_answer_ends_where_the_model_writes_a_mark() -> None:
     assert len(complete(app, BEFORE, suffix=BEHIND, ignore_eos=True)["choices"][0]["text"]) > 7
 
 
-def test_the_form_is_llama_cpps() -> None:
+def test_the_form_is_that_of_completion() -> None:
     app = filling()
     whole = post(app, INFILL, GAP).json()
-    count = len(engine_of(app).calls[-1].token_ids)
-    assert whole | {"usage": None} == {
-        "index": 0,
-        "content": " return a + b",
-        "stop": True,
-        "model": "fake",
-        "stop_type": "eos",
-        "stopping_word": "",
-        "tokens_predicted": whole["usage"]["completion_tokens"],
-        "tokens_evaluated": count,
-        "tokens_cached": 0,
-        "truncated": False,
-        "usage": None,
-    }
-    lines = post(app, INFILL, {**GAP, "stream": True}).text.split("\n\n")
-    pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-    assert "".join(piece["content"] for piece in pieces) == whole["content"]
-    assert [piece["stop"] for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert pieces[-1] == {**whole, "content": pieces[-1]["content"]}
+    continued = post(app, "/completion", {"prompt": "Once"}).json()
+    assert whole.keys() == continued.keys()
+    assert (whole["content"], whole["stop_type"]) == (" return a + b", "eos")
+    assert whole["tokens_evaluated"] == len(engine_of(app).calls[0].token_ids)
+    assert all(mark in whole["prompt"] for mark in MARKS)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +119,7 @@ def test_what_editors_send_is_taken() -> None:
     answer = post(app, INFILL, body)
     assert answer.status_code == 200, answer.text
     assert engine_of(app).calls[-1].params.top_k == 40
+    assert answer.json().keys() == {"content", "timings/prompt_n"}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +146,7 @@ def test_a_model_without_marks_says_so(path: str, body: dict[str, Any]) -> None:
         (INFILL, {"n_predict": 3, "max_tokens": 4}, "n_predict"),
         (INFILL, {"samplers": ["dry"]}, "samplers"),
         (INFILL, {"input_extra": [{"text": 1}]}, "input_extra.0.text"),
-        (INFILL, {"cache_prompt": False}, "cache_prompt"),
+        (INFILL, {"return_progress": True}, "return_progress"),
         (INFILL, {"mirostat": 2}, "mirostat"),
         (COMPLETION, {"prompt": [1, 2], "suffix": "x"}, "suffix"),
         (COMPLETION, {"prompt": "a", "suffix": "x", "echo": True}, "echo"),

@@ -70,24 +70,32 @@ async def _content_tokens(serving: Serving, body: TokenizeRequest) -> dict[str, 
     check_length(serving, sum(len(each) for each in content if isinstance(each, str)))
     _check_ids(serving, [each for each in content if isinstance(each, int)], "content")
     tokenizer = serving.tokenizer
-    token_ids = await asyncio.to_thread(_mixed_ids, tokenizer, content, body)
+    parses = body.parse_special is not False
+    token_ids = await asyncio.to_thread(
+        mixed_ids, tokenizer, content, bool(body.add_special), parses
+    )
     if not body.with_pieces:
         return {"tokens": token_ids}
     return {"tokens": await asyncio.to_thread(_pieces, serving.texts, token_ids)}
 
 
-def _mixed_ids(
-    tokenizer: Tokenizer, content: Sequence[str | int], body: TokenizeRequest
+def mixed_ids(
+    tokenizer: Tokenizer, content: Sequence[str | int], adds: bool, parses_special: bool = True
 ) -> list[int]:
-    """The ids of texts and ids. What is added to a text is added where the first one is a text."""
-    token_ids, adds = list[int](), bool(body.add_special)
+    """The ids of texts and ids.
+
+    Args:
+        adds: what encoding adds to a text is added where the first one is a text.
+        parses_special: special tokens that a text spells out are those, and no mere text.
+    """
+    token_ids = list[int]()
     for each in content:
         if isinstance(each, int):
             token_ids.append(each)
-        elif body.parse_special is False:
-            token_ids += tokenizer.encode_literal(each, add_special_tokens=adds)
-        else:
+        elif parses_special:
             token_ids += tokenizer.encode(each, adds)
+        else:
+            token_ids += tokenizer.encode_literal(each, add_special_tokens=adds)
         adds = False
     return token_ids
 
@@ -132,8 +140,13 @@ def _check_ids(serving: Serving, token_ids: Sequence[int], param: str = "tokens"
 
 def _texts(serving: Serving, token_ids: list[int]) -> dict[str, str]:
     tokenizer, texts = serving.tokenizer, serving.texts
-    known = (each for each in token_ids if tokenizer.id_to_token(each) is not None)
+    known = [each for each in token_ids if tokenizer.id_to_token(each) is not None]
     return {
         "prompt": tokenizer.decode(token_ids, skip_special_tokens=False),
-        "content": b"".join(map(texts.raw, known)).decode(errors="replace"),
+        "content": text_of(known, texts),
     }
+
+
+def text_of(token_ids: Sequence[int], texts: TokenTexts) -> str:
+    """The texts of tokens in a row, special ones included."""
+    return b"".join(map(texts.raw, token_ids)).decode(errors="replace")

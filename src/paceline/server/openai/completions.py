@@ -38,7 +38,6 @@ from paceline.text.tokenizer import Tokenizer
 router = APIRouter(route_class=PlainRoute)
 
 
-@router.post("/completions", include_in_schema=False)
 @router.post(
     "/v1/completions",
     responses=answers(CompletionResponse) | errors(*GENERATION_ERRORS),

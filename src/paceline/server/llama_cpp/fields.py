@@ -1,0 +1,222 @@
+"""Bodies of llama.cpp's ``/completion`` and ``/infill``, and what they are answered with.
+
+Owns names, types and ranges as llama.cpp has them (b11549). Fields of completions that it has under
+the same name, or does not have, mean the same as there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from paceline.request.sampling_params import MAX_N
+from paceline.server.protocol.common import MAX_TOP_LOGPROBS, TAKES_FLOATS, ApiModel, Number
+from paceline.server.protocol.completions import MAX_PROMPTS, CompletionRequest
+from paceline.server.protocol.neutral import Values
+from paceline.text.gaps import Gap
+
+MAX_FILES = 1024
+MAX_RESPONSE_FIELDS = 1024
+_LARGEST = (1 << 31) - 1
+_ELSEWHERE = (
+    *("suffix", "echo", "truncate_prompt_tokens", "prompt_logprobs"),
+    *("return_token_ids", "return_origins"),
+)
+ORDER = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+"""In which a token's logits are edited and filtered, by llama.cpp's names."""
+_ALIASES = {
+    "n_predict": ("max_tokens", "max_completion_tokens"),
+    "n_probs": ("logprobs",),
+    "n_cmpl": ("n",),
+}
+"""Fields that llama.cpp knows by other names as well."""
+_ALLOWED = (
+    "a string, a list of strings and token ids with at least one id, an object with prompt_string, "
+    "or a list of these"
+)
+_PIECES = {"type": "array", "items": {"type": ["string", "integer"], "minimum": 0}, "minItems": 1}
+_PROMPT = [
+    {"type": "string"},
+    _PIECES,
+    {"type": "object", "properties": {"prompt_string": {"type": "string"}}},
+]
+
+NativePrompt = str | list[str | int]
+"""A text, or texts and token ids in any order."""
+
+
+def _prompts(value: Any) -> list[NativePrompt]:
+    """The prompts of a request: a list that holds a number is one of them.
+
+    Raises:
+        ValueError: it is none of what is allowed.
+    """
+    is_batch = isinstance(value, list) and not any(type(piece) is int for piece in value)
+    batch = value if is_batch else [value]
+    if not 0 < len(batch) <= MAX_PROMPTS:
+        raise ValueError(f"prompt has {len(batch)} prompts; allowed: 1 to {MAX_PROMPTS}")
+    return [_one_prompt(prompt) for prompt in batch]
+
+
+def _one_prompt(value: Any) -> NativePrompt:
+    if isinstance(value, dict) and value.keys() == {"prompt_string"}:
+        value = value["prompt_string"]
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not any(type(piece) is int for piece in value):
+        raise ValueError(f"prompt must be {_ALLOWED}")
+    if not all(isinstance(piece, str) or _is_id(piece) for piece in value):
+        raise ValueError(f"prompt must be {_ALLOWED}; token ids are whole numbers from 0")
+    return value
+
+
+def _is_id(piece: Any) -> bool:
+    return type(piece) is int and 0 <= piece <= _LARGEST
+
+
+def _none_if_empty(value: Any) -> Any:
+    """No grammar, as clients send it that have a field for one."""
+    return None if value == "" else value
+
+
+def _any_object_if_empty(value: Any) -> Any:
+    return {"type": "object"} if value == {} else value
+
+
+class NativeRequest(CompletionRequest):
+    """What both have in common.
+
+    ``cache_prompt: false`` keeps the request from prefixes that others have computed.
+    """
+
+    is_cut_to_context: ClassVar[bool] = True
+    neutral: ClassVar[Mapping[str, Values]] = {
+        **CompletionRequest.neutral,
+        # The order that answers tell, and what editors send. The filters come in it here, and the
+        # last one of editors only joins likely tokens that begin alike.
+        "samplers": (
+            *CompletionRequest.neutral["samplers"],
+            ORDER,
+            ["top_k", "top_p", "infill"],
+            ["top_k", "top_p"],
+        ),
+    }
+
+    n_predict: Annotated[int, Field(ge=-1, le=_LARGEST), TAKES_FLOATS] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=-1, le=_LARGEST), TAKES_FLOATS] | None = None
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_N), TAKES_FLOATS] | None = None
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
+    grammar: Annotated[str | None, BeforeValidator(_none_if_empty)] = None
+    json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(_any_object_if_empty)] = (
+        None
+    )
+    cache_prompt: bool | None = None
+    return_tokens: bool = False
+    timings_per_token: bool = False
+    response_fields: Annotated[
+        list[str] | None, Field(max_length=MAX_RESPONSE_FIELDS, fail_fast=True)
+    ] = None
+    # Taken and without effect: requests have no slots, and texts are not shifted in the context.
+    id_slot: Number | None = None
+    n_keep: Number | None = None
+    n_discard: Number | None = None
+    n_cache_reuse: Number | None = None
+    sse_ping_interval: Number | None = None
+    verbose: bool | None = None
+
+    @model_validator(mode="after")
+    def _take_aliases(self) -> NativeRequest:
+        """Put what a field says under llama.cpp's name where completions look for it."""
+        for name, others in _ALIASES.items():
+            values = [getattr(self, each) for each in (name, *others)]
+            given = [value for value in values if value is not None]
+            if len(set(given)) > 1:
+                raise ValueError(f"{name} is another name of {others[0]}; send one of them")
+            setattr(self, others[0], given[0] if given else None)
+        self.logprobs = self.logprobs or None
+        return self
+
+    @model_validator(mode="after")
+    def _check_elsewhere(self) -> NativeRequest:
+        for name in _ELSEWHERE:
+            if getattr(self, name) not in (None, False, ""):
+                raise ValueError(f"{name} is only allowed in /v1/completions")
+        if self.cache_prompt is False and self.cache_salt is None:
+            self.cache_salt = secrets.token_hex(16)
+        return self
+
+
+class NativeCompletionRequest(NativeRequest):
+    """The body of ``POST /completion`` and ``POST /completions``."""
+
+    prompt: Annotated[
+        Any,
+        BeforeValidator(_prompts),
+        WithJsonSchema({"anyOf": [*_PROMPT, {"type": "array", "items": {"anyOf": _PROMPT}}]}),
+    ]
+
+    @property
+    def prompts(self) -> list[Any]:
+        return self.prompt  # type: ignore[no-any-return]
+
+
+class File(ApiModel):
+    """Another file of the same work, which the model may draw on."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillRequest(NativeRequest):
+    """The body of ``POST /infill``."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[File], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
+    prompt: str = ""
+    # Taken and ignored: they end an answer sooner.
+    n_indent: Number | None = None
+    t_max_prompt_ms: Number | None = None
+    t_max_predict_ms: Number | None = None
+
+    @model_validator(mode="after")
+    def _check_single(self) -> InfillRequest:
+        if self.n not in (None, 1):
+            raise ValueError(f"n is {self.n}; /infill gives one answer")
+        return self
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [self.input_prefix]
+
+    def gaps(self) -> list[Gap]:
+        files = [(file.filename, file.text) for file in self.input_extra or ()]
+        return [Gap(self.input_prefix, self.input_suffix, self.prompt, files)]
+
+
+class NativeAnswer(BaseModel):
+    """An answer in llama.cpp's form; several prompts or answers are told as a list of them.
+
+    Events of a stream have ``content`` and ``tokens``; the last of each answer has the rest.
+    """
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: bool
+    tokens_predicted: int
+    tokens_evaluated: int
+    model: str | None = None
+    generation_settings: dict[str, Any] | None = None
+    prompt: str | None = None
+    has_new_line: bool | None = None
+    truncated: bool | None = None
+    stop_type: str | None = None
+    stopping_word: str | None = None
+    tokens_cached: int | None = None
+    timings: dict[str, float] | None = None
+    completion_probabilities: list[dict[str, Any]] | None = None
