@@ -18,7 +18,6 @@ import json
 import multiprocessing
 import random
 import sys
-import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -28,7 +27,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import load_client
 import uvloop
 from harness import (
     Sample,
@@ -42,17 +40,20 @@ from harness import (
     raw,
     take_turns,
 )
-from load_server import HTTP as HTTP_PROCESS
-from load_server import ServerProcess
 from report import Report, Row, Target, grid, identical_target, interval, table, verdict
+from server_process import HTTP as HTTP_PROCESS
+from server_process import ServerProcess
 
 from paceline import AsyncLLM, SamplingParams
 from paceline.server.engine_process.client import EngineClient
+from paceline.workbench.serving.bench import run_load
+from paceline.workbench.serving.client import Outcome, new_session, send
+from paceline.workbench.serving.requests import BACKENDS
 
-ENDING_SECONDS = 30.0
+ENDING_SECONDS = PATIENCE = 30.0
 Answer = tuple[int, str]
 """Number of tokens, text."""
-Timed = tuple[float, list[load_client.Answer]]
+Timed = tuple[float, list[Outcome]]
 """A client's seconds, and what it was answered."""
 
 
@@ -61,38 +62,24 @@ Timed = tuple[float, list[load_client.Answer]]
 
 def ask(port: int, pipe: Pipe) -> None:
     """The client's process: bodies come through the pipe; seconds and answers to them go back."""
-    with asyncio.Runner() as runner:
-        connections: list[load_client.Connection] = []
-        while bodies := pipe.recv():
-            pipe.send(runner.run(_answers(port, bodies, connections)))
+
+    async def answered() -> None:
+        async with new_session({}, PATIENCE) as session:
+            url = f"http://127.0.0.1:{port}{BACKENDS['openai']}"
+            while bodies := pipe.recv():
+                outcomes, seconds = await run_load(
+                    partial(send, session, url), bodies, [0.0] * len(bodies)
+                )
+                pipe.send((seconds, outcomes))
+
+    asyncio.run(answered())
 
 
-async def _answers(port: int, bodies: list[Any], connections: list[Any]) -> Timed:
-    while len(connections) < len(bodies):
-        connections.append(await load_client.Connection.open(port))
-    start = time.perf_counter()
-    answers = await asyncio.gather(*map(_answer, connections, bodies))
-    return time.perf_counter() - start, answers
-
-
-async def _answer(connection: load_client.Connection, body: dict[str, Any]) -> load_client.Answer:
-    connection.writer.write(load_client.request_bytes(body))
-    answer = load_client.Answer()
-    async for _ in load_client.read(connection, answer):
-        pass
-    return answer
-
-
-def read(answer: load_client.Answer) -> Answer:
-    """What a stream brought.
-
-    Raises: LoadError: an error instead of an answer, or an end that is none.
-    """
-    if answer.status != 200:
-        raise load_client.LoadError(f"status {answer.status}: {bytes(answer.body[:200])!r}")
-    *documents, last = load_client.documents(answer, is_stream=True)
-    text = "".join(document["choices"][0]["text"] for document in documents)
-    return last["usage"]["completion_tokens"], text
+def read(outcome: Outcome) -> Answer:
+    """What a stream brought; ``RuntimeError`` for an error instead of an answer."""
+    if outcome.error:
+        raise RuntimeError(outcome.error)
+    return outcome.output_len, outcome.text
 
 
 class HttpPair:
@@ -116,7 +103,8 @@ class HttpPair:
         """Greedy answers of exactly that many tokens to all prompts at once, not yet looked at."""
         wishes = {"max_tokens": length, "temperature": 0, "ignore_eos": True}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        self._pipe.send([{"prompt": each, **wishes, **stream} for each in prompts])
+        bodies = [{"prompt": each, **wishes, **stream} for each in prompts]
+        self._pipe.send([json.dumps(body).encode() for body in bodies])
         timed: Timed = self._pipe.recv()
         return timed
 
@@ -151,7 +139,7 @@ Tokens = list[list[int]]
 def engine(model: str | None, threads: int | None, most: int) -> AsyncLLM:
     """What every arm runs; made here, or by the engine's process from this function's name."""
     return AsyncLLM(
-        model,
+        model or "embedded",
         speculative_config=[],
         num_threads=threads,
         max_num_seqs=most,

@@ -26,7 +26,7 @@ from tests.programs import module
 from tests.server.served import LOOKUP, chat_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-watch = module("load_server")
+watch = module("server_process")
 LIMITS = ("--threads", "1", "--max-model-len", "512", "--kv-cache-memory", "32M")
 PROMPT = "def add(a, b):"
 LONG = {"max_tokens": 480, "ignore_eos": True, "disable_spec_decode": True}

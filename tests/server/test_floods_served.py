@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not HAS_PROC, reason="memory of processes is read in /proc"),
 ]
-watch = module("load_server")
+watch = module("server_process")
 MEGABYTE = 1 << 20
 SENT = 50 * MEGABYTE
 MOST_GROWTH = 20 * MEGABYTE

@@ -12,11 +12,11 @@ import pytest
 
 from tests.programs import FOLDER, ROOT, module
 
-client = requests = module("load_client")
-watch = module("load_server")
+client = module("load_server")
+watch = module("server_process")
 
-CHOICE = requests.Choice("ab", (7, 8), (-0.5, -1.0), "length", None)
-KNOWN = requests.Known({"prompt": "x"}, [1], [CHOICE])
+CHOICE = client.Choice("ab", (7, 8), (-0.5, -1.0), "length", None)
+KNOWN = client.Known({"prompt": "x"}, [1], [CHOICE])
 
 
 def part(text: str, ids: list[int], logprobs: list[float], reason: str | None) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def part(text: str, ids: list[int], logprobs: list[float], reason: str | None) -
 
 def stream(*parts: dict[str, Any], end: str = "data: [DONE]\n\n", whole: bool = True) -> Any:
     events = [f"data: {json.dumps({'choices': [each]})}\n\n" for each in parts]
-    return client.Answer(200, {}, bytearray("".join([*events, end]).encode()), whole)
+    return client.Answer(200, bytearray("".join([*events, end]).encode()), whole)
 
 
 FIRST, SECOND = part("a", [7], [-0.5], None), part("b", [8], [-1.0], "length")
@@ -52,7 +52,7 @@ FIRST, SECOND = part("a", [7], [-0.5], None), part("b", [8], [-1.0], "length")
         (stream(FIRST, part("b", [8], [-1.1], "length")), False),
         (stream(FIRST, part("b", [8], [-1.0], "stop")), False),
         (stream(part("b", [8], [-1.0], None), end="", whole=False), False),
-        (client.Answer(500, {}, bytearray(b"{}"), True), False),
+        (client.Answer(500, bytearray(b"{}"), True), False),
     ],
 )
 def test_an_answer_is_compared_with_the_known_one(answer: Any, is_right: bool) -> None:
@@ -69,7 +69,7 @@ def test_usage_is_compared_too() -> None:
     for usage, is_right in (((1, 2), True), ((1, 3), False), ((2, 2), False)):
         told = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
         body = json.dumps({**document, "usage": told}).encode()
-        answer = client.Answer(200, {}, bytearray(body), True)
+        answer = client.Answer(200, bytearray(body), True)
         if is_right:
             client.check(KNOWN, answer, {"stream": False}, "whole")
         else:

@@ -19,7 +19,7 @@ from tests.server.served import LIMITS
 from tests.server.test_serve import KEY, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-watch = module("load_server")
+watch = module("server_process")
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
 OPTIONS = (TARGET, DRAFT, *LIMITS, "--threads", "1")
 NAMES = ("embedded", "draft")

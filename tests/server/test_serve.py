@@ -111,7 +111,7 @@ def asked(url: str, body: dict[str, Any]) -> Iterator[http.client.HTTPConnection
 
 def engine_of(server: int) -> int:
     """The process in which a server's engine lives."""
-    watch = module("load_server")
+    watch = module("server_process")
     for pid in watch.descendants(server):
         if Path(f"/proc/{pid}/comm").read_text().strip() == NAME:
             return pid
