@@ -12,7 +12,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from paceline.text.gguf_vocabulary import PREFIX
+from paceline.text.gguf_tokenizer import PREFIX
 
 FILE = Path(__file__).with_name("recorded") / "gguf_ids.json.xz"
 

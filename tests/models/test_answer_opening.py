@@ -9,8 +9,7 @@ import pytest
 
 from paceline.api.llm import LLM
 from paceline.request.sampling_params import SamplingParams
-from paceline.text.answer_opening import LONGEST, answer_opening, resume_point
-from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer import LONGEST, Tokenizer, answer_opening, resume_point
 from tests.models.reference import save_model
 from tests.models.vocabularies import byte_level, byte_level_json, save_tokenizer
 

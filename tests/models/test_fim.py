@@ -11,7 +11,7 @@ from tokenizers import AddedToken, processors
 
 from paceline.core.errors import RequestError
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.text.gaps import Gap, fim_prompt
+from paceline.text.fim import Gap
 from paceline.text.tokenizer import Tokenizer
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json, byte_level, byte_level_json
@@ -27,7 +27,7 @@ def vocabulary(*marks: str, source: str = "", special: bool = True) -> Tokenizer
 
 
 def spelled(tokenizer: Tokenizer, gap: Gap) -> str:
-    return tokenizer.decode(fim_prompt(tokenizer, gap), skip_special_tokens=False)
+    return tokenizer.decode(tokenizer.fim_prompt(gap), skip_special_tokens=False)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_gap_comes_last(marks: tuple[str, ...], special: bool) -> None:
     before, behind, middle = marks
     found = spelled(tokenizer, Gap(f"a{middle}", f"{behind}c", "b"))
     assert found == f"{before}a{middle}{behind}{behind}c{middle}b"
-    ids = fim_prompt(tokenizer, Gap(f"a{middle}", f"{behind}c", "b"))
+    ids = tokenizer.fim_prompt(Gap(f"a{middle}", f"{behind}c", "b"))
     assert tokenizer.fim is not None
     assert [each for each in ids if each in tokenizer.fim.all] == list(tokenizer.fim.all[:3])
 
@@ -58,8 +58,8 @@ def test_only_what_begins_a_text_begins_a_prompt(frame: str, begin: list[int]) -
     backend = tokenizers.Tokenizer.from_str(byte_level_json())
     backend.post_processor = processors.TemplateProcessing(single=frame, special_tokens=[("e", 0)])
     tokenizer = vocabulary(*QWEN[:3], source=backend.to_str())
-    ids = fim_prompt(tokenizer, Gap("a", "b"))
-    assert ids[: -len(fim_prompt(vocabulary(*QWEN[:3]), Gap("a", "b")))] == begin
+    ids = tokenizer.fim_prompt(Gap("a", "b"))
+    assert ids[: -len(vocabulary(*QWEN[:3]).fim_prompt(Gap("a", "b")))] == begin
 
 
 def test_other_files_have_names_where_the_vocabulary_marks_files() -> None:
@@ -82,7 +82,7 @@ def test_runs_of_spaces_stay_tokens_in_a_literal_text() -> None:
 def test_no_space_is_put_into_a_gap() -> None:
     """SentencePiece begins a text with a space, which belongs to what stands before the gap."""
     tokenizer = vocabulary("▁<PRE>", "▁<SUF>", "▁<MID>", source=byte_fallback_json())
-    ids = fim_prompt(tokenizer, Gap("the", "and", "the"))
+    ids = tokenizer.fim_prompt(Gap("the", "and", "the"))
     told = [tokenizer.id_to_token(each) for each in ids]
     assert told == ["▁<PRE>", "▁the", "▁<SUF>", "an", "d", "▁<MID>", "th", "e"] or told == [
         *("▁<PRE>", "▁the", "▁<SUF>", "and", "▁<MID>", "th", "e"),
@@ -93,7 +93,7 @@ def test_a_vocabulary_without_marks_is_refused() -> None:
     for tokenizer in (byte_level(), vocabulary(*QWEN[:2])):
         assert tokenizer.fim is None
         with pytest.raises(RequestError, match="fill-in-the-middle tokens"):
-            fim_prompt(tokenizer, Gap("a", "b"))
+            tokenizer.fim_prompt(Gap("a", "b"))
 
 
 def test_a_gguf_file_names_marks_that_are_spelled_in_its_own_way(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.text.gguf_vocabulary import end_ids
+from paceline.text.gguf_tokenizer import end_ids
 
 ORDINARY, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 

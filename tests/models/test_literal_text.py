@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenizers
 
 from paceline.api.llm import embedded_model
-from paceline.text.literal_text import literal_backend
+from paceline.text.tokenizer import literal_backend
 
 
 class Whole:

@@ -17,7 +17,7 @@ from paceline.structured.gbnf.rules import (
     Token,
     without_dead_ends,
 )
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 
 MAX_CHARACTERS = 120
 MAX_TRIALS = 100

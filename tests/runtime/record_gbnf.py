@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.structured.gbnf.parser import parsed
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 from tests.runtime.gbnf_cases import FILE, OWN, REFUSED, RESTATED, TAKEN, token_texts
 from tests.runtime.gbnf_drawing import GrammarDrawer, Writer, texts_near
 from tests.runtime.llama_grammars import Llama

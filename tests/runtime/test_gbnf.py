@@ -15,7 +15,7 @@ from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.structured.gbnf import from_gbnf
 from paceline.structured.grammar import GrammarCompiler
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 from paceline.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 from tests.quick import only

@@ -24,7 +24,7 @@ from paceline.request.request import Constraint
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.structured.gbnf import from_gbnf
 from paceline.structured.grammar import GrammarCompiler
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 from paceline.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 from tests.models.record_gguf_ids import write_vocabulary

@@ -16,7 +16,7 @@ from paceline.structured.gbnf import expressions, from_gbnf, runs
 from paceline.structured.gbnf.parser import parsed
 from paceline.structured.gbnf.rules import Run, sequences
 from paceline.structured.grammar import GrammarCompiler
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 from paceline.text.tokenizer import Tokenizer
 from tests.quick import only
 from tests.runtime.gbnf_cases import RESTATED

@@ -13,7 +13,7 @@ import tokenizers
 
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.structured.grammar import GrammarCompiler
-from paceline.text.shown_marks import SHOWN
+from paceline.text.chat_templates import SHOWN_MARKS
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tokenizer_files import read_tokenizer_folder
 from tests.server.chats import chat_tokenizer
@@ -32,7 +32,7 @@ def _compiler_for(tokenizer: Tokenizer) -> GrammarCompiler:
 def marked_tokenizer() -> Tokenizer:
     """The embedded tokenizer, with marks of thoughts and calls as special tokens."""
     parts = read_tokenizer_folder(Path(str(files("paceline") / "embedded" / "target")))
-    marks = [tokenizers.AddedToken(text, special=True) for text in sorted(SHOWN)]
+    marks = [tokenizers.AddedToken(text, special=True) for text in sorted(SHOWN_MARKS)]
     parts.backend.add_special_tokens(marks)
     return Tokenizer(parts.backend, special_tokens=parts.special_tokens)
 

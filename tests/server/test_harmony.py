@@ -17,9 +17,9 @@ from paceline.server.chat.harmony import Harmony, HarmonyParser, Place, words_of
 from paceline.server.chat.harmony_shapes import harmony_constraint
 from paceline.server.chat.parts import CallArguments, CallOpening, Part
 from paceline.structured.grammar import GrammarCompiler
+from paceline.text.chat_templates import HARMONY
 from paceline.text.detokenizer import TextStream
-from paceline.text.gguf_vocabulary import end_ids
-from paceline.text.shown_marks import HARMONY
+from paceline.text.gguf_tokenizer import end_ids
 from paceline.text.tokenizer import Tokenizer
 from tests.models.vocabularies import byte_level_json
 from tests.server.answer_parts import added_up, in_order

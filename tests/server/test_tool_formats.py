@@ -15,7 +15,7 @@ from paceline.server.chat.parts import CallArguments, CallOpening, Part, PlacedT
 from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
 from paceline.server.http.config import TOOL_CALL_PARSERS
-from paceline.text.shown_marks import FAMILIES, SHOWN
+from paceline.text.chat_templates import MARK_FAMILIES, SHOWN_MARKS
 from tests.server.answer_parts import added_up, in_order
 from tests.server.chats import TOOLS, ChatServer, chat_tokenizer
 from tests.server.tool_samples import BARE, CALLS, SAMPLES, SCHEMAS, deepseek
@@ -386,5 +386,5 @@ def test_marks_of_calls_are_shown_where_a_vocabulary_calls_them_special(name: st
         r"\uff5cDSML\uff5c|<[^<>=\uff5c]+>|<\uff5c[^<>=]+\uff5c>|\[[A-Z_/]{4,}\]", SAMPLES[name]
     )
     plain = {"</parameter>", "</function>", "</invoke>"}
-    shown = {mark.strip() for mark in SHOWN.union(*FAMILIES)}
+    shown = {mark.strip() for mark in SHOWN_MARKS.union(*MARK_FAMILIES)}
     assert {mark for mark in marks if " name=" not in mark} - shown <= plain

@@ -47,9 +47,8 @@ from paceline.request.sampling_defaults import sampling_defaults
 from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.bad_words import in_token_ids
 from paceline.structured.grammar import GrammarCompiler
-from paceline.text.answer_opening import answer_opening, resume_point
 from paceline.text.detokenizer import TextStream
-from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer import Tokenizer, answer_opening, resume_point
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

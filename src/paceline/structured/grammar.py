@@ -26,7 +26,7 @@ from paceline.structured.grammar_tables import TablesOnce
 from paceline.structured.tag_grammar import tag_grammar
 from paceline.structured.thought_marks import Marks
 from paceline.structured.thoughts import AfterThoughts
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

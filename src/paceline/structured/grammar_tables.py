@@ -16,7 +16,7 @@ from paceline.core.errors import RequestError
 from paceline.core.installation import install_command
 from paceline.core.worker_process import WorkerSlot
 from paceline.structured.grammar_vocabulary import GrammarVocabulary
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.json_schema.normal_form import normal_form
 from paceline.request.structured_outputs import JSON_STYLE
 from paceline.structured.gbnf import from_gbnf
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 
 _GBNF = re.compile(r"(?:^|[\r\n])[ \t]*[\w-]+[ \t]*::=")
 """A rule of GBNF or EBNF; Lark writes a colon alone. Within its line, since what could run on over

@@ -25,7 +25,7 @@ from paceline.request.structural_tags import (
     TriggeredTags,
 )
 from paceline.structured import lark
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 
 _COUNTS = {"optional": "?", "plus": "+", "star": "*"}
 _ANYTHING, _SOMETHING = r"(.|\n)*", r"(.|\n)+"

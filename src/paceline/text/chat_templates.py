@@ -1,13 +1,15 @@
-"""Chat templates: how one is rendered within limits, those for models that bring none, and choices.
+"""Chat templates: how a chat is rendered within limits, and templates for models that bring none.
 
-Owns the process that renders (see :mod:`paceline.text.template_worker`). A separate process,
-because nothing inside this one bounds a template: a repeated string, a power or a padded number is
-a single call that no deadline check or asynchronous exception interrupts. It is started at the
-first rendering, serves all templates, and is replaced when it had to be killed. Knows no tokenizer.
+Owns the messages in the form in which templates read them, and the marks of thoughts and of tool
+calls that templates teach. Messages follow what transformers hands to templates (5.23 and 5.24,
+``utils/chat_template_utils.py``), but for two things: a call without words keeps an empty content,
+which many templates read without asking whether it is there, and thoughts have all of their names
+instead of two. Knows no tokenizer.
 
-Each built-in template begins with ``text_begin``, which
-:class:`~paceline.text.tokenizer.Tokenizer` hands to templates: the token that the model wants at
-the beginning of any text, or nothing.
+Templates are rendered in a process of their own (:mod:`paceline.text.template_worker`), because
+nothing inside this one bounds a template: a repeated string, a power or a padded number is a single
+call that no deadline check or asynchronous exception interrupts. It is started at the first
+rendering, serves all templates, and is replaced when it had to be killed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,124 @@ _SLOT = WorkerSlot(Path(__file__).with_name("template_worker.py"))
 atexit.register(_SLOT.close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SLOT.forget)
+
+
+_THOUGHTS = (
+    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
+    *("<mm:think>", "</mm:think>", "<thought>", "</thought>"),
+    *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    *("<|channel>", "<channel|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+    *("<answer>", "</answer>", "<response>", "</response>"),
+    *("<think:opensource>", "</think:opensource>"),
+)
+_CALLS = (
+    *("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>", "<longcat_tool_call>", "</longcat_tool_call>"),
+    *("<tool_calls>", "</tool_calls>", "<function_calls>", "</function_calls>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("<tool_sep>", "<TOOLCALL>", "</TOOLCALL>", "<|function_call|>"),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>"),
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+    *("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>"),
+    *("<|python_start|>", "<|python_end|>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),
+    *("<function", "</function>", "<param", "</param>"),
+    *("<start_function_call>", "<end_function_call>", "<escape>"),
+)
+_HUNYUAN = ("tool_calls", "tool_call", "arg_key", "arg_value")
+_DEEPSEEK = ("tool calls begin", "tool calls end", "tool call begin", "tool call end", "tool sep")
+
+
+def _of_deepseek(words: str) -> str:
+    return f"<\uff5c{words}\uff5c>".replace(" ", "\u2581")
+
+
+DEEPSEEK_CALLS = _of_deepseek(_DEEPSEEK[0])
+"""What begins calls of DeepSeek V3, R1 and V3.1."""
+SHOWN_MARKS = frozenset(
+    {
+        *_THOUGHTS,
+        *_CALLS,
+        "<tool_sep:opensource>",
+        *(f"{begin}{word}:opensource>" for begin in ("<", "</") for word in _HUNYUAN),
+        "\uff5cDSML\uff5c",
+        *map(_of_deepseek, _DEEPSEEK),
+    }
+)
+HARMONY = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"})
+"""Marks of gpt-oss's messages."""
+XTML = frozenset({"<|open|>", "<|close|>", "<|sep|>"})
+"""Marks of Kimi K3's messages."""
+ROLES = frozenset({"<|message_sep|>\n\n", "<|role_sep|>\n"})
+"""Marks of GigaChat 3's messages; their tokens have the line breaks in them."""
+MARK_FAMILIES = (HARMONY, XTML, ROLES)
+"""Marks that are shown where a vocabulary has all of one family: alone they mean something else."""
+
+
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Names under which templates and clients have an earlier answer's thoughts."""
+_CALL_WITHOUT_WORDS = ("message['content'] is none", DEEPSEEK_CALLS)
+"""What the templates of DeepSeek V3 and R1 know a call by."""
+
+
+def with_opening(
+    opening: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """The messages behind those that a model's owner put before each chat.
+
+    A chat that begins with a system message of its own goes without theirs. As in Ollama (its
+    ``ChatHandler``), but for the place of the chat's own: it stays the first.
+    """
+    if not opening or not messages:
+        return messages
+    own = int(begins_with_system(messages))
+    theirs = [each for each in opening if not (own and _is_system(each))]
+    return [*messages[:own], *theirs, *messages[own:]]
+
+
+def begins_with_system(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a chat has a system message of its own."""
+    return bool(messages) and _is_system(messages[0])
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return isinstance(message, Mapping) and message.get("role") in ("system", "developer")
+
+
+def read_by_templates(
+    messages: Sequence[Mapping[str, Any]], mentions: Callable[[str], bool]
+) -> list[dict[str, Any]]:
+    """The messages as a template reads them.
+
+    Args:
+        mentions: whether the template has these words.
+
+    Raises:
+        TemplateError: a message is no mapping.
+    """
+    wordless = None if all(map(mentions, _CALL_WITHOUT_WORDS)) else ""
+    return [_with_all_thoughts(_with_content(message, wordless)) for message in messages]
+
+
+def _with_content(message: Mapping[str, Any], wordless: str | None) -> dict[str, Any]:
+    """The message without keys that say nothing; ``wordless`` is the content of a mere call."""
+    if not isinstance(message, Mapping):
+        raise TemplateError(
+            f"a message of a chat has a role and a content; {str(message)[:40]!r} has not"
+        )
+    told = {key: value for key, value in message.items() if value is not None}
+    if told.get("tool_calls"):
+        return {**told, "content": told.get("content") or wordless}
+    return {**told, "content": told.get("content", "")} if "content" in message else told
+
+
+def _with_all_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its thoughts under each of their names."""
+    names = [name for name in THOUGHTS if name in message]
+    if not names:
+        return message
+    thoughts = message[names[0]]
+    return {**dict.fromkeys(THOUGHTS, thoughts), **message, THOUGHTS[0]: thoughts}

@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from paceline.text.byte_tokens import REPLACEMENT
-from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer import REPLACEMENT, Tokenizer
 
 # Tokens of context: enough for a token's leading space to be kept, and for a decoder of bytes to
 # find the start of the next character (at most three bytes away) if the context begins inside one.

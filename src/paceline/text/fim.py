@@ -1,11 +1,13 @@
-"""The marks of a vocabulary by which models are asked to fill a gap in a text.
+"""Filling a gap in a text: the marks by which models are asked to, and the prompts that ask them.
 
-Owns the names that models give these marks; :mod:`paceline.text.gaps` puts texts between them.
+A prompt is what stands before the gap, then what stands behind it, then the mark after which the
+model writes ("PSM"). Owns the names that models give these marks. Knows no request and no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 GGUF_ROLES = {
@@ -31,6 +33,27 @@ _ALSO_SPELLED = {
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """A gap in a text.
+
+    Attributes:
+        before, behind: the text on its two sides.
+        begun: the gap's own first words.
+        others: further files, as names and texts; a name may be empty.
+    """
+
+    before: str
+    behind: str
+    begun: str = ""
+    others: Sequence[tuple[str, str]] = ()
+
+    @property
+    def num_characters(self) -> int:
+        texts = (self.before, self.behind, self.begun, *itertools.chain(*self.others))
+        return sum(map(len, texts))
+
+
+@dataclass(frozen=True, slots=True)
 class FimTokens:
     """Ids of a vocabulary's marks; ``repository`` and ``file`` where it has them.
 
@@ -44,6 +67,29 @@ class FimTokens:
     repository: int | None
     file: int | None
     all: tuple[int, ...]
+
+    def prompt(
+        self, gap: Gap, begin_ids: Iterable[int], encode: Callable[[str, bool], list[int]]
+    ) -> list[int]:
+        """The token ids that ask to fill a gap.
+
+        Args:
+            begin_ids: what every text of the vocabulary begins with.
+            encode: token ids of a text, none of them a mark; as at a text's beginning, or not.
+        """
+        ids = [*begin_ids]
+        if gap.others and self.repository is not None:
+            ids += [self.repository, *encode(_REPOSITORY, False)]
+        for name, text in gap.others:
+            if self.file is None:
+                ids += encode(f"{text}\n\n", True)
+            else:
+                ids += [self.file, *encode(f"{name or _FILE.strip()}\n{text}\n", False)]
+        if gap.others and self.file is not None:
+            ids += [self.file, *encode(_FILE, False)]
+        ids += [self.before, *encode(gap.before, True)]
+        ids += [self.behind, *encode(gap.behind, False)]
+        return [*ids, self.middle, *encode(gap.begun, False)]
 
 
 def find_fim_tokens(
@@ -63,3 +109,7 @@ def find_fim_tokens(
         also[role] = next((token for token in ids if token is not None), None)
     known = (before, behind, middle, *(token for token in also.values() if token is not None))
     return FimTokens(before, behind, middle, also["fim_rep_token"], also["fim_sep_token"], known)
+
+
+_REPOSITORY, _FILE = "repository\n", "file\n"
+"""Names that the marks want behind them, where a request has none."""

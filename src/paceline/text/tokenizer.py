@@ -1,13 +1,16 @@
 """Text to token ids and back, and chats to text. Knows no model and no request.
 
-The files of a tokenizer are read in :mod:`paceline.text.tokenizer_files`, those inside a GGUF in
-:mod:`paceline.text.gguf_tokenizer`.
+Owns what encoders of the ``tokenizers`` library leave open: bytes that are no UTF-8, texts in which
+special tokens that are written out are mere text, and with which tokens a chat template opens an
+answer. The files of a tokenizer are read in :mod:`paceline.text.tokenizer_files`, those inside a
+GGUF in :mod:`paceline.text.gguf_tokenizer`.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,15 +18,17 @@ from typing import Any
 
 import tokenizers
 
-from paceline.core.errors import TemplateError
-from paceline.text.byte_tokens import byte_tokens, is_whole, mended
-from paceline.text.chat_templates import render_chat_template, stops_of
-from paceline.text.fim import FimTokens, find_fim_tokens
-from paceline.text.literal_text import literal_backend
-from paceline.text.lone_surrogates import not_encodable
+from paceline.core.errors import NoFimTokensError, RequestError, TemplateError
+from paceline.text.chat_templates import (
+    MARK_FAMILIES,
+    SHOWN_MARKS,
+    read_by_templates,
+    render_chat_template,
+    stops_of,
+    with_opening,
+)
+from paceline.text.fim import FimTokens, Gap, find_fim_tokens
 from paceline.text.piece_scores import with_scored_pieces
-from paceline.text.shown_marks import FAMILIES, SHOWN
-from paceline.text.template_messages import read_by_templates, with_opening
 from paceline.text.tokenizer_files import (
     TokenizerParts,
     read_tokenizer_folder,
@@ -75,7 +80,7 @@ class Tokenizer:
         self.chat_opening: tuple[Mapping[str, Any], ...] = ()
         added = backend.get_added_tokens_decoder()
         texts = {each.content for each in added.values()}
-        shown = SHOWN.union(*(marks for marks in FAMILIES if texts >= marks))
+        shown = SHOWN_MARKS.union(*(marks for marks in MARK_FAMILIES if texts >= marks))
         self._special_ids = frozenset(
             i for i, token in added.items() if token.special and token.content not in shown
         )
@@ -247,6 +252,27 @@ class Tokenizer:
         """The marks by which the model fills gaps, where its vocabulary has them."""
         return find_fim_tokens(self._special_tokens, self._backend.token_to_id)
 
+    def needed_fim(self) -> FimTokens:
+        """
+        Raises:
+            NoFimTokensError: the vocabulary has no marks.
+        """
+        if self.fim is None:
+            raise NoFimTokensError(
+                "the model cannot fill a gap before a suffix: its vocabulary has no "
+                "fill-in-the-middle tokens; send only the text before the gap, or serve another "
+                "model"
+            )
+        return self.fim
+
+    def fim_prompt(self, gap: Gap) -> list[int]:
+        """The token ids that ask to fill a gap, no text of which becomes a mark."""
+
+        def encode(text: str, begins: bool) -> list[int]:
+            return self.encode_literal(text, begins=begins)
+
+        return self.needed_fim().prompt(gap, self.begin_ids, encode)
+
     @functools.cached_property
     def _text_begin(self) -> str:
         """The BOS token where encoding a text begins with it."""
@@ -407,7 +433,7 @@ class Tokenizer:
 
         Args:
             messages: each with a ``role`` and a ``content``, as JSON values; what single
-                messages leave out is filled in by :mod:`paceline.text.template_messages`.
+                messages leave out is filled in by :mod:`paceline.text.chat_templates`.
             add_generation_prompt: end where the assistant's next words begin.
             tools: JSON schemas of functions, for templates that know tools.
             template_kwargs: further variables, for example ``enable_thinking=False``.
@@ -439,3 +465,133 @@ class Tokenizer:
 def _has_byte_fallback(backend: tokenizers.Tokenizer) -> bool:
     decoder = backend.decoder
     return decoder is not None and b'"ByteFallback"' in decoder.__getstate__()
+
+
+REPLACEMENT = "\ufffd"
+
+
+def byte_tokens(token_id: Callable[[str], int | None]) -> dict[int, int]:
+    """The byte of each byte token of a vocabulary, by the token's id."""
+    found = dict[int, int]()
+    for byte in range(256):
+        for spelling in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):
+            index = token_id(spelling)
+            if index is not None:
+                found[index] = byte
+    return found
+
+
+def is_whole(ids: Sequence[int], bytes_of: Mapping[int, int]) -> bool:
+    """Whether every run of byte tokens is UTF-8."""
+    for is_byte, run in itertools.groupby(ids, bytes_of.__contains__):
+        if is_byte:
+            try:
+                bytes(bytes_of[each] for each in run).decode()
+            except UnicodeDecodeError:
+                return False
+    return True
+
+
+def mended(
+    ids: Sequence[int], bytes_of: Mapping[int, int], spelling: Callable[[int], str | None]
+) -> list[str]:
+    """The spellings of known tokens, in which bytes that are no character become U+FFFD.
+
+    tokenizers 0.23 has a run of byte tokens read as U+FFFD alone, one for each byte, where any of
+    it is no UTF-8. Here its complete characters are kept, and what is between them becomes one
+    U+FFFD for each beginning of a character or stray byte, as in llama.cpp b11549.
+    """
+    found = list[str]()
+    for is_byte, run in itertools.groupby(ids, bytes_of.__contains__):
+        if is_byte:
+            text = bytes(bytes_of[each] for each in run).decode(errors="replace")
+            found += [token for character in text for token in _spelled(character)]
+        else:
+            found += [spelling(each) or "" for each in run]
+    return found
+
+
+def _spelled(character: str) -> list[str]:
+    if character == REPLACEMENT:
+        return [character]
+    return [f"<0x{byte:02X}>" for byte in character.encode()]
+
+
+_CONTROL = re.compile(r"<[|｜].+[|｜]>")  # noqa: RUF001
+
+
+def literal_backend(
+    backend: tokenizers.Tokenizer, marks: Collection[int] = ()
+) -> tokenizers.Tokenizer:
+    """An encoder that takes no special token out of a text. It can only encode.
+
+    Added tokens that are words of texts, such as runs of spaces, stay. Some vocabularies call
+    marks ordinary words; what is spelled ``<|...|>`` is taken for one. The vocabulary itself is
+    shared with the given encoder: to read a copy of 262,144 tokens takes seconds, during which no
+    other thread of Python runs (tokenizers 0.23.3).
+
+    Args:
+        marks: ids of further tokens that a text shall not become.
+    """
+    literal = tokenizers.Tokenizer(backend.model)
+    literal.normalizer, literal.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    literal.post_processor = backend.post_processor
+    added = sorted(backend.get_added_tokens_decoder().items())
+    for token_id, token in added:
+        token.special |= token_id in marks or bool(_CONTROL.fullmatch(token.content))
+    literal.add_tokens([token for _, token in added])
+    literal.encode_special_tokens = True
+    return literal
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def not_encodable(texts: Sequence[str], error: Exception) -> RequestError:
+    """The error of texts that an encoder did not take; it names the half of a surrogate pair."""
+    halves = (match for text in texts if isinstance(text, str) for match in _HALF.finditer(text))
+    half = next(halves, None)
+    if half is None:
+        return RequestError(f"the text cannot be encoded: {error}")
+    return RequestError(
+        f"the text cannot be encoded: its character {half.start()} is U+{ord(half[0]):04X}, half "
+        "of a surrogate pair; leave it out"
+    )
+
+
+LONGEST = 16
+"""Tokens that may stand between the earlier text and the answer."""
+_CHAT = [{"role": "user", "content": "Hello."}]
+_SWITCHES: Sequence[dict[str, Any]] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
+
+
+def answer_opening(tokenizer: Tokenizer | None) -> list[int]:
+    """What all answers begin with, however thinking is switched; empty where nothing is known."""
+    if tokenizer is None or not tokenizer.has_chat_template:
+        return []
+    try:
+        openings = [_opening(tokenizer, options) for options in _SWITCHES]
+    except RequestError:
+        return []
+    same = (len(set(each)) == 1 for each in zip(*openings, strict=False))
+    count = next((i for i, is_same in enumerate(same) if not is_same), min(map(len, openings)))
+    return openings[0][:count]
+
+
+def _opening(tokenizer: Tokenizer, options: dict[str, Any]) -> list[int]:
+    before, whole = (
+        tokenizer.apply_chat_template(_CHAT, add_generation_prompt=opens, **options)
+        for opens in (False, True)
+    )
+    added = whole.removeprefix(before) if whole.startswith(before) else ""
+    return tokenizer.encode(added, add_special_tokens=False)
+
+
+def resume_point(token_ids: Sequence[int], opening: Sequence[int]) -> int:
+    """Where the opening of the answer begins at the end of a prompt; 0 where there is none."""
+    for start in range(len(token_ids) - len(opening), len(token_ids) - LONGEST - 1, -1):
+        if start <= 0 or not opening:
+            break
+        if list(token_ids[start : start + len(opening)]) == list(opening):
+            return start
+    return 0

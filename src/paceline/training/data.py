@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paceline.core.errors import TraceError, TrainingError
 from paceline.request.traces import read_traces
-from paceline.text.lone_surrogates import not_encodable
+from paceline.text.tokenizer import not_encodable
 
 CODE_SUFFIXES = (".py", ".pyi", ".c", ".h", ".cpp", ".rs", ".go", ".js", ".ts")
 TEXT_SUFFIXES = (".txt", ".md", ".rst", *CODE_SUFFIXES)

@@ -29,7 +29,7 @@ from paceline.loading.gguf.recurrent import (
 from paceline.models.config import QUERY_GROWTH, ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.tensors.arrays import Array, floats
-from paceline.text.gguf_vocabulary import bos_id, end_ids
+from paceline.text.gguf_tokenizer import bos_id, end_ids
 
 # In the largest models of these architectures the attention scale is taken from the width; the
 # metadata does not say so, and every reader of the format goes by the number of layers.

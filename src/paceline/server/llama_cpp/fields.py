@@ -16,7 +16,7 @@ from paceline.request.sampling_params import MAX_N
 from paceline.server.protocol.common import MAX_TOP_LOGPROBS, TAKES_FLOATS, ApiModel, Number
 from paceline.server.protocol.completions import MAX_PROMPTS, CompletionRequest
 from paceline.server.protocol.neutral import Values
-from paceline.text.gaps import Gap
+from paceline.text.fim import Gap
 
 MAX_FILES = 1024
 MAX_RESPONSE_FIELDS = 1024

@@ -32,7 +32,6 @@ from paceline.server.openai.common import (
 from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
 from paceline.server.protocol.answers import UNENFORCED
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
-from paceline.text.gaps import fim_prompt, fim_tokens_of
 from paceline.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=PlainRoute)
@@ -92,7 +91,7 @@ class Completion(Answering[CompletionRequest]):
         if gaps:
             check_length(serving, max(gap.num_characters for gap in gaps))
             tokenizer = serving.tokenizer
-            return await asyncio.to_thread(lambda: [fim_prompt(tokenizer, gap) for gap in gaps])
+            return await asyncio.to_thread(lambda: [tokenizer.fim_prompt(gap) for gap in gaps])
         self._texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
         if self._texts:  # all of them are
             return await encode_all(serving, self._texts, body.add_special_tokens)
@@ -173,7 +172,7 @@ class Completion(Answering[CompletionRequest]):
 
 def _ending_at_marks(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """A gap is filled where the model goes on to another part of the text, or to another file."""
-    marks = fim_tokens_of(tokenizer).all
+    marks = tokenizer.needed_fim().all
     ids = tuple(mark for mark in marks if tokenizer.is_special(mark))
     shown = tuple(tokenizer.id_to_token(mark) or "" for mark in marks if mark not in ids)
     stops = (*params.stop, *shown)[:MAX_STOP_STRINGS]

@@ -20,7 +20,7 @@ from paceline.server.protocol.common import (
     GenerationFields,
 )
 from paceline.server.protocol.response_format import ResponseFormat
-from paceline.text.gaps import Gap
+from paceline.text.fim import Gap
 
 MAX_PROMPTS = 4096
 _LARGEST_ID = (1 << 31) - 1

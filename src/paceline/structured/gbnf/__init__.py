@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from paceline.structured.gbnf.lark import lark_of
 from paceline.structured.gbnf.parser import parsed
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 
 __all__ = ["from_gbnf"]
 

@@ -15,7 +15,7 @@ from paceline.structured.gbnf.rules import (
     Token,
 )
 from paceline.structured.gbnf.scanner import DIGITS, NEWLINE, Scanner
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 
 MAX_REPETITIONS = 2000
 """As in llama.cpp: of a count, and of all counts that apply to one item, multiplied."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.text.token_names import TokenNames
+from paceline.text.token_pieces import TokenNames
 
 LAST_CODE_POINT = 0x10FFFF
 _NO_CHARACTERS = (0, 0), (0xD800, 0xDFFF)
