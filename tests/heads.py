@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,16 +14,16 @@ from tests.arrays import arrays
 from tests.toy import TOY, toy_tensors
 
 HEADS: dict[str, dict[str, Any]] = {
-    "eagle3": {"entry": "eagle3", "num_layers": 1},
-    "eagle3-normed": {"entry": "eagle3", "num_layers": 2, "norm_before_residual": True},
-    "mtp": {"entry": "mtp", "num_layers": 1},
-    "eagle": {"entry": "eagle", "num_layers": 2, "entry_bias": True},
+    "eagle3": {"entry.kind": "eagle3", "num_layers": 1},
+    "eagle3-normed": {"entry.kind": "eagle3", "num_layers": 2, "entry.norm_before_residual": True},
+    "mtp": {"entry.kind": "mtp", "num_layers": 1},
+    "eagle": {"entry.kind": "eagle", "num_layers": 2, "entry.bias": True},
 }
 """What each kind of head changes of :data:`~tests.toy.TOY`."""
 
 
 def head_config(name: str, **changes: Any) -> ModelConfig:
-    return replace(TOY, tie_embeddings=False, **{**HEADS[name], **changes})
+    return TOY.with_traits({"tie_embeddings": False, **HEADS[name], **changes})
 
 
 def head_tensors(config: ModelConfig, seed: int = 1) -> dict[str, Any]:
@@ -37,16 +36,16 @@ def head_tensors(config: ModelConfig, seed: int = 1) -> dict[str, Any]:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * 2.0 / shape[-1] ** 0.5
 
-    if config.entry == "eagle3":
+    if config.entry.kind == "eagle3":
         for name in "qkv":
             weight = f"{first}self_attn.{name}_proj.weight"
             tensors[weight] = drawn(len(tensors[weight]), 2 * width)
         tensors[first + "hidden_norm.weight"] = torch.ones(width)
     else:
         tensors["model.eh_proj.weight"] = drawn(width, 2 * width)
-    if config.entry == "mtp":
+    if config.entry.kind == "mtp":
         tensors |= {f"model.{name}.weight": torch.ones(width) for name in ("enorm", "hnorm")}
-    if config.entry == "eagle":
+    if config.entry.kind == "eagle":
         tensors["model.eh_proj.bias"] = drawn(width)
         del tensors[first + "input_layernorm.weight"], tensors["model.norm.weight"]
     for name, tensor in tensors.items():

@@ -25,7 +25,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.cache.states import States
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.engine import Engine
-from paceline.models.config import ModelConfig
+from paceline.models.config import AttentionConfig, ModelConfig, Multipliers
 from paceline.models.decoder import Decoder
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent
 from paceline.proposers.base import Proposer
@@ -50,7 +50,7 @@ TOY = ModelConfig(
     head_dim=8,
     max_position=256,
     tie_embeddings=True,
-    qk_norm=True,
+    attention=AttentionConfig(qk_norm=True),
 )
 
 _SIZES: dict[str, Any] = {"heads": 4, "groups": 2, "key_dim": 6, "value_dim": 8}
@@ -67,7 +67,7 @@ HYBRIDS["beside"] = replace(
     recurrent=Recurrent(
         MAMBA2, (True, True), kernel=3, norm="after_gate", beside=True, out_scale=0.7, **_SIZES
     ),
-    attention_out_scale=0.6,
+    multipliers=Multipliers(attention_out=0.6),
 )
 """The toy with recurrent layers, by their kinds, or with attention beside each of them."""
 
@@ -101,12 +101,12 @@ def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
         p = f"model.layers.{i}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{p}{norm}.weight"] = torch.ones(c.hidden_size)
-        for norm in ("q_norm", "k_norm") if c.qk_norm else ():
+        for norm in ("q_norm", "k_norm") if c.attention.qk_norm else ():
             tensors[f"{p}self_attn.{norm}.weight"] = torch.ones(c.head_dim)
     for i in range(c.num_layers):
         if c.recurrent_of(i):
             tensors |= _recurrent(f"model.layers.{i}.", tensors, c, generator)
-        if c.experts_of(i):
+        if c.mlp.experts_of(i):
             tensors |= _experts(f"model.layers.{i}.mlp.", tensors, c, generator)
     tensors["model.norm.weight"] = torch.ones(c.hidden_size)
     if noise:
@@ -145,10 +145,10 @@ def _recurrent(p: str, tensors: dict[str, Any], c: ModelConfig, generator: Any) 
 
 def _experts(p: str, tensors: dict[str, Any], c: ModelConfig, generator: Any) -> dict[str, Any]:
     """A mixture in place of a dense layer's feed-forward."""
-    assert c.experts is not None
+    assert c.mlp.experts is not None
     for name in ("gate_proj", "up_proj", "down_proj"):
         del tensors[f"{p}{name}.weight"]
-    e, hidden = c.experts, c.hidden_size
+    e, hidden = c.mlp.experts, c.hidden_size
     found = {p + "gate.weight": (e.number, hidden)}
     widths = {f"{p}experts.{i}.": e.width for i in range(e.number)}
     if e.shared_width:

@@ -185,13 +185,19 @@ def test_lane_classes_hold_their_rows_and_waste_little() -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "one_kv_head": {"num_kv_heads": 1},
-    "softcap": {"attention_softcap": 3.0, "logits_softcap": 4.0, "activation": "gelu_tanh"},
-    "sliding": {"sliding_window": 11, "sliding_layers": (True, False)},
+    "softcap": {
+        "attention.softcap": 3.0,
+        "multipliers.logits_softcap": 4.0,
+        "mlp.activation": "gelu_tanh",
+    },
+    "sliding": {"attention.sliding_window": 11, "attention.sliding_layers": (True, False)},
     "head_16": {"head_dim": 16},
-    "eagle3": {"entry": "eagle3", "tie_embeddings": False},
-    "mtp": {"entry": "mtp", "tie_embeddings": False},
-    "mixture": {"experts": Experts(5, 2, 20, shared_width=24, shared_gate=True)},
-    "one_expert": {"experts": Experts(3, 1, 33, renormalise=False, sparse_layers=(True, False))},
+    "eagle3": {"entry.kind": "eagle3", "tie_embeddings": False},
+    "mtp": {"entry.kind": "mtp", "tie_embeddings": False},
+    "mixture": {"mlp.experts": Experts(5, 2, 20, shared_width=24, shared_gate=True)},
+    "one_expert": {
+        "mlp.experts": Experts(3, 1, 33, renormalise=False, sparse_layers=(True, False))
+    },
 }
 
 
@@ -199,11 +205,11 @@ INPUTS = torch.randn(VOCAB, TOY.hidden_size, generator=torch.Generator().manual_
 
 
 def variant(name: str) -> ModelConfig:
-    return replace(TOY, **VARIANTS[name])
+    return TOY.with_traits(VARIANTS[name])
 
 
 def runner(config: ModelConfig, ops: Any, kv_dtype: str = "auto") -> ModelRunner:
-    tensors = head_tensors(config) if config.entry else toy_tensors(config=config)
+    tensors = head_tensors(config) if config.entry.kind else toy_tensors(config=config)
     decoder = Decoder(config, arrays(tensors), ops, config.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
     model = ModelRunner(decoder, KVCache(ops.kv_memory(config, 40, kv_dtype)))
@@ -378,7 +384,7 @@ def test_alone_equals_a_batch_at_any_thread_count(
     """A step of one request has the bits that it has beside three others."""
     num_heads, kv_heads, softcap = heads
     shape = {"num_heads": num_heads, "num_kv_heads": kv_heads, "head_dim": 64, "max_position": 512}
-    config = replace(TOY, attention_softcap=softcap, **shape)
+    config = TOY.with_traits({"attention.softcap": softcap, **shape})
     decoder = Decoder(config, arrays(toy_tensors(config=config)), backend, config.max_position)
     kv = KVCache(backend.kv_memory(config, 4 * (LONG // 16 + 2), backend.default_kv_dtype))
     model = ModelRunner(decoder, kv)

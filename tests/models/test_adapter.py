@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ def test_a_folder_without_an_adapter_says_what_is_needed(tmp_path: Path) -> None
 
 
 def test_experts_and_recurrences_cannot_be_adapted(tmp_path: Path) -> None:
-    mixture = replace(TOY, experts=Experts(5, 2, 20))
+    mixture = TOY.with_traits({"mlp.experts": Experts(5, 2, 20)})
     folder = adapter_folder(tmp_path, adapter_tensors(toy_tensors(), targets=("gate_proj",)))
     with pytest.raises(UnsupportedModelError, match="target_modules can be k_proj, o_proj"):
         load_adapter(folder, mixture, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,13 +22,13 @@ from tests.models.test_entry import norm, turned
 from tests.toy import TOY, VOCAB, toy_tensors
 
 LONGEST, SIZE = 600, 12
-SLIDING = {"sliding_window": 9, "sliding_layers": (True, False)}
+SLIDING = {"attention.sliding_window": 9, "attention.sliding_layers": (True, False)}
 FORMS: dict[str, dict[str, Any]] = {
     "full": {},
     "sliding": SLIDING,
-    "sliding ahead": {**SLIDING, "sliding_sees_ahead": True},
+    "sliding ahead": {**SLIDING, "entry.sliding_sees_ahead": True},
     "one key head": {"num_kv_heads": 1, "head_dim": 16, "num_heads": 2, "hidden_size": 44},
-    "biased": {"qkv_bias": True, "o_bias": True},
+    "biased": {"attention.qkv_bias": True, "attention.o_bias": True},
 }
 CONTEXTS = (0, 5, 37, 506)  # the last one's block lies in two chunks of keys
 VECTORS = 2.0 * torch.randn(LONGEST, 44, generator=torch.Generator().manual_seed(5))
@@ -37,13 +36,14 @@ TOKENS = [(7 * i * i + 3) % VOCAB for i in range(SIZE)]
 
 
 def shape(form: str) -> ModelConfig:
-    return replace(TOY, entry="dflash", max_position=LONGEST + 20, **FORMS[form])
+    usual = {"entry.kind": "dflash", "max_position": LONGEST + 20}
+    return TOY.with_traits({**usual, **FORMS[form]})
 
 
 def tensors_of(c: ModelConfig) -> dict[str, Any]:
     tensors = toy_tensors(3, c)
     for name in [n for n in tensors if n.endswith("_proj.weight") and "self_attn" in n]:
-        if c.qkv_bias:
+        if c.attention.qkv_bias:
             drawn = torch.Generator().manual_seed(len(tensors))
             bias = torch.randn(len(tensors[name]), generator=drawn)
             tensors[name.replace("weight", "bias")] = bias
@@ -99,9 +99,9 @@ def want(c: ModelConfig, context: int, size: int = SIZE) -> torch.Tensor:
         q, k, v = (y.transpose(0, 1) for y in (q[context:], k, v))
         at, key = torch.arange(context, context + size)[:, None], torch.arange(len(own))
         seen = torch.ones(size, len(own), dtype=torch.bool)
-        if c.is_sliding(index):
-            seen &= at - key < c.sliding_window
-            if not c.sliding_sees_ahead:
+        if c.attention.is_sliding(index):
+            seen &= at - key < c.attention.sliding_window
+            if not c.entry.sliding_sees_ahead:
                 seen &= key <= at
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).flatten(1)
         x = x + y @ t[attn + "o_proj.weight"].T + t.get(attn + "o_proj.bias", torch.zeros(()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -61,8 +60,8 @@ def theirs(name: str, raw: dict[str, Any]) -> dict[str, Any]:
 
 def plain(config: ModelConfig) -> ModelConfig:
     """With one way to say that all layers slide."""
-    all_slide = config.sliding_layers and all(config.sliding_layers)
-    return dataclasses.replace(config, sliding_layers=()) if all_slide else config
+    all_slide = config.attention.sliding_layers and all(config.attention.sliding_layers)
+    return config.with_traits({"attention.sliding_layers": ()}) if all_slide else config
 
 
 def differing_defaults(name: str) -> list[str]:
@@ -127,7 +126,7 @@ def test_weights_of_deepseek_v2_may_add_up_to_1(tmp_path: Path) -> None:
     save_model("deepseek-v2-lite", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text()) | {"routed_scaling_factor": 1.0}
     for told in (False, True):
-        experts = config_from_hf({**raw, "norm_topk_prob": told}).experts
+        experts = config_from_hf({**raw, "norm_topk_prob": told}).mlp.experts
         assert experts is not None
         assert experts.renormalise is told
 
@@ -142,9 +141,9 @@ def test_scalars_of_minicpm_are_1_where_they_are_absent(tmp_path: Path) -> None:
         told = {key: value for key, value in whole.items() if key != absent}
         assert config_from_hf({**kept, **told}) == config_from_hf({**kept, **told, absent: 1})
     config = config_from_hf(kept)
-    assert config.embedding_multiplier == 1
-    assert config.residual_multiplier == 1 / config.num_layers**0.5
-    assert config.logits_divisor == config.hidden_size
+    assert config.multipliers.embedding == 1
+    assert config.multipliers.residual == 1 / config.num_layers**0.5
+    assert config.multipliers.logits_divisor == config.hidden_size
 
 
 HARMLESS = {
@@ -270,7 +269,7 @@ def test_layers_of_gemma_4_may_have_numbers_with_zeros() -> None:
     padded = {f"{int(key):02}": value for key, value in told.items()}
     read = [config_from_hf({**raw, "per_layer_config": each}) for each in (told, padded)]
     assert read[0] == read[1]
-    assert len({heads.dim for heads in read[0].layer_heads}) == 2
+    assert len({heads.dim for heads in read[0].attention.layer_heads}) == 2
 
 
 def _layers(raw: dict[str, Any]) -> list[tuple[int, str]]:

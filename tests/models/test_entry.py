@@ -31,7 +31,7 @@ INPUTS = 2.0 * torch.randn(COUNT, TOY.hidden_size, generator=torch.Generator().m
 
 
 def norm(x: torch.Tensor, t: dict[str, Any], name: str) -> torch.Tensor:
-    return F.rms_norm(x, (x.shape[-1],), t[name], TOY.norm_eps)
+    return F.rms_norm(x, (x.shape[-1],), t[name], TOY.norms.eps)
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
@@ -64,11 +64,11 @@ def want(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits, and all that can be tapped ``[rows, num_layers + 2, hidden_size]``."""
     embedded, first = t["model.embed_tokens.weight"][TOKENS], "model.layers.0."
-    if c.entry == "eagle3":
+    if c.entry.kind == "eagle3":
         normed = norm(inputs, t, first + "hidden_norm.weight")
-        x = normed if c.norm_before_residual else inputs
+        x = normed if c.entry.norm_before_residual else inputs
         read = torch.cat((norm(embedded, t, first + "input_layernorm.weight"), normed), 1)
-    elif c.entry == "mtp":
+    elif c.entry.kind == "mtp":
         pair = norm(embedded, t, "model.enorm.weight"), norm(inputs, t, "model.hnorm.weight")
         x = torch.cat(pair, 1) @ t["model.eh_proj.weight"].T
         read = norm(x, t, first + "input_layernorm.weight")
@@ -81,7 +81,7 @@ def want(
             read = norm(x, t, f"model.layers.{layer}.input_layernorm.weight")
         x = block(c, t, layer, x, read)
         streams.append(x)
-    x = x if c.entry == "eagle" else norm(x, t, "model.norm.weight")
+    x = x if c.entry.kind == "eagle" else norm(x, t, "model.norm.weight")
     return x @ t["lm_head.weight"].T, torch.stack([*streams, x], 1)
 
 

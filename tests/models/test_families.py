@@ -102,7 +102,7 @@ def test_bfloat16_embeddings_of_gemma_are_scaled_as_in_training(tmp_path: Path) 
     save_model("gemma3", tmp_path, "bfloat16", hidden_size=60, num_attention_heads=4)
     config = Driver.of(tmp_path).checkpoint.config
     assert config.dtype == "bfloat16"
-    assert config.embedding_multiplier == torch.tensor(60**0.5).bfloat16().item() != 60**0.5
+    assert config.multipliers.embedding == torch.tensor(60**0.5).bfloat16().item() != 60**0.5
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_the_sizes_of_each_layer(tmp_path: Path) -> None:
     save_model("gemma4-inputs", tmp_path)
     config = load_checkpoint(tmp_path, with_tokenizer=False).config
     assert [config.heads_of(layer) for layer in (0, 1)] == [Heads(16, 2), Heads(32, 2)]
-    assert [config.kv_layer(layer) for layer in range(6)] == [0, 1, 2, 1, 2, 1]
+    assert [config.attention.kv_layer(layer) for layer in range(6)] == [0, 1, 2, 1, 2, 1]
     assert [config.mlp_width(layer) for layer in range(6)] == [112] * 3 + [224] * 3
     kept = 2 * 16 + 32  # dimensions of the heads of layers that own keys and values
     assert bytes_per_block(config, "float32") == kept * 2 * 2 * 16 * 4  # heads, both, tokens
@@ -207,8 +207,8 @@ def test_what_gemma_3n_leaves_out(tmp_path: Path) -> None:
         raw.pop(key)
     (tmp_path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 64}))
     assert load_checkpoint(tmp_path, with_tokenizer=False).config == told
-    assert [layer for layer in range(15) if told.sparsity[layer]] == list(range(10))
-    assert [layer for layer in range(15) if not told.is_sliding(layer)] == [4, 9, 14]
+    assert [layer for layer in range(15) if told.mlp.sparsity[layer]] == list(range(10))
+    assert [layer for layer in range(15) if not told.attention.is_sliding(layer)] == [4, 9, 14]
 
 
 @backends
@@ -264,7 +264,7 @@ def test_inside_a_multimodal_checkpoint(tmp_path: Path, family: str) -> None:
 def test_the_first_layers_by_themselves(tmp_path: Path) -> None:
     save_model("gemma4-inputs", tmp_path)
     first = load_checkpoint(tmp_path, with_tokenizer=False).first_layers(4)
-    assert [first.config.kv_layer(layer) for layer in range(4)] == [0, 1, 2, 1]
+    assert [first.config.attention.kv_layer(layer) for layer in range(4)] == [0, 1, 2, 1]
     for ops in KINDS.values():
         found = Driver(first, max_len=64, ops=ops("float32")).chunk(TOKENS)
         assert torch.isfinite(found).all()

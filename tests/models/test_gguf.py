@@ -99,7 +99,7 @@ def test_phi_long_factors_are_tensors(tmp_path: Path, max_len: int) -> None:
     driver = Driver.of(path, max_len=max_len)
     text = (TOKENS * 2)[: max_len // 2 + 10]
     assert_close(driver.chunk(text), want(model, text), atol=1e-4, rtol=1e-4)
-    assert rope_tables(driver.checkpoint.config.rope, 16, 8)[0].shape == (8, 4)
+    assert rope_tables(driver.checkpoint.config.positions.rope, 16, 8)[0].shape == (8, 4)
 
 
 QUANTISED = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
@@ -173,7 +173,9 @@ def test_the_log_multiplier_of_yarn(
     """As llama.cpp reads it, whose DeepSeek files alone tell a tenth."""
     key = "ARCH.rope.scaling.yarn_log_multiplier"
     convert(family, tmp_path / "m.gguf", metadata={key: told})
-    params = dict(load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.rope.params)
+    params = dict(
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.positions.rope.params
+    )
     assert (params.get("mscale"), params.get("mscale_all_dim")) == wanted
 
 
@@ -192,7 +194,9 @@ def test_the_attention_factor_of_yarn(
     """As llama.cpp (b11549), which reads these keys with ``yarn_`` of Grok's files alone."""
     keys = {f"ARCH.rope.scaling.{key}": value for key, value in told.items()}
     convert(family, tmp_path / "m.gguf", metadata=keys)
-    params = dict(load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.rope.params)
+    params = dict(
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False).config.positions.rope.params
+    )
     assert params.get("attention_factor") == (wanted and pytest.approx(wanted))
 
 

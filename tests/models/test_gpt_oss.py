@@ -108,12 +108,20 @@ def test_the_published_configuration(tmp_path: Path) -> None:
     raw, quantisation = split_quantisation(PUBLISHED, tmp_path)
     config = config_from_hf(raw)
     assert quantisation == PUBLISHED["quantization_config"]
-    assert config.experts == Experts(number=32, per_token=4, width=2880, biases=True)
-    assert (config.qkv_bias, config.o_bias, config.attention_sinks) == (True, True, True)
-    assert [config.is_sliding(index) for index in range(4)] == [True, False, True, False]
-    assert (config.sliding_window, config.max_position) == (128, 131072)
-    assert (config.rope.theta, config.rope.scaling, config.rope.factor) == (150000, "yarn", 32)
-    assert dict(config.rope.params)["truncate"] == 0
+    assert config.mlp.experts == Experts(number=32, per_token=4, width=2880, biases=True)
+    assert (config.attention.qkv_bias, config.attention.o_bias, config.attention.sinks) == (
+        True,
+        True,
+        True,
+    )
+    assert [config.attention.is_sliding(index) for index in range(4)] == [True, False, True, False]
+    assert (config.attention.sliding_window, config.max_position) == (128, 131072)
+    assert (
+        config.positions.rope.theta,
+        config.positions.rope.scaling,
+        config.positions.rope.factor,
+    ) == (150000, "yarn", 32)
+    assert dict(config.positions.rope.params)["truncate"] == 0
     assert 20.5e9 < config.num_weights < 21e9
     without = {key: value for key, value in raw.items() if key != "layer_types"}
     assert config_from_hf(without) == config

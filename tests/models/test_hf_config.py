@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -57,52 +58,71 @@ def test_sizes(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "flags"),
     [
-        ("llama", {"activation": "silu", "qkv_bias": False, "sliding_window": 0, "scale": 0.25}),
-        ("llama-biased", {"qkv_bias": True, "o_bias": True, "mlp_bias": True}),
-        ("mistral", {"sliding_window": 11, "sliding_layers": ()}),
-        ("qwen2", {"qkv_bias": True, "o_bias": False, "sliding_window": 0}),
-        ("qwen2-late", {"sliding_window": 9, "sliding_layers": (False, True)}),
-        ("qwen3", {"qk_norm": True, "qkv_bias": False, "head_dim": 32, "sliding_window": 0}),
-        ("phi3", {"sliding_window": 13, "norm_eps": 1e-5}),
+        (
+            "llama",
+            {
+                "mlp.activation": "silu",
+                "attention.qkv_bias": False,
+                "attention.sliding_window": 0,
+                "attention_scale": 0.25,
+            },
+        ),
+        ("llama-biased", {"attention.qkv_bias": True, "attention.o_bias": True, "mlp.bias": True}),
+        ("mistral", {"attention.sliding_window": 11, "attention.sliding_layers": ()}),
+        (
+            "qwen2",
+            {"attention.qkv_bias": True, "attention.o_bias": False, "attention.sliding_window": 0},
+        ),
+        ("qwen2-late", {"attention.sliding_window": 9, "attention.sliding_layers": (False, True)}),
+        (
+            "qwen3",
+            {
+                "attention.qk_norm": True,
+                "attention.qkv_bias": False,
+                "head_dim": 32,
+                "attention.sliding_window": 0,
+            },
+        ),
+        ("phi3", {"attention.sliding_window": 13, "norms.eps": 1e-5}),
         (
             "granite",
             {
-                "embedding_multiplier": 6.0,
-                "residual_multiplier": 0.3,
-                "scale": 0.2,
-                "logits_divisor": 3.0,
+                "multipliers.embedding": 6.0,
+                "multipliers.residual": 0.3,
+                "attention_scale": 0.2,
+                "multipliers.logits_divisor": 3.0,
             },
         ),
         (
             "gemma2",
             {
-                "norm_plus_one": True,
-                "post_norms": True,
-                "qk_norm": False,
-                "activation": "gelu_tanh",
-                "embedding_multiplier": 8.0,
-                "scale": 20**-0.5,
-                "attention_softcap": 5.0,
-                "logits_softcap": 8.0,
-                "sliding_layers": (True, False),
-                "local_rope": None,
+                "norms.plus_one": True,
+                "norms.after": True,
+                "attention.qk_norm": False,
+                "mlp.activation": "gelu_tanh",
+                "multipliers.embedding": 8.0,
+                "attention_scale": 20**-0.5,
+                "attention.softcap": 5.0,
+                "multipliers.logits_softcap": 8.0,
+                "attention.sliding_layers": (True, False),
+                "positions.local_rope": None,
             },
         ),
         (
             "gemma3",
             {
-                "qk_norm": True,
-                "logits_softcap": 0.0,
-                "sliding_layers": (True, False, True),
-                "rope": RopeConfig(1e6, "linear", 4.0, 16),
-                "local_rope": RopeConfig(100.0, "default", 1.0, 16),
+                "attention.qk_norm": True,
+                "multipliers.logits_softcap": 0.0,
+                "attention.sliding_layers": (True, False, True),
+                "positions.rope": RopeConfig(1e6, "linear", 4.0, 16),
+                "positions.local_rope": RopeConfig(100.0, "default", 1.0, 16),
             },
         ),
     ],
 )
 def test_flags(family: str, flags: dict[str, Any]) -> None:
     config = config_from_hf(written(family))
-    assert {name: getattr(config, name) for name in flags} == flags
+    assert {name: attrgetter(name)(config) for name in flags} == flags
 
 
 def test_old_style_gemma3() -> None:
@@ -123,9 +143,9 @@ def test_old_style_gemma3() -> None:
     }
     config = config_from_hf(raw)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
-    assert config.rope == RopeConfig(1e6, "linear", 8.0, 256)
-    assert config.local_rope == RopeConfig(1e4, "default", 1.0, 256)
-    assert [i for i, slides in enumerate(config.sliding_layers) if not slides] == [
+    assert config.positions.rope == RopeConfig(1e6, "linear", 8.0, 256)
+    assert config.positions.local_rope == RopeConfig(1e4, "default", 1.0, 256)
+    assert [i for i, slides in enumerate(config.attention.sliding_layers) if not slides] == [
         5,
         11,
         17,
@@ -134,13 +154,13 @@ def test_old_style_gemma3() -> None:
     ]
     assert config.eos_token_ids == (1, 106)
     assert config.tie_embeddings
-    assert config.embedding_multiplier == torch.tensor(2560**0.5).bfloat16().item()
+    assert config.multipliers.embedding == torch.tensor(2560**0.5).bfloat16().item()
 
 
 def test_old_style_names() -> None:
     config = read(torch_dtype="torch.float16", rope_theta=5e5, num_key_value_heads=None)
     assert config.dtype == "float16"
-    assert config.rope.theta == 5e5
+    assert config.positions.rope.theta == 5e5
     assert config.num_kv_heads == 4
     assert read(dtype="bfloat16", torch_dtype="float32").dtype == "bfloat16"
 
@@ -150,8 +170,8 @@ def test_former_name_of_longrope() -> None:
     config = config_from_hf(
         {**LLAMA, "model_type": "phi3", "rope_scaling": {"type": "su", **factors}}
     )
-    assert config.rope.scaling == "longrope"
-    assert dict(config.rope.params)["original_max_position_embeddings"] == 4096
+    assert config.positions.rope.scaling == "longrope"
+    assert dict(config.positions.rope.params)["original_max_position_embeddings"] == 4096
 
 
 def test_ids_outside_the_vocabulary_are_left_out() -> None:
@@ -262,7 +282,7 @@ def test_anything_else_is_a_clear_error(family: str, changes: dict[str, Any]) ->
     assert config.num_heads % config.num_kv_heads == 0
     widest = max(config.heads_of(layer).dim for layer in range(config.num_layers))
     assert config.head_dim % 2 == widest % 2 == 0
-    assert 0 < config.rope.dim <= widest
+    assert 0 < config.positions.rope.dim <= widest
 
 
 _WRITTEN = {family: written(family) for family in FAMILIES}

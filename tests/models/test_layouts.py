@@ -91,18 +91,21 @@ def test_a_scaling_of_olmo_3_is_not_that_of_sliding_layers() -> None:
     raw = written("olmo3")
     del raw["rope_parameters"]
     config = config_from_hf({**raw, "rope_theta": 700.0, "rope_scaling": YARN})
-    assert config.local_rope is not None
-    assert (config.rope.scaling, config.local_rope.scaling) == ("yarn", "default")
-    assert config.rope.theta == YARN["rope_theta"]
-    assert config.local_rope.theta == 700.0
+    assert config.positions.local_rope is not None
+    assert (config.positions.rope.scaling, config.positions.local_rope.scaling) == (
+        "yarn",
+        "default",
+    )
+    assert config.positions.rope.theta == YARN["rope_theta"]
+    assert config.positions.local_rope.theta == 700.0
 
 
 def test_layers_without_rotary_are_listed_or_every_few() -> None:
     raw = written("smollm3")
-    assert config_from_hf(raw).rotary_layers == (True, True, True, False, True)
+    assert config_from_hf(raw).positions.rotary_layers == (True, True, True, False, True)
     raw["no_rope_layers"] = None
     changed = config_from_hf({**raw, "no_rope_layer_interval": 2})
-    assert changed.rotary_layers == (True, False, True, False, True)
+    assert changed.positions.rotary_layers == (True, False, True, False, True)
     with pytest.raises(ModelLoadError, match="no_rope_layers"):
         config_from_hf({**raw, "no_rope_layers": [1, 0]})
 

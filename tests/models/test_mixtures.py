@@ -317,7 +317,7 @@ def test_the_first_layers_keep_their_kinds(tmp_path: Path) -> None:
     save_model("qwen2-moe-some", tmp_path)
     config = load_checkpoint(tmp_path, with_tokenizer=False).config
     assert json.loads((tmp_path / "config.json").read_text())["mlp_only_layers"] == [1]
-    assert [config.experts_of(i) is not None for i in range(4)] == [False, False, False, True]
-    assert config.first_layers(3).experts is None
+    assert [config.mlp.experts_of(i) is not None for i in range(4)] == [False, False, False, True]
+    assert config.first_layers(3).mlp.experts is None
     first = load_checkpoint(tmp_path, with_tokenizer=False).first_layers(2)
     assert torch.isfinite(Driver(first, max_len=64).chunk(TOKENS)).all()

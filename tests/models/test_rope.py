@@ -84,7 +84,7 @@ def raw_without_type(raw: dict[str, Any]) -> dict[str, Any]:
 def test_tables(scaling: str, length: int, old_style: bool) -> None:
     """A table for this length is what the reference uses for a text of this length."""
     raw = raw_config(scaling, old_style)
-    cos, sin = rope_tables(config_from_hf(raw).rope, 16, length)
+    cos, sin = rope_tables(config_from_hf(raw).positions.rope, 16, length)
     assert cos.shape == sin.shape == (length, 8)
     assert cos.dtype == sin.dtype == np.float32
     want_cos, want_sin = reference(raw, length)
@@ -96,7 +96,7 @@ def test_scalings_differ() -> None:
     """Each rule matters at this size; otherwise the comparisons above would prove nothing."""
     tables = {}
     for scaling in SCALINGS:
-        rope = config_from_hf(raw_config(scaling, old_style=False)).rope
+        rope = config_from_hf(raw_config(scaling, old_style=False)).positions.rope
         tables[scaling] = rope_tables(rope, 16, 300)[0]
     names = list(tables)
     for i, one in enumerate(names):
@@ -118,7 +118,7 @@ def test_partial_rotary_of_phi(max_len: int) -> None:
     config = Phi3Config(**raw_without_type(raw), pad_token_id=0)
     positions = torch.arange(max_len)[None]
     want = Phi3RotaryEmbedding(config)(torch.zeros(1, max_len, 1), positions)
-    ours = config_from_hf({"model_type": "phi3", **raw}).rope
+    ours = config_from_hf({"model_type": "phi3", **raw}).positions.rope
     assert ours.dim == 8
     for table, expected in zip(rope_tables(ours, 16, max_len), want, strict=True):
         assert_close(np.concatenate((table, table), -1), expected[0], atol=5e-5, rtol=0)
@@ -141,7 +141,7 @@ def test_phi_moe_says_what_long_texts_are_multiplied_with(max_len: int) -> None:
     positions = torch.arange(max_len)[None]
     module = PhimoeRotaryEmbedding(PhimoeConfig(**raw_without_type(raw)))
     want = module(torch.zeros(1, max_len, 1), positions)
-    ours = config_from_hf({"model_type": "phimoe", **raw}).rope
+    ours = config_from_hf({"model_type": "phimoe", **raw}).positions.rope
     for table, expected in zip(rope_tables(ours, 16, max_len), want, strict=True):
         assert_close(np.concatenate((table, table), -1), expected[0], atol=5e-5, rtol=0)
 

@@ -83,9 +83,9 @@ def draft(place: Path, method: str = "eagle3", **options: Any) -> DraftTree:
 def assert_same(file: Path, folder: Path) -> None:
     found, wanted = load_head(str(file)), load_head(str(folder))
     assert replace(found, decoder=wanted.decoder, fusion=wanted.fusion) == wanted
-    told = ("dtype", "norm_eps", "bos_token_id", "eos_token_ids")  # the file has eps as a float32
+    told = ("dtype", "norms", "bos_token_id", "eos_token_ids")  # the file has eps as a float32
     shape = wanted.decoder.config
-    assert found.decoder.config.norm_eps == pytest.approx(shape.norm_eps, rel=1e-6)
+    assert found.decoder.config.norms.eps == pytest.approx(shape.norms.eps, rel=1e-6)
     known = {name: getattr(shape, name) for name in told}
     assert replace(found.decoder.config, **known) == shape
     assert found.fusion is not None

@@ -151,7 +151,7 @@ def check_logits(
     target = Driver(checkpoint, max_len=64, ops=ops("float32"))
     info = replace(target_info(target.runner), vocab_size=VOCAB, checkpoint=checkpoint)
     runner = build(mtp_options(model=model), info)._runner
-    assert (runner.decoder.config.experts is None) == (checkpoint.config.experts is None)
+    assert (runner.decoder.config.mlp.experts is None) == (checkpoint.config.mlp.experts is None)
     hidden = torch.randn(len(TOKENS), 64, generator=torch.Generator().manual_seed(1))
     rows = range(len(TOKENS))
     runner.kv.open(0)

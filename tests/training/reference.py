@@ -28,7 +28,7 @@ def reference_logits(
     def mask(seen: torch.Tensor) -> torch.Tensor:
         return torch.zeros(count, count).masked_fill(~seen, -torch.inf)[:, None, None]
 
-    sliding = mask((distance >= 0) & (distance < config.sliding_window))
+    sliding = mask((distance >= 0) & (distance < config.attention.sliding_window))
     group = AttentionGroup(rows, slots.repeat(count, 1), mask(distance >= 0), sliding)
     batch = AttentionBatch(torch.zeros(shape), slots, [group])
     return decoder.logits(decoder.hidden(tokens, rows, batch))

@@ -138,7 +138,7 @@ def _plain(
     """The layer's outputs of a chain of rows, written down as simply as can be."""
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.rms_norm(x, (16,), params[f"{name}.weight"], CONFIG.norm_eps)
+        return F.rms_norm(x, (16,), params[f"{name}.weight"], CONFIG.norms.eps)
 
     def turned(x: torch.Tensor) -> torch.Tensor:  # [rows, heads, 4]
         angles = torch.tensor(positions)[:, None] * 10000.0 ** (-torch.arange(2) / 2)
@@ -174,7 +174,7 @@ def test_first_step_is_what_plain_code_computes(params: dict[str, torch.Tensor])
         tokens = trace.token_ids[1:-1].tolist()
         out = _plain(params, head.embedding, tokens, inputs, list(range(len(tokens))))
         expected.append(out[trace.prompt_len - 1 :])
-    expected_read = F.rms_norm(torch.cat(expected), (16,), params["norm.weight"], CONFIG.norm_eps)
+    expected_read = F.rms_norm(torch.cat(expected), (16,), params["norm.weight"], CONFIG.norms.eps)
     torch.testing.assert_close(x, expected_read, rtol=1e-5, atol=1e-5)
 
 
@@ -197,7 +197,7 @@ def test_unrolled_steps_are_what_a_rollout_computes(params: dict[str, torch.Tens
             out = _plain(params, head.embedding, tokens, inputs, [*places, len(places)])
             rows, x = steps[step]
             found = x[(rows == begin + step).nonzero().item()]
-            read = F.rms_norm(out[-1], (16,), params["norm.weight"], CONFIG.norm_eps)
+            read = F.rms_norm(out[-1], (16,), params["norm.weight"], CONFIG.norms.eps)
             torch.testing.assert_close(found, read, rtol=1e-4, atol=1e-5)
             compared += 1
     assert compared == sum(len(rows) for rows, _ in steps[1:])

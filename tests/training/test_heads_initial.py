@@ -56,7 +56,7 @@ def _check_begins_as_last_layer(target: Checkpoint) -> None:
     x = head.fused(torch.cat((torch.randn_like(given), given), dim=1))
     found, _ = head.first(torch.tensor(tokens), x, rows, grid, rows, grid)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    read = TrainingOps().rms_norm(found, params["norm.weight"], config.norm_eps)
+    read = TrainingOps().rms_norm(found, params["norm.weight"], config.norms.eps)
     logits = read @ params[HEAD].T
     torch.testing.assert_close(
         logits, torch.from_numpy(result.logits)[:, ids], rtol=1e-4, atol=1e-4
@@ -72,7 +72,7 @@ def _check_mtp_begins_alike(target: Checkpoint) -> None:
         eagle3[f"{ATTENTION}{name}_proj.weight"][:, :width] = 0.0
     mtp[LAYER + "input_proj.weight"] = torch.eye(width, 2 * width).roll(width, dims=1)
     x = torch.randn(COUNT, width, generator=torch.Generator().manual_seed(0))
-    x = torch.nn.functional.rms_norm(x, (width,), eps=config.norm_eps)
+    x = torch.nn.functional.rms_norm(x, (width,), eps=config.norms.eps)
     rows, layers = torch.arange(COUNT), layers_config(config)
     logits = []
     for kind, params, matrix in ((Eagle3, eagle3, eagle3[HEAD]), (Mtp, mtp, weights.head)):

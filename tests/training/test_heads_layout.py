@@ -73,10 +73,10 @@ def test_a_head_is_read_with_the_arithmetic_it_was_trained_with(told: str) -> No
     target = config_from_hf(raw)
     for layers in (layers_config(target), dflash_layers(target, 2)):
         read = config_from_hf(layer_config(_written(raw, layers)))
-        assert (read.activation, read.rope, read.norm_eps, read.max_position) == (
-            layers.activation,
-            layers.rope,
-            layers.norm_eps,
+        assert (read.mlp.activation, read.positions.rope, read.norms.eps, read.max_position) == (
+            layers.mlp.activation,
+            layers.positions.rope,
+            layers.norms.eps,
             layers.max_position,
         )
 

@@ -105,7 +105,7 @@ def test_a_mixture_grows_out_of_a_dense_model(trained: LMTrainingResult, tmp_pat
     """It says the same at first, and its experts are trained from there."""
     dense, shape = load_model(trained.folder), dataclasses.replace(SHAPE, num_experts=4)
     grown = upcycle(dense, shape, seed=0)
-    assert grown.config.experts == Experts(4, 2, SHAPE.intermediate_size)
+    assert grown.config.mlp.experts == Experts(4, 2, SHAPE.intermediate_size)
     with torch.no_grad():
         told, expected = (
             dense_hidden(differentiable_decoder(m.config, m.params, TrainingOps(), 32), TOKENS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -15,18 +14,26 @@ from tests.training.reference import reference_logits
 TOKENS = torch.randint(0, TOY.vocab_size, (3, 48), generator=torch.Generator().manual_seed(0))
 FLAGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "sliding": {"sliding_window": 7},
-    "alternating": {"sliding_window": 7, "sliding_layers": (True, False)},
-    "softcap": {"attention_softcap": 2.0, "logits_softcap": 3.0, "activation": "gelu_tanh"},
-    "both": {"attention_softcap": 2.0, "sliding_window": 5},
-    "multipliers": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0},
-    "norms": {"norm_plus_one": True, "qk_norm": False},
+    "sliding": {"attention.sliding_window": 7},
+    "alternating": {"attention.sliding_window": 7, "attention.sliding_layers": (True, False)},
+    "softcap": {
+        "attention.softcap": 2.0,
+        "multipliers.logits_softcap": 3.0,
+        "mlp.activation": "gelu_tanh",
+    },
+    "both": {"attention.softcap": 2.0, "attention.sliding_window": 5},
+    "multipliers": {
+        "multipliers.embedding": 3.0,
+        "multipliers.residual": 0.5,
+        "multipliers.logits_divisor": 2.0,
+    },
+    "norms": {"norms.plus_one": True, "attention.qk_norm": False},
 }
 
 
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_logits_are_the_engines(flags: dict[str, Any]) -> None:
-    config = dataclasses.replace(TOY, **flags)
+    config = TOY.with_traits(flags)
     tensors = toy_tensors(config=config)
     with torch.no_grad():
         decoder = differentiable_decoder(config, tensors, TrainingOps(), TOKENS.shape[1])
@@ -38,7 +45,7 @@ def test_logits_are_the_engines(flags: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_growing_in_pieces_changes_nothing(flags: dict[str, Any]) -> None:
-    config = dataclasses.replace(TOY, **flags)
+    config = TOY.with_traits(flags)
     tensors = toy_tensors(config=config)
     with torch.no_grad():
         decoder = differentiable_decoder(config, tensors, TrainingOps(), TOKENS.shape[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +39,7 @@ def generator() -> torch.Generator:
 
 
 def decoder(model: TrainableModel = MODEL, **traits: Any) -> Any:
-    config = dataclasses.replace(model.config, **traits)
+    config = model.config.with_traits(traits)
     with torch.no_grad():
         return differentiable_decoder(config, model.params, TrainingOps(), 64)
 
@@ -66,7 +65,9 @@ def test_so_many_chains_are_kept_and_each_is_whole() -> None:
     ]
 
 
-@pytest.mark.parametrize("traits", [{}, {"sliding_window": 3}, {"attention_softcap": 2.0}])
+@pytest.mark.parametrize(
+    "traits", [{}, {"attention.sliding_window": 3}, {"attention.softcap": 2.0}]
+)
 def test_a_packed_row_computes_what_a_forward_of_its_own_does(traits: dict[str, Any]) -> None:
     model = decoder(**traits)
     inputs = torch.randint(0, MASK, (2, 13), generator=generator())

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,12 @@ from tests.toy import TOY, VOCAB, Job, run_jobs, toy_tensors
 
 pytest.importorskip("gguf")
 QWEN = replace(TOY, architecture="qwen3")
-LLAMA = replace(TOY, architecture="llama", qk_norm=False)
+LLAMA = TOY.with_traits({"architecture": "llama", "attention.qk_norm": False})
 
 
 def checkpoint(config=QWEN) -> Checkpoint:
     tensors = toy_tensors()
-    if not config.qk_norm:
+    if not config.attention.qk_norm:
         norms = ("q_norm.weight", "k_norm.weight")
         tensors = {name: t for name, t in tensors.items() if not name.endswith(norms)}
     return Checkpoint(config, arrays(tensors), None, "toy")
@@ -42,16 +43,24 @@ def test_what_is_written_is_the_model(config, tmp_path: Path) -> None:
     source = checkpoint(config)
     write_gguf(source, tmp_path / "model.gguf")
     found = load_checkpoint(tmp_path / "model.gguf", with_tokenizer=False)
-    assert found.config.rope.theta == config.rope.theta
-    for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "norm_eps", "max_position"):
-        assert getattr(found.config, name) == pytest.approx(getattr(config, name))
+    assert found.config.positions.rope.theta == config.positions.rope.theta
+    for name in (
+        "num_layers",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "norms.eps",
+        "max_position",
+    ):
+        value = attrgetter(name)
+        assert value(found.config) == pytest.approx(value(config))
     for name, tensor in source.tensors.items():
         assert same(found.tensors[name], tensor)
 
 
 def test_models_without_a_conversion_are_refused(tmp_path: Path) -> None:
-    yarn = replace(LLAMA, rope=RopeConfig(scaling="yarn"))
-    for config in (TOY, yarn, replace(LLAMA, activation="gelu")):
+    yarn = LLAMA.with_traits({"positions.rope": RopeConfig(scaling="yarn")})
+    for config in (TOY, yarn, LLAMA.with_traits({"mlp.activation": "gelu"})):
         with pytest.raises(ConfigError, match="no conversion"):
             write_gguf(checkpoint(config), tmp_path / "model.gguf")
 

@@ -21,7 +21,7 @@ LIMITS = EngineConfig(max_num_seqs=4, max_num_batched_tokens=512)
 
 
 def mixture_runner() -> ModelRunner:
-    config, ops = replace(TOY, experts=Experts(16, 2, 12)), ReferenceOps("float32")
+    config, ops = TOY.with_traits({"mlp.experts": Experts(16, 2, 12)}), ReferenceOps("float32")
     decoder = Decoder(config, arrays(toy_tensors(config=config)), ops, 256)
     return ModelRunner(decoder, KVCache(ops.kv_memory(config, 64, "float32"), False))
 

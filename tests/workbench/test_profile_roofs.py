@@ -37,14 +37,19 @@ def test_a_head_in_8_bits_has_a_scale_for_each_group() -> None:
 
 @pytest.mark.parametrize("window", [0, 6])
 def test_operations_row_by_row(window: int) -> None:
-    config = replace(TOY, sliding_window=window, sliding_layers=(True, False) if window else ())
+    config = TOY.with_traits(
+        {
+            "attention.sliding_window": window,
+            "attention.sliding_layers": (True, False) if window else (),
+        }
+    )
     work = Work.of(config, "float32", "float32")
     width, context = 5, 4
     expected = 2 * MATRICES * width
     for layer in range(config.num_layers):
         for row in range(width):
             keys = list(range(context + row + 1))
-            if config.is_sliding(layer):
+            if config.attention.is_sliding(layer):
                 keys = [p for p in keys if context + row - p < window]
             # A dot product with each key, and each value weighed and added.
             expected += len(keys) * config.num_heads * config.head_dim * 4
@@ -53,7 +58,7 @@ def test_operations_row_by_row(window: int) -> None:
 
 def test_of_a_mixture_the_experts_that_were_chosen_count() -> None:
     """Two of eight experts a row; three rows may read from two experts of a layer to six."""
-    mixture = replace(TOY, experts=Experts(8, 2, 24))
+    mixture = TOY.with_traits({"mlp.experts": Experts(8, 2, 24)})
     work, dense = Work.of(mixture, "float32", "float32"), Work.of(TOY, "float32", "float32")
     kv = dense.bytes_read(3, 10) - dense.weight_bytes
     expert = 3 * TOY.hidden_size * 24
@@ -66,7 +71,7 @@ def test_of_a_mixture_the_experts_that_were_chosen_count() -> None:
 
 
 def test_a_window_is_read_once() -> None:
-    config = replace(TOY, sliding_window=6)
+    config = TOY.with_traits({"attention.sliding_window": 6})
     work = Work.of(config, "int8", "float32")
     far, farther = work.bytes_read(2, 100), work.bytes_read(2, 200)
     assert far == farther == MATRICES * 34 // 32 + 8 * TOY.num_layers * 2 * TOY.num_kv_heads * 8 * 4

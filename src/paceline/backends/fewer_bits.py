@@ -53,7 +53,7 @@ class _Unpacked(Mapping[str, Array]):
 
     def _shape(self, linear: str) -> tuple[list[int], int] | None:
         """Outputs of the stacked linears, and inputs; None of what is no packed linear."""
-        c, experts, kind = self._config, self._config.experts, linear.rpartition(".")[2]
+        c, experts, kind = self._config, self._config.mlp.experts, linear.rpartition(".")[2]
         layer = re.match(r"model\.layers\.(\d+)\.", linear)
         if layer is None:
             return None
@@ -70,7 +70,7 @@ class _Unpacked(Mapping[str, Array]):
             "o_proj": ([c.hidden_size], queries),
             "gate_up_proj": ([width] * 2, c.hidden_size),
             "down_proj": ([c.hidden_size], width),
-            **({} if c.gated_mlp else {"up_proj": ([width], c.hidden_size)}),
+            **({} if c.mlp.gated else {"up_proj": ([width], c.hidden_size)}),
         }
         if c.layer_inputs:
             inner = c.layer_inputs.width
@@ -79,8 +79,8 @@ class _Unpacked(Mapping[str, Array]):
         if c.altup:
             shapes["linear_left"] = ([c.altup.rank], c.hidden_size)
             shapes["linear_right"] = ([c.hidden_size], c.altup.rank)
-        if c.latent:
-            shapes |= _latent_shapes(c, c.latent)
+        if c.attention.latent:
+            shapes |= _latent_shapes(c, c.attention.latent)
             kind = linear.split(".")[-2] if kind.isdigit() else kind
         return shapes.get(kind)
 

@@ -118,7 +118,9 @@ def target_info(
 
 def expert_cost(config: ModelConfig) -> ExpertCost | None:
     """A model's mixtures; an expert costs its part of the weights that a single row reads."""
-    mixtures = [each for layer in range(config.num_layers) if (each := config.experts_of(layer))]
+    mixtures = [
+        each for layer in range(config.num_layers) if (each := config.mlp.experts_of(layer))
+    ]
     if not mixtures:
         return None
     of = mixtures[0]

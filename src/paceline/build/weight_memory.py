@@ -96,7 +96,7 @@ def expected_placement(checkpoint: Checkpoint, dtype: str, limit: int) -> Placem
     def num_bytes(weights: int) -> int:
         return round(weights * of_weight)
 
-    mixtures = filter(None, map(shape.experts_of, range(shape.num_layers)))
+    mixtures = filter(None, map(shape.mlp.experts_of, range(shape.num_layers)))
     experts = [[num_bytes(shape.mlp_weights(e.width))] * e.number for e in mixtures]
     if experts:
         return place_experts(experts, size - sum(map(sum, experts)), limit)

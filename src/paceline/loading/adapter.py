@@ -85,7 +85,7 @@ def _read(folder: Path, config: ModelConfig, hf_config: Mapping[str, Any]) -> Ad
             "PEFT's save_pretrained writes it"
         )
     settings = _Settings(read_json(folder / CONFIG), folder)
-    if config.latent or config.altup or config.attention_gate:
+    if config.attention.latent or config.altup or config.attention.gate:
         raise UnsupportedModelError(
             f"adapters of {config.architecture} models are not supported: their attention is not "
             "of plain queries, keys and values"
@@ -264,9 +264,9 @@ def places(config: ModelConfig, index: int) -> dict[str, _Place]:
         outs = {"q": q, "k": kv, "v": kv if has_values else 0}
         found = _stacked("qkv", "self_attn", outs, hidden, "qkv")
         found["self_attn.o_proj"] = _Place("o", 0, hidden, q)
-    if c.has_mlp(index) and c.experts_of(index) is None:
+    if c.has_mlp(index) and c.mlp.experts_of(index) is None:
         width = c.mlp_width(index)
-        outs = {"gate": width, "up": width} if c.gated_mlp else {"up": width}
+        outs = {"gate": width, "up": width} if c.mlp.gated else {"up": width}
         found |= _stacked("gate_up", "mlp", outs, hidden, "gate_up")
         found["mlp.down_proj"] = _Place("down", 0, hidden, width)
     return found

@@ -192,14 +192,14 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if config.tie_embeddings:
         name_embedding(files, layout)
     tensors: StoredTensors = files
-    if config.experts:
-        tensors = ExpertTensors(tensors, config.experts.number, config.architecture)
+    if config.mlp.experts:
+        tensors = ExpertTensors(tensors, config.mlp.experts.number, config.architecture)
     if quantisation is not None:
         tensors = QuantisedTensors(tensors, schemes_of(quantisation))
     packed = folder_format(files.metadata, folder)
     if packed is None and layout != PLAIN:
         tensors = LaidOutTensors(tensors, layout, config)
-    if config.latent:
+    if config.attention.latent:
         tensors = LatentTensors(tensors, config)
     if config.recurrent and packed is None:
         tensors = RecurrentTensors(tensors, config)
@@ -286,13 +286,13 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
     found = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
     config = found.config
     tensors: StoredTensors = found.tensors
-    if config.experts:
-        tensors = ExpertTensors(tensors, config.experts.number)
+    if config.mlp.experts:
+        tensors = ExpertTensors(tensors, config.mlp.experts.number)
     if config.altup:
         tensors = ExpertTensors(tensors, config.altup.streams - 1, stack=ALTUP_STACK)
-    if config.latent:
+    if config.attention.latent:
         tensors = LatentTensors(tensors, config)
-    if config.recurrent or config.attention_gate:  # of an MTP layer alone
+    if config.recurrent or config.attention.gate:  # of an MTP layer alone
         tensors = RecurrentTensors(GroupedHeads(tensors, config), config)
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from paceline.core.errors import UnsupportedModelError
 from paceline.loading.checkpoint import Checkpoint
 from paceline.loading.quantised.tensors import QuantisedTensors
-from paceline.models.config import ModelConfig
+from paceline.models.config import EntryConfig, ModelConfig
 from paceline.models.entry import JOIN
 from paceline.models.latent import LatentTensors
 from paceline.models.mtp_names import mtp_part
@@ -25,8 +25,8 @@ def mtp_head(model: Checkpoint) -> Checkpoint | None:
     if part is None:
         return None
     unlike = part.foreign
-    unlike = unlike or (None if model.config.experts else part.expert)
-    unlike = unlike or (None if model.config.latent else part.latent)
+    unlike = unlike or (None if model.config.mlp.experts else part.expert)
+    unlike = unlike or (None if model.config.attention.latent else part.latent)
     if unlike is not None:
         raise UnsupportedModelError(
             f"the MTP layer of {model.name} is a mixture of experts or has an attention (it has "
@@ -58,7 +58,15 @@ def _renamed(tensors: StoredTensors, names: Mapping[str, str], shape: ModelConfi
 
 def _shape(model: ModelConfig, is_mixture: bool) -> ModelConfig:
     """One layer of the model, which sees the whole text where some of the model's do."""
-    shape = replace(model, num_layers=1, entry="mtp", sliding_layers=(), tie_embeddings=False)
-    kind = replace(model.experts, sparse_layers=()) if model.experts and is_mixture else None
-    shape = replace(shape, experts=kind, recurrent=None)
-    return replace(shape, sliding_window=0, local_rope=None) if model.sliding_layers else shape
+    experts = model.mlp.experts if is_mixture else None
+    sees_all = {"attention.sliding_window": 0, "positions.local_rope": None}
+    traits = {
+        "num_layers": 1,
+        "tie_embeddings": False,
+        "recurrent": None,
+        "entry": EntryConfig("mtp"),
+        "mlp.experts": experts and replace(experts, sparse_layers=()),
+        "attention.sliding_layers": (),
+        **(sees_all if model.attention.sliding_layers else {}),
+    }
+    return model.with_traits(traits)

@@ -76,9 +76,9 @@ class Decoder:
         reader.check_all_used()
         reader.log_rounding()
         give_back_freed()
-        self.rope = self._table(config.rope)
-        self.local_rope = self._table(config.local_rope) if config.local_rope else self.rope
-        still = config.still_rope
+        local, still = config.positions.local_rope, config.positions.still_rope
+        self.rope = self._table(config.positions.rope)
+        self.local_rope = self._table(local) if local else self.rope
         self.still_rope = RotaryTable(still, 0, max_len, ops) if still else None
 
     def with_layers(self, layers: Sequence[Layer], ops: Ops) -> Decoder:
@@ -102,9 +102,9 @@ class Decoder:
 
     def rotary(self, layer: int) -> RotaryTable | None:
         """What a layer's heads are rotated by, if only in no dimension; None: by nothing."""
-        if not self.config.is_rotated(layer):
+        if not self.config.positions.is_rotated(layer):
             return self.still_rope
-        return self.local_rope if self.config.is_sliding(layer) else self.rope
+        return self.local_rope if self.config.attention.is_sliding(layer) else self.rope
 
     def _table(self, rope: RopeConfig) -> RotaryTable:
         return RotaryTable(rope, self.config.head_dim, self.max_len, self.ops)

@@ -49,15 +49,15 @@ class Entry:
 
 def read_entry(reader: WeightReader, config: ModelConfig) -> Entry | None:
     """The weights of a decoder's entry; None where its rows are tokens alone."""
-    if config.entry in ("", "dflash"):
+    if config.entry.kind in ("", "dflash"):
         return None
-    if config.entry == RESIDUAL:
+    if config.entry.kind == RESIDUAL:
         return Entry(None, None, None)
     width = config.hidden_size
-    if config.entry == "eagle3":
+    if config.entry.kind == "eagle3":
         token_norm = reader.norm(EAGLE3_TOKEN_NORM, width)
         return Entry(token_norm, reader.norm(EAGLE3_INPUT_NORM, width), None)
-    join = reader.linear([JOIN], JOIN, [width], 2 * width, config.entry_bias)
-    if config.entry == "eagle":
+    join = reader.linear([JOIN], JOIN, [width], 2 * width, config.entry.bias)
+    if config.entry.kind == "eagle":
         return Entry(None, None, join)
     return Entry(reader.norm(TOKEN_NORM, width), reader.norm(INPUT_NORM, width), join)

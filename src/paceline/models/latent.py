@@ -52,9 +52,9 @@ class LatentTensors(PlacedTensors):
     """
 
     def __init__(self, stored: StoredTensors, config: ModelConfig) -> None:
-        assert config.latent is not None
+        assert config.attention.latent is not None
         super().__init__(stored)
-        self._heads, self._latent = config.num_heads, config.latent
+        self._heads, self._latent = config.num_heads, config.attention.latent
         for name in stored:
             match = _NAME.fullmatch(name)
             self._where |= self._places(name, *match.groups()) if match else {name: Place(name)}

@@ -35,12 +35,12 @@ class RecurrentTensors(PlacedTensors):
         self._config = config
         for name in stored:
             # Where there are no experts, what all rows have is a dense layer.
-            plain = name if config.experts else name.replace(".mlp.shared_expert.", ".mlp.")
+            plain = name if config.mlp.experts else name.replace(".mlp.shared_expert.", ".mlp.")
             self._where |= self._places(name) if plain == name else {plain: Place(name)}
 
     def _places(self, name: str) -> dict[str, Place]:
         c, fused, queries = self._config, _FUSED.fullmatch(name), _QUERIES.fullmatch(name)
-        if queries and c.attention_gate:
+        if queries and c.attention.gate:
             widths = {"q_proj": c.head_dim, "gate_proj": c.head_dim}
             return _apart(name, queries[1], queries[2], widths, c.num_heads)
         if fused is None or c.recurrent is None or c.recurrent.kind != DELTA:

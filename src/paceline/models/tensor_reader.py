@@ -68,13 +68,13 @@ class TensorReader:
 
     def norm(self, name: str, size: int) -> Any:
         """A norm of rows: ``[size]``, or of a layer norm ``[2, size]``, weights and biases."""
-        if not self._config.layer_norm:
+        if not self._config.norms.layer_norm:
             return self._packed_norm(self.vector(name, size))
         weight = self.vector(name, size)
         bias = weight * 0
-        if self._config.norm_bias:
+        if self._config.norms.bias:
             bias = self.vector(name.removesuffix("weight") + "bias", size)
-        if self._config.norm_plus_one:
+        if self._config.norms.plus_one:
             weight = weight + 1
         rows = [weight.reshape(1, size), bias.reshape(1, size)]
         return self._ops.pack_vector(self._ops.join(rows))
@@ -82,7 +82,7 @@ class TensorReader:
     def host_norm(self, name: str, size: int) -> Any:
         """As :meth:`norm`, for a norm that no backend computes."""
         weight = as_floats(self.floats(name, size))
-        return weight + np.float32(1.0) if self._config.norm_plus_one else weight
+        return weight + np.float32(1.0) if self._config.norms.plus_one else weight
 
     def vector(self, name: str, *shape: int) -> Any:
         """Floats that no linear is made of."""
@@ -107,7 +107,7 @@ class TensorReader:
 
     def _packed_norm(self, weight: Any) -> Any:
         packed = self._ops.pack_vector(weight)
-        return packed + 1.0 if self._config.norm_plus_one else packed
+        return packed + 1.0 if self._config.norms.plus_one else packed
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         """One packed linear out of several stacked ones, or out of their fused form."""

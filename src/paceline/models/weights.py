@@ -63,7 +63,7 @@ class WeightReader(LayeredReader):
 
     def _mixture(self, index: int) -> Mixture | None:
         """A layer's mixture of experts; None where the layer is dense."""
-        e, mlp = self._config.experts_of(index), f"model.layers.{index}.mlp."
+        e, mlp = self._config.mlp.experts_of(index), f"model.layers.{index}.mlp."
         if e is None:
             return None
         gates = [mlp + "gate", mlp + "shared_expert_gate"][: 2 if e.shared_gate else 1]
@@ -106,7 +106,7 @@ class WeightReader(LayeredReader):
         """The two linears of a dense layer, or of an expert."""
         hidden, down = self._config.hidden_size, prefix + "down_proj"
         names, fused = [prefix + "gate_proj", prefix + "up_proj"], prefix + "gate_up_proj"
-        if not self._config.gated_mlp:
+        if not self._config.mlp.gated:
             names, fused = names[1:], names[1]
         gate_up = self.linear(names, fused, [width] * len(names), hidden, bias)
         return FeedForward(gate_up, self.linear([down], down, [hidden], width, bias))
@@ -130,7 +130,7 @@ class WeightReader(LayeredReader):
     def places(self, max_len: int) -> Any:
         """The embedding of positions, at least ``max_len`` of them; None where there is none."""
         c = self._config
-        if not c.learned_positions:
+        if not c.positions.learned:
             return None
         if max_len > c.max_position:
             raise ConfigError(
@@ -173,18 +173,18 @@ class WeightReader(LayeredReader):
         c, p = self._config, f"model.layers.{index}."
         attn, width, heads = p + "self_attn.", c.hidden_size, c.heads_of(index)
         attends, recurrent = c.has_attention(index), c.recurrent_of(index)
-        latent = self._latent(attn) if c.latent and attends else None
-        o_in = c.num_heads * (c.latent.value_dim if c.latent else heads.dim)
+        latent = self._latent(attn) if c.attention.latent and attends else None
+        o_in = c.num_heads * (c.attention.latent.value_dim if c.attention.latent else heads.dim)
         mixture = self._mixture(index)
         gate_up, down = None, None
         if mixture is None and c.has_mlp(index):
-            gate_up, down = self._feed_forward(p + "mlp.", c.mlp_width(index), c.mlp_bias)
+            gate_up, down = self._feed_forward(p + "mlp.", c.mlp_width(index), c.mlp.bias)
         input_norm = self._input_norm(index)
-        mlp_norm = input_norm if c.shared_norm or c.only_part else self._mlp_norm(index, p)
+        mlp_norm = input_norm if c.norms.shared or c.only_part else self._mlp_norm(index, p)
         return Layer(
             input_norm=input_norm,
             qkv=self._first(index, attn) if attends else None,
-            qk_norm=self._qk_norm(index, attn) if c.qk_norm and attends else None,
+            qk_norm=self._qk_norm(index, attn) if c.attention.qk_norm and attends else None,
             o=self._out(attn, width, o_in) if attends else None,
             post_attention_norm=self._post_norm(index, p + "post_attention_layernorm.weight"),
             mlp_norm=mlp_norm,
@@ -192,7 +192,7 @@ class WeightReader(LayeredReader):
             down=down,
             mixture=mixture,
             post_mlp_norm=self._post_norm(index, p + "post_feedforward_layernorm.weight"),
-            learnt=self._learnt(index) if c.activation == XIELU else None,
+            learnt=self._learnt(index) if c.mlp.activation == XIELU else None,
             sinks=self._sinks(attn) if attends else None,
             latent=latent,
             v_norm=self._v_norm(index),
@@ -204,7 +204,11 @@ class WeightReader(LayeredReader):
 
     def _first(self, index: int, attn: str) -> Any:
         """The linear of queries, keys and values, or of what they are compressed to."""
-        c, latent, read = self._config, self._config.latent, self._config.attention_inputs(index)
+        c, latent, read = (
+            self._config,
+            self._config.attention.latent,
+            self._config.attention_inputs(index),
+        )
         if latent is None:
             heads, kinds = c.heads_of(index), "q"
             if c.owns_kv(index):
@@ -213,19 +217,21 @@ class WeightReader(LayeredReader):
                 self._used.update(f"{attn}{x}.weight" for x in ("k_proj", "v_proj", "k_norm"))
             names = [attn + f"{x}_proj" for x in kinds]
             outs = [(c.num_heads if x == "q" else heads.kv_heads) * heads.dim for x in kinds]
-            if c.attention_gate:
+            if c.attention.gate:
                 names, outs = [*names, attn + "gate_proj"], [*outs, outs[0]]
-            return self.linear(names, attn + "qkv_proj", outs, read, c.qkv_bias)
+            return self.linear(names, attn + "qkv_proj", outs, read, c.attention.qkv_bias)
         names = [attn + ("q_a_proj" if latent.q_rank else "q_proj"), attn + "kv_a_proj_with_mqa"]
         outs = [latent.first_widths(c.num_heads)[0], latent.key_dim]
         return self.linear(names, attn + "qkv_a_proj", outs, read, bias=False)
 
     def _out(self, attn: str, width: int, o_in: int) -> Any:
-        return self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, self._config.o_bias)
+        return self.linear(
+            [attn + "o_proj"], attn + "o_proj", [width], o_in, self._config.attention.o_bias
+        )
 
     def _latent(self, attn: str) -> LatentWeights:
         """What lies between a latent attention's first and last linear."""
-        c, latent, q_norm, q_b = self._config, self._config.latent, None, None
+        c, latent, q_norm, q_b = self._config, self._config.attention.latent, None, None
         assert latent is not None
 
         def linear(name: str, out: int, width: int) -> Any:
@@ -257,8 +263,8 @@ class WeightReader(LayeredReader):
         prefix = f"model.layers.{index}.mlp.act_fn."
         names = [prefix + name for name in ("alpha_p", "alpha_n", "beta")]
         above, below, beta = (
-            self._config.learnt[index]
-            if self._config.learnt
+            self._config.mlp.learnt[index]
+            if self._config.mlp.learnt
             else [as_floats(self.vector(n, *self._tensors[n].shape)).reshape(()) for n in names]
         )
         found = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
@@ -271,25 +277,25 @@ class WeightReader(LayeredReader):
 
     def _qk_norm(self, index: int, attn: str) -> Any:
         c = self._config
-        if c.qk_norm_bare:
+        if c.attention.qk_norm_bare:
             ones = np.ones((c.num_heads + c.num_kv_heads, c.head_dim), np.float32)
-            return self._ops.pack_vector(ones) if c.is_rotated(index) else None
+            return self._ops.pack_vector(ones) if c.positions.is_rotated(index) else None
         dim, kv_heads, _ = c.heads_of(index)
         kinds, norms = [("q_norm", c.num_heads), ("k_norm", kv_heads)], []
         for name, heads in kinds[: 2 if c.owns_kv(index) else 1]:
-            size = dim * (heads if c.qk_norm_whole else 1)
+            size = dim * (heads if c.attention.qk_norm_whole else 1)
             norm = self.vector(f"{attn}{name}.weight", size)
-            norms += [norm.reshape(-1, dim)] * (1 if c.qk_norm_whole else heads)
+            norms += [norm.reshape(-1, dim)] * (1 if c.attention.qk_norm_whole else heads)
         return self._packed_norm(self._ops.join(norms))
 
     def _v_norm(self, index: int) -> Any:
         """A norm that has no weights, as one whose weights are 1."""
-        if not self._config.value_norm or not self._config.owns_kv(index):
+        if not self._config.attention.value_norm or not self._config.owns_kv(index):
             return None
         return self._ops.pack_vector(np.ones(self._config.heads_of(index).dim, np.float32))
 
     def _sinks(self, attn: str) -> Any:
-        if not self._config.attention_sinks:
+        if not self._config.attention.sinks:
             return None
         return self._ops.pack_vector(self.vector(attn + "sinks", self._config.num_heads))
 

@@ -190,8 +190,8 @@ class Work:
         heads = [c.heads_of(index) for index in range(c.num_layers)]
         kv_elements = sum(each.kv_heads * head_elements(each.dim, kv_dtype) for each in heads)
         weights = c.num_weights - gathered
-        sliding = sum(c.is_sliding(index) for index in range(c.num_layers))
-        mixtures = [each for index in range(c.num_layers) if (each := c.experts_of(index))]
+        sliding = sum(c.attention.is_sliding(index) for index in range(c.num_layers))
+        mixtures = [each for index in range(c.num_layers) if (each := c.mlp.experts_of(index))]
         return cls(
             weights=weights,
             weight_bytes=(
@@ -201,7 +201,7 @@ class Work:
             attention_ops=4 * c.num_heads * sum(each.dim for each in heads) // c.num_layers,
             full_layers=c.num_layers - sliding,
             sliding_layers=sliding,
-            window=c.sliding_window,
+            window=c.attention.sliding_window,
             expert_weights=3 * c.hidden_size * mixtures[0].width if mixtures else 0,
             experts=sum(each.number for each in mixtures),
             experts_per_row=sum(each.per_token for each in mixtures),

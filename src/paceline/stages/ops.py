@@ -32,8 +32,8 @@ def split(config: ModelConfig, count: int) -> list[range]:
         )
     ends = [layers * index // count for index in range(count + 1)]
     parts = [range(a, b) for a, b in pairwise(ends)]
-    apart = any(config.kv_layer(i) < part.start for part in parts for i in part)
-    if count > 1 and (config.layer_inputs or config.altup or config.entry or apart):
+    apart = any(config.attention.kv_layer(i) < part.start for part in parts for i in part)
+    if count > 1 and (config.layer_inputs or config.altup or config.entry.kind or apart):
         raise ConfigError(
             f"layers of {config.architecture} read more than the residual stream, which is all "
             "that stages hand on: leave pipeline_parallel_size out"
@@ -115,7 +115,7 @@ class StagedOps:
         self.lose: Callable[[], set[int]] = set
         """Set by who owns the sequences."""
         self.micro_batching = MicroBatching(len(parts), base.name)
-        if config.experts is not None:
+        if config.mlp.experts is not None:
             self.micro_batching.counts = ()  # each would read experts anew, which steps count once
 
     def __getattr__(self, name: str) -> Any:

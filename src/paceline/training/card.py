@@ -19,8 +19,9 @@ from paceline.training.parallel import ChainAcceptance
 def shape_line(config: ModelConfig, num_params: int) -> str:
     tied = "tied" if config.tie_embeddings else "separate"
     mixture = ""
-    if config.experts:
-        mixture = f" in each of {config.experts.number} experts, {config.experts.per_token} a token"
+    experts = config.mlp.experts
+    if experts:
+        mixture = f" in each of {experts.number} experts, {experts.per_token} a token"
     return (
         f"{num_params / 1e6:.2f} M ({config.num_layers} layers, d {config.hidden_size}, "
         f"{config.num_heads} heads / {config.num_kv_heads} KV heads of {config.head_dim}, "

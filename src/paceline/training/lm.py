@@ -127,7 +127,7 @@ def _initial_model(config: LMTrainingConfig, tokenizer: Any) -> TrainableModel:
 def _grown(model: TrainableModel, config: LMTrainingConfig) -> TrainableModel:
     """A dense model as the mixture or the hybrid that is asked for; others stay."""
     shape = config.shape
-    if shape.num_experts and not model.config.experts:
+    if shape.num_experts and not model.config.mlp.experts:
         return upcycle(model, shape, config.seed)
     if shape.layers and model.config.recurrent is None:
         return hybridise(model, shape.layers, config.seed)

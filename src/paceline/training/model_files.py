@@ -150,7 +150,7 @@ def load_model(folder: str | Path, hybrid: bool = False) -> TrainableModel:
         )
     tensors = SafetensorsFolder(folder)
     own = raw.get("model_type") == "qwen3_moe" and any(map(ONE_EXPERT.search, tensors))
-    if config.experts and not own:
+    if config.mlp.experts and not own:
         raise TrainingError(
             f"{folder} is a mixture that is not of Qwen3's form with each expert's matrices by "
             "themselves, which cannot be trained here; paceline train lm --num-experts makes such"

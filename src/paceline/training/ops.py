@@ -53,7 +53,7 @@ class PackedBatch:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
         queries, keys, values = (by_head(x, self.size, self.time) for x in (q, k, v))
-        return attention(queries, keys, values, config, config.is_sliding(layer), first=0)
+        return attention(queries, keys, values, config, config.attention.is_sliding(layer), first=0)
 
 
 class CachedBatch:
@@ -87,7 +87,9 @@ class CachedBatch:
         kept = self._cache[layer]
         kept[0, :, :, start:stop], kept[1, :, :, start:stop] = fresh
         keys, values = (x[:, :, :stop].to(queries.dtype) for x in kept)
-        return attention(queries, keys, values, config, config.is_sliding(layer), first=start)
+        return attention(
+            queries, keys, values, config, config.attention.is_sliding(layer), first=start
+        )
 
 
 def by_head(x: Tensor, size: int, time: int) -> Tensor:
@@ -113,14 +115,14 @@ def attention(
         ``[size * time, heads * head_dim]``.
     """
     time = q.shape[2]
-    plain = not sliding and not config.attention_softcap
+    plain = not sliding and not config.attention.softcap
     if plain and (first == 0 or time == 1):
         k, v = _every_head(q, k, v)
         causal = time > 1
         return _by_row(
-            F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=config.scale)
+            F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=config.attention_scale)
         )
-    seen = _mask(first, time, config.sliding_window if sliding else 0)
+    seen = _mask(first, time, config.attention.sliding_window if sliding else 0)
     return masked_attention(q, k, v, seen, config)
 
 
@@ -130,11 +132,11 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: Mode
     Shapes are those of :func:`attention`.
     """
     k, v = _every_head(q, k, v)
-    if not config.attention_softcap:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=config.scale)
+    if not config.attention.softcap:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=config.attention_scale)
         return _by_row(out)
-    scores = (q @ k.transpose(-1, -2)).float() * config.scale
-    capped = torch.tanh(scores / config.attention_softcap) * config.attention_softcap
+    scores = (q @ k.transpose(-1, -2)).float() * config.attention_scale
+    capped = torch.tanh(scores / config.attention.softcap) * config.attention.softcap
     return _by_row(capped.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v)
 
 

@@ -73,9 +73,9 @@ class _ChainBatch:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
         queries, keys, values = (by_head(x, self.size, len(self.positions)) for x in (q, k, v))
         seen = self.seen
-        if config.is_sliding(layer):
+        if config.attention.is_sliding(layer):
             distance = self.positions[:, None] - self.positions[None]
-            seen = seen & (distance < config.sliding_window)
+            seen = seen & (distance < config.attention.sliding_window)
         return masked_attention(queries, keys, values, seen, config)
 
 

@@ -107,7 +107,7 @@ def check_flat(model: TrainableModel) -> None:
 
 
 def _check(config: ModelConfig, drop_layers: int, mlp_width: int) -> None:
-    if config.experts is not None and (drop_layers or mlp_width):
+    if config.mlp.experts is not None and (drop_layers or mlp_width):
         raise TrainingError("a mixture of experts cannot be cut; begin from a dense model")
     if not 0 <= drop_layers < config.num_layers:
         raise TrainingError(
@@ -165,9 +165,9 @@ def _layer_types(model: TrainableModel, kept: list[int]) -> dict[str, Any]:
     config = model.config
     if "layer_types" in model.raw:
         return {"layer_types": [model.raw["layer_types"][i] for i in kept]}
-    if config.sliding_layers:
+    if config.attention.sliding_layers:
         kinds = ("full_attention", "sliding_attention")
-        return {"layer_types": [kinds[config.sliding_layers[i]] for i in kept]}
+        return {"layer_types": [kinds[config.attention.sliding_layers[i]] for i in kept]}
     return {}
 
 

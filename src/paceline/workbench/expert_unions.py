@@ -32,7 +32,7 @@ def with_experts(engine: Engine, traces: Sequence[Trace]) -> list[Trace]:
     Raises:
         ConfigError: the KV cache has no room for a text.
     """
-    experts, found = engine.runner.decoder.config.experts, []
+    experts, found = engine.runner.decoder.config.mlp.experts, []
     assert experts is not None
     for trace in traces:
         sizes = union_sizes(_chosen(engine, trace.token_ids.tolist()), experts.number)

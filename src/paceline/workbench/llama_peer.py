@@ -53,13 +53,14 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
             f"writing a GGUF file needs the package gguf: {install_command()}"
         ) from error
     config = checkpoint.config
-    if config.architecture not in ARCHITECTURES or config.rope.scaling != "default":
+    scaling = config.positions.rope.scaling
+    if config.architecture not in ARCHITECTURES or scaling != "default":
         raise ConfigError(
-            f"no conversion for {config.architecture} with {config.rope.scaling} rotary scaling; "
-            f"there is one for {', '.join(ARCHITECTURES)} without scaling"
+            f"no conversion for {config.architecture} with {scaling} rotary scaling; there "
+            f"is one for {', '.join(ARCHITECTURES)} without scaling"
         )
-    if config.activation != "silu":  # the format has no word for it
-        raise ConfigError(f"no conversion for the activation {config.activation}")
+    if config.mlp.activation != "silu":  # the format has no word for it
+        raise ConfigError(f"no conversion for the activation {config.mlp.activation}")
     kind = "llama" if config.architecture == "mistral" else config.architecture
     writer = gguf.GGUFWriter(path, kind)
     _add_sizes(writer, config)
@@ -89,9 +90,9 @@ def _add_sizes(writer: Any, config: ModelConfig) -> None:
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_rope_dimension_count(config.rope.dim or config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norms.eps)
+    writer.add_rope_freq_base(config.positions.rope.theta)
+    writer.add_rope_dimension_count(config.positions.rope.dim or config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")
     writer.add_file_type(0)

@@ -119,7 +119,7 @@ class NativeKV:
             values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
             self._arrays.append((keys, values))
             found |= dict(zip(layers, zip(keys, values, strict=True), strict=True))
-        readers = map(config.kv_layer, range(config.num_layers))
+        readers = map(config.attention.kv_layer, range(config.num_layers))
         read = [found.get(layer, (None, None)) for layer in readers]
         self.keys, self.values = [k for k, _ in read], [v for _, v in read]
 
@@ -151,7 +151,7 @@ class NativeForward:
     ) -> None:
         self._native = native_module()
         self._reach, self._layers = decoder.reach, decoder.layers
-        self._per_token = decoder.config.experts.per_token if decoder.config.experts else 0
+        self._per_token = decoder.config.mlp.experts.per_token if decoder.config.mlp.experts else 0
         self._decoder = self._native.Decoder(_description(decoder))
         if decoder.stream is not None:
             self._decoder.set_stream(decoder.stream)
@@ -231,18 +231,31 @@ class NativeForward:
 def _description(decoder: Decoder) -> dict[str, Any]:
     """What ``csrc/bind_forward.cpp`` reads."""
     c = decoder.config
-    numbers = (
-        *("hidden_size", "vocab_size", "num_logits", "num_heads", "attention_softcap"),
-        *("sliding_window", "norm_eps"),
-        *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_softcap"),
-        *("activation", "layer_norm", "gated_mlp", "parallel_residual", "qk_norm_last"),
-        *("window_chunks", "attention_gate", "gate_multiplier", "mlp_out_scale"),
-        "attention_out_scale",
-    )
+    attention, norms, mlp, multipliers = c.attention, c.norms, c.mlp, c.multipliers
     return {
-        **{name: getattr(c, name) for name in numbers},
+        "hidden_size": c.hidden_size,
+        "vocab_size": c.vocab_size,
+        "num_logits": c.num_logits,
+        "num_heads": c.num_heads,
+        "attention_softcap": attention.softcap,
+        "attention_gate": attention.gate,
+        "qk_norm_last": attention.qk_norm_last,
+        "sliding_window": attention.sliding_window,
+        "window_chunks": attention.window_chunks,
+        "norm_eps": norms.eps,
+        "layer_norm": norms.layer_norm,
+        "activation": mlp.activation,
+        "gated_mlp": mlp.gated,
+        "parallel_residual": mlp.parallel,
+        "embedding_multiplier": multipliers.embedding,
+        "residual_multiplier": multipliers.residual,
+        "attention_out_scale": multipliers.attention_out,
+        "gate_multiplier": multipliers.gate,
+        "mlp_out_scale": multipliers.mlp_out,
+        "logits_divisor": multipliers.logits_divisor,
+        "logits_softcap": multipliers.logits_softcap,
         "max_len": decoder.max_len,
-        "attention_scale": c.scale,
+        "attention_scale": c.attention_scale,
         "embedding": decoder.embedding,
         "head": decoder.head,
         "norm": _flat(decoder.norm),
@@ -259,8 +272,8 @@ def _entry(entry: Entry, config: ModelConfig) -> dict[str, Any]:
         "token_norm": entry.token_norm,
         "input_norm": entry.input_norm,
         "join": entry.join,
-        "norm_before_residual": config.norm_before_residual,
-        "is_residual": config.entry == RESIDUAL,
+        "norm_before_residual": config.entry.norm_before_residual,
+        "is_residual": config.entry.kind == RESIDUAL,
     }
 
 
@@ -278,14 +291,14 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "gate": layer.gate and layer.gate._asdict(),
         "scale": layer.scale,
         "altup": layer.altup and layer.altup._asdict(),
-        "sparse_deviations": decoder.config.sparse_deviations(index),
+        "sparse_deviations": decoder.config.mlp.sparse_deviations(index),
         "qkv": layer.qkv,
         "o": layer.o,
         "gate_up": layer.gate_up,
         "down": layer.down,
-        "latent": _latent(decoder.config.latent, layer.latent),
+        "latent": _latent(decoder.config.attention.latent, layer.latent),
         "recurrent": _recurrent(decoder.config.recurrent_of(index), layer.recurrent),
-        "mixture": _mixture(decoder.config.experts_of(index), layer.mixture),
+        "mixture": _mixture(decoder.config.mlp.experts_of(index), layer.mixture),
         "input_norm": _flat(layer.input_norm),
         "mlp_norm": _flat(layer.mlp_norm),
         "post_attention_norm": _flat(layer.post_attention_norm),
@@ -296,7 +309,7 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "cos": none if rope is None else rope.cos,
         "sin": none if rope is None else rope.sin,
         "q_scale": None if rope is None else rope.q_scale,
-        "sliding": decoder.config.is_sliding(index),
+        "sliding": decoder.config.attention.is_sliding(index),
         "ahead": decoder.config.sees_ahead(index),
     }
 
@@ -323,7 +336,7 @@ def _flat(norm: Floats | None) -> Floats | None:
 
 def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
     """From a row per head, which is equal for all query and for all key heads or is not."""
-    whole = config.qk_norm_whole
+    whole = config.attention.qk_norm_whole
     if norms is None:
         return {"q_norm": None, "k_norm": None, "norms_whole": False}
     heads = config.num_heads

@@ -308,7 +308,7 @@ class ReferenceOps:
         if k is not None and v is not None:
             self.write_kv(layer, k, v, batch)
         keys, values = batch.cache[layer][0], batch.cache[layer][-1]
-        sliding = config.is_sliding(layer)
+        sliding = config.attention.is_sliding(layer)
         out = q.new_zeros(q.shape)
         for group in batch.groups:
             self._attend(out, q, keys, values, group, sliding, config, sinks)
@@ -348,12 +348,12 @@ class ReferenceOps:
     def _one_call(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, config: ModelConfig
     ) -> Tensor:
-        if not config.attention_softcap:
-            return self._problems(query, key, value, mask, config.scale)
+        if not config.attention.softcap:
+            return self._problems(query, key, value, mask, config.attention_scale)
         # Capped scores go in as the additive mask of a call whose own scores are all zero. The dot
         # products sum over one row's last dimension: [r, kv, group, 1, d] * [r, kv, 1, lanes, d]
-        scores = (query.unsqueeze(3) * key.unsqueeze(2)).sum(-1).mul_(config.scale)
-        capped = self.softcap(scores, config.attention_softcap) + mask
+        scores = (query.unsqueeze(3) * key.unsqueeze(2)).sum(-1).mul_(config.attention_scale)
+        capped = self.softcap(scores, config.attention.softcap) + mask
         return self._problems(torch.zeros_like(query), key, value, capped, 1.0)
 
     def _problems(

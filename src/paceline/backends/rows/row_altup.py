@@ -74,7 +74,7 @@ def low_rank(layer: Layer, read: Tensor, config: ModelConfig, ops: RowOps) -> Te
     """What a layer's attention has beside it, of the rows that it reads."""
     assert layer.altup is not None
     found = ops.row_linear(ops.row_linear(read, layer.altup.left), layer.altup.right)
-    return read + ops.rms_norm(found, layer.altup.norm, config.norm_eps)
+    return read + ops.rms_norm(found, layer.altup.norm, config.norms.eps)
 
 
 def sparse(gate_up: Tensor, deviations: float) -> Tensor:
@@ -94,7 +94,7 @@ def _active(config: ModelConfig) -> int:
 
 def _scores(weights: AltUpLayer, x: Tensor, count: int, config: ModelConfig, ops: RowOps) -> Tensor:
     """What a row says of its streams, ``[rows, streams]``."""
-    normed = ops.rms_norm(x, weights.router_norm, config.norm_eps)
+    normed = ops.rms_norm(x, weights.router_norm, config.norms.eps)
     return ops.softcap(_small(normed, weights.router, count), 1.0)
 
 

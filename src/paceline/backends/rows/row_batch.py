@@ -111,7 +111,7 @@ class _Rows:
 
 
 def _group(rows: _Rows, members: list[int], lanes: int, config: ModelConfig) -> AttentionGroup:
-    window = config.sliding_window
+    window = config.attention.sliding_window
     slots = np.zeros((len(members), lanes), dtype=np.int64)
     mask = np.full((len(members), 1, 1, lanes), -np.inf, dtype=np.float32)
     sliding = mask.copy() if window else None
@@ -120,8 +120,8 @@ def _group(rows: _Rows, members: list[int], lanes: int, config: ModelConfig) -> 
         slots[at, :end] = rows.slots[row][:end]
         mask[at, 0, 0, :end] = 0.0
         if sliding is not None:
-            stop = end if config.sliding_sees_ahead else position + 1
-            sliding[at, 0, 0, config.first_in_window(position) : stop] = 0.0
+            stop = end if config.entry.sliding_sees_ahead else position + 1
+            sliding[at, 0, 0, config.attention.first_in_window(position) : stop] = 0.0
     if rows.displaced:
         for at, row in enumerate(members):
             for position, slot in rows.displaced.get(row, ()):
@@ -157,7 +157,7 @@ def build_batch(
         row_multiple: the backend's padding.
         config: of the model, which says what rows see.
     """
-    rows = _Rows(config.reads_blocks)
+    rows = _Rows(config.entry.reads_blocks)
     for span, table in zip(spans, block_tables, strict=True):
         rows.add(span, slots_of(table))
     count = len(rows.tokens)

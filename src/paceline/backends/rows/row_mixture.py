@@ -93,12 +93,12 @@ def mixed(
     mixture: Mixture, x: Tensor, stream: Tensor, config: ModelConfig, ops: RowOps
 ) -> tuple[Tensor, Routing]:
     """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
-    experts = config.experts
+    experts = config.mlp.experts
     assert experts is not None
 
     def normed(rows: Tensor, norm: str, otherwise: Tensor) -> Tensor:
         weight = getattr(mixture.norms, norm, None)
-        return otherwise if weight is None else ops.rms_norm(rows, weight, config.norm_eps)
+        return otherwise if weight is None else ops.rms_norm(rows, weight, config.norms.eps)
 
     logits = ops.row_linear(normed(stream, "router", x), mixture.router)
     ids, weights = choose(logits[:, : experts.number], experts, mixture.choice_bias, ops.sigmoid)
@@ -132,8 +132,8 @@ def _fed_forward(layer: FeedForward, x: Tensor, config: ModelConfig, ops: RowOps
     rows = len(x)
     x = F.pad(x, (0, 0, 0, -rows % ops.row_multiple))
     inner = ops.row_linear(x, layer.gate_up)
-    if config.gated_mlp:
-        inner = ops.gated_activation(inner, config.activation)
+    if config.mlp.gated:
+        inner = ops.gated_activation(inner, config.mlp.activation)
     else:
-        inner = ops.activation(inner, config.activation, None)
+        inner = ops.activation(inner, config.mlp.activation, None)
     return ops.row_linear(inner, layer.down)[:rows]

@@ -113,7 +113,7 @@ class Rows:
         self.routed.clear()
         self._adapters = adapters
         x, joined = self._enter(input_ids, inputs)
-        if self._decoder.places is not None and c.entry != RESIDUAL:
+        if self._decoder.places is not None and c.entry.kind != RESIDUAL:
             x = x + self._decoder.places[positions]
         angles = self._angles(positions)
         told = self._layer_inputs(input_ids, x)
@@ -130,7 +130,7 @@ class Rows:
             if streams is not None:
                 x = (x + low_rank(layer, read, c, ops)) * 0.5**0.5
             if c.has_mlp(index):
-                x = self._fed_forward(index, layer, x, entered if c.parallel_residual else x)
+                x = self._fed_forward(index, layer, x, entered if c.mlp.parallel else x)
             own = None if told is None else told[:, index]
             if streams is not None:
                 streams, x = self._corrected(layer, streams, x, own)
@@ -163,12 +163,12 @@ class Rows:
     def _enter(self, input_ids: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The residual stream that enters layer 0, and what it reads instead of its norm."""
         c, ops, entry = self.config, self.ops, self._decoder.entry
-        if c.entry == RESIDUAL:
+        if c.entry.kind == RESIDUAL:
             assert inputs is not None
             return inputs, None
         x = ops.embedding(input_ids, self._decoder.embedding)
-        if c.embedding_multiplier != 1.0:
-            x = x * c.embedding_multiplier
+        if c.multipliers.embedding != 1.0:
+            x = x * c.multipliers.embedding
         assert (entry is None) == (inputs is None), "inputs are for decoders that have an entry"
         if entry is None or inputs is None:
             return x, None
@@ -176,7 +176,7 @@ class Rows:
         joined = torch.cat((self._normed(x, entry.token_norm), normed), dim=1)
         if entry.join is not None:
             return ops.row_linear(joined, entry.join), None
-        return normed if c.norm_before_residual else inputs, joined
+        return normed if c.entry.norm_before_residual else inputs, joined
 
     def _layer_inputs(self, input_ids: Tensor, x: Tensor) -> Tensor | None:
         """The inputs that layers have besides ``x``, ``[rows, layers, width]``; None: none."""
@@ -187,7 +187,7 @@ class Rows:
         token = ops.embedding(known, weights.embedding) * c.layer_inputs.multiplier
         read = ops.row_linear(x, weights.projection) * c.hidden_size**-0.5
         shape = (len(x), -1, c.layer_inputs.width)
-        normed = ops.rms_norm(read.view(shape), weights.norm, c.norm_eps)
+        normed = ops.rms_norm(read.view(shape), weights.norm, c.norms.eps)
         found: Tensor = (normed + token.view(shape)) * 0.5**0.5
         return found
 
@@ -200,7 +200,7 @@ class Rows:
     def _gated(self, weights: LayerGate, x: Tensor, told: Tensor) -> Tensor:
         """What a layer's input adds to the residual stream ``x``."""
         ops = self.ops
-        gate = ops.activation(ops.row_linear(x, weights.gate), self.config.activation, None)
+        gate = ops.activation(ops.row_linear(x, weights.gate), self.config.mlp.activation, None)
         return self._normed(ops.row_linear(gate * told, weights.projection), weights.norm)
 
     def _corrected(
@@ -225,9 +225,9 @@ class Rows:
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:
             return x
-        if self.config.layer_norm:
-            return self.ops.layer_norm(x, norm[0], norm[1], self.config.norm_eps)
-        return self.ops.rms_norm(x, norm, self.config.norm_eps)
+        if self.config.norms.layer_norm:
+            return self.ops.layer_norm(x, norm[0], norm[1], self.config.norms.eps)
+        return self.ops.rms_norm(x, norm, self.config.norms.eps)
 
     def _linear(self, index: int, name: str, x: Tensor) -> Tensor:
         """A linear of a layer, with what the rows' adapters add."""
@@ -251,26 +251,26 @@ class Rows:
         turned = c.num_heads + own
         ends = turned + (own if has_values else 0)
         qk, v = heads[:, :turned], heads[:, turned if has_values else c.num_heads : ends]
-        gate = heads[:, ends:].flatten(1) if c.attention_gate else None
-        if layer.qk_norm is not None and not c.qk_norm_last:
+        gate = heads[:, ends:].flatten(1) if c.attention.gate else None
+        if layer.qk_norm is not None and not c.attention.qk_norm_last:
             qk = self._normed_heads(qk, layer.qk_norm)
         if angles is not None:
             qk = ops.rotary(qk, angles.cos, angles.sin)
-        if layer.qk_norm is not None and c.qk_norm_last:
+        if layer.qk_norm is not None and c.attention.qk_norm_last:
             qk = self._normed_heads(qk, layer.qk_norm)
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         if angles is not None and angles.q_scale is not None:
             q = q * angles.q_scale
         if not own:
             return Heads(q, None, None, gate)
-        v = v if layer.v_norm is None else ops.rms_norm(v, layer.v_norm, c.norm_eps)
+        v = v if layer.v_norm is None else ops.rms_norm(v, layer.v_norm, c.norms.eps)
         return Heads(q, k, v, gate)
 
     def _latent_heads(
         self, weights: LatentWeights, first: Any, read: Tensor, angles: Angles | None
     ) -> Heads:
         """As :meth:`_heads`: queries of keys that are rotated dimensions and latents."""
-        c, ops, latent = self.config, self.ops, self.config.latent
+        c, ops, latent = self.config, self.ops, self.config.attention.latent
         assert latent is not None
         assert angles is not None
         down = ops.row_linear(read, first)
@@ -289,11 +289,11 @@ class Rows:
     def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
         """Queries and keys ``[rows, heads + kv_heads, head_dim]`` after their norms."""
         c, ops = self.config, self.ops
-        if not c.qk_norm_whole:
-            return ops.rms_norm(qk, norm, c.norm_eps)
+        if not c.attention.qk_norm_whole:
+            return ops.rms_norm(qk, norm, c.norms.eps)
         sizes = (c.num_heads, c.num_kv_heads)
         normed = [
-            ops.rms_norm(heads.flatten(1), weight.flatten(), c.norm_eps)
+            ops.rms_norm(heads.flatten(1), weight.flatten(), c.norms.eps)
             for heads, weight in zip(qk.split(sizes, dim=1), norm.split(sizes), strict=True)
         ]
         return torch.cat(normed, dim=1).view(qk.shape)
@@ -310,15 +310,17 @@ class Rows:
         if not shape.beside:
             return found
         attended = self._attended(index, layer, self._heads(index, layer, read, angles), batch)
-        return found + attended * c.attention_out_scale
+        return found + attended * c.multipliers.attention_out
 
     def _attended(self, index: int, layer: Layer, heads: Heads, batch: Any) -> Tensor:
         c, ops = self.config, self.ops
         attended = ops.attention(index, heads.q, heads.k, heads.v, c, batch, layer.sinks)
         if heads.gate is not None:
             attended = attended * ops.sigmoid(heads.gate)
-        if layer.latent is not None and c.latent is not None:
-            latents = attended.view(len(attended), c.num_heads, -1)[..., c.latent.rope_dim :]
+        if layer.latent is not None and c.attention.latent is not None:
+            latents = attended.view(len(attended), c.num_heads, -1)[
+                ..., c.attention.latent.rope_dim :
+            ]
             attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
         return self._linear(index, "o", attended)
 
@@ -330,27 +332,28 @@ class Rows:
             mlp, routing = mixed(layer.mixture, read, stream, c, ops)
             self.routed.append(routing)
         else:
-            mlp = sparse(self._linear(index, "gate_up", read), c.sparse_deviations(index))
-            if c.gate_multiplier != 1.0:
+            mlp = sparse(self._linear(index, "gate_up", read), c.mlp.sparse_deviations(index))
+            if c.multipliers.gate != 1.0:
                 gate, up = mlp.chunk(2, dim=1)
-                mlp = torch.cat((gate * c.gate_multiplier, up), dim=1)
-            if c.gated_mlp:
-                mlp = ops.gated_activation(mlp, c.activation)
+                mlp = torch.cat((gate * c.multipliers.gate, up), dim=1)
+            if c.mlp.gated:
+                mlp = ops.gated_activation(mlp, c.mlp.activation)
             else:
-                mlp = ops.activation(mlp, c.activation, layer.learnt)
+                mlp = ops.activation(mlp, c.mlp.activation, layer.learnt)
             mlp = self._linear(index, "down", mlp)
-            if c.mlp_out_scale != 1.0:
-                mlp = mlp * c.mlp_out_scale
+            if c.multipliers.mlp_out != 1.0:
+                mlp = mlp * c.multipliers.mlp_out
         return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
 
     def _scaled(self, branch: Tensor) -> Tensor:
-        m = self.config.residual_multiplier
+        m = self.config.multipliers.residual
         return branch if m == 1.0 else branch * m
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[rows, hidden_size]`` (padded like the batch) to ``[rows, num_logits]`` float32."""
         c = self.config
         logits = self.ops.row_linear(hidden, self._decoder.head)
-        if c.logits_divisor != 1.0:
-            logits = logits / c.logits_divisor
-        return self.ops.softcap(logits, c.logits_softcap) if c.logits_softcap else logits
+        if c.multipliers.logits_divisor != 1.0:
+            logits = logits / c.multipliers.logits_divisor
+        softcap = c.multipliers.logits_softcap
+        return self.ops.softcap(logits, softcap) if softcap else logits

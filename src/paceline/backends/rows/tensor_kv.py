@@ -82,7 +82,7 @@ class TensorKV:
                 self._own.append((dim, held))
                 self.layers.append(held)
             elif config.has_attention(layer):
-                self.layers.append(self.layers[config.kv_layer(layer)])
+                self.layers.append(self.layers[config.attention.kv_layer(layer)])
             else:
                 self.layers.append(torch.empty(0, device=device))
 

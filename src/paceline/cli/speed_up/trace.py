@@ -72,7 +72,7 @@ def trace_command(options: TraceOptions, is_kept: bool = True) -> int:
                 params = [_params(options, start + i) for i in range(len(batch))]
                 outputs = llm.generate(batch, params, on_finished=after(start, advance))
                 traces = [_to_trace(start + i, output) for i, output in enumerate(outputs)]
-                if llm.checkpoint.config.experts:
+                if llm.checkpoint.config.mlp.experts:
                     traces = llm.call(partial(with_experts, traces=traces))
                 writer.write_shard(traces)
                 num_tokens += sum(len(trace.logprobs) for trace in traces)

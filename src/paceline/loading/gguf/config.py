@@ -6,7 +6,6 @@ the keys of the format and where its conventions differ from those of ``config.j
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -162,12 +161,12 @@ def config_from_gguf(container: GgufContainer, told: Mapping[str, Any]) -> Model
     """The configuration, from what :func:`hf_config_from_gguf` told, which raises the same."""
     config = config_from_hf(told)
     biases = _biases(container)
-    return dataclasses.replace(
-        config,
-        qkv_bias=biases["qkv_bias"] or config.qkv_bias,
-        o_bias=biases["o_bias"],
-        mlp_bias=biases["mlp_bias"],
-    )
+    traits = {
+        "attention.qkv_bias": biases["qkv_bias"] or config.attention.qkv_bias,
+        "attention.o_bias": biases["o_bias"],
+        "mlp.bias": biases["mlp_bias"],
+    }
+    return config.with_traits(traits)
 
 
 def _experts(container: GgufContainer, keys: _Keys, architecture: str) -> dict[str, Any]:

@@ -233,7 +233,7 @@ class GgufTensors(StoredTensors):
         if place.unpermute == "qkv":
             order, heads = fused_halves(c), c.num_heads + 2 * c.num_kv_heads
         else:
-            dim = c.head_dim if place.whole_heads else c.rope.dim or c.head_dim
+            dim = c.head_dim if place.whole_heads else c.positions.rope.dim or c.head_dim
             order = halves(heads, c.head_dim, dim)
         if len(tensor) != len(order):
             raise ModelLoadError(

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig
+from paceline.models.config import (
+    LEARNT_KEYS,
+    MASK_TOKEN_KEYS,
+    XIELU,
+    Experts,
+    ModelConfig,
+    PositionConfig,
+)
 from paceline.models.families.dense import DENSE_FAMILIES
 from paceline.models.families.experts import dense_width, experts_from_hf
 from paceline.models.families.families import FAMILIES as FIRST_FAMILIES
@@ -45,6 +52,7 @@ from paceline.models.families.rope import (
     rope_from_hf,
     still_rope_from_hf,
 )
+from paceline.models.recurrent import Recurrent
 from paceline.tensors.arrays import BFLOAT16
 
 FAMILIES: Mapping[str, Family] = {
@@ -97,49 +105,57 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     turns = {"partial": family.partial_rotary, "grows": family.grows}
     rope = rope_from_hf(fields, FULL, full, **turns)
     local = rope_from_hf(fields, SLIDING, rotated, **turns, unscaled=family.unscaled_windows)
+    traits: dict[str, Any] = {}
     if latent:
-        sizes |= {"num_kv_heads": 1, "head_dim": latent.key_dim, "latent": latent}
-        sizes["attention_scale"] = latent_scale(latent, rope)
+        sizes |= {"num_kv_heads": 1, "head_dim": latent.key_dim}
+        traits = {"attention.latent": latent, "attention.scale": latent_scale(latent, rope)}
     sizes["max_position"] = extended_positions(rope, sizes["max_position"])
-    dtype = _dtype(fields)
-    bos = fields.token_ids("bos_token_id", sizes["vocab_size"])
-    tied = fields.flag("tie_word_embeddings")
-    return ModelConfig(
-        architecture=name,
-        **sizes,
-        norm_eps=fields.number("rms_norm_eps", 1e-12, 0.1),
-        activation=_activation(fields, family),
-        tie_embeddings=tied,
-        rope=rope,
-        local_rope=local if window and local != rope else None,
-        still_rope=still_rope_from_hf(fields),
-        sliding_window=window,
-        sliding_layers=sliding,
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=fields.token_ids("eos_token_id", sizes["vocab_size"]),
-        dtype=dtype,
-        mask_token_id=_mask_token(fields, sizes["vocab_size"]),
-        draft_vocab_size=_draft_vocab_size(fields, sizes["vocab_size"], tied),
-        experts=(
-            experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
-        ),
-        recurrent=(
-            recurrent_from_hf(
-                fields, family.recurrent, sizes["num_layers"], sizes["hidden_size"], family.beside
-            )
-            if family.recurrent
-            else None
-        ),
-        only_part=only_parts(fields) if family.single_parts else (),
-        learnt=_learnt(fields, sizes["num_layers"]),
-        rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
-        **_traits(fields, family, sizes, dtype),
-        **(
-            per_layer_from_hf(Fields(called, family.defaults), heads, sliding, DTYPES[dtype])
-            if heads
-            else {}
-        ),
+    traits |= {
+        "norms.eps": fields.number("rms_norm_eps", 1e-12, 0.1),
+        "attention.sliding_window": window,
+        "attention.sliding_layers": sliding,
+        "mlp.activation": _activation(fields, family),
+        "mlp.learnt": _learnt(fields, sizes["num_layers"]),
+        "mlp.experts": _experts(fields, family, sizes["num_layers"]),
+        "recurrent": _recurrent(fields, family, sizes),
+        "only_part": only_parts(fields) if family.single_parts else (),
+        **_ends(fields, sizes["vocab_size"]),
+    }
+    traits |= _traits(fields, family, sizes, traits["dtype"])
+    if heads:
+        listed = Fields(called, family.defaults)
+        traits |= per_layer_from_hf(listed, heads, sliding, DTYPES[traits["dtype"]])
+    positions = PositionConfig(
+        rope,
+        local if window and local != rope else None,
+        still_rope_from_hf(fields),
+        _rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
     )
+    return ModelConfig(architecture=name, **sizes, positions=positions).with_traits(traits)
+
+
+def _experts(fields: Fields, family: Family, num_layers: int) -> Experts | None:
+    return experts_from_hf(fields, family.experts, num_layers) if family.experts else None
+
+
+def _recurrent(fields: Fields, family: Family, sizes: Mapping[str, Any]) -> Recurrent | None:
+    if not family.recurrent:
+        return None
+    layers, width = sizes["num_layers"], sizes["hidden_size"]
+    return recurrent_from_hf(fields, family.recurrent, layers, width, family.beside)
+
+
+def _ends(fields: Fields, vocab_size: int) -> dict[str, Any]:
+    """What is said of tokens, of the head and of the dtype."""
+    bos, tied = fields.token_ids("bos_token_id", vocab_size), fields.flag("tie_word_embeddings")
+    return {
+        "tie_embeddings": tied,
+        "bos_token_id": bos[0] if bos else None,
+        "eos_token_ids": fields.token_ids("eos_token_id", vocab_size),
+        "dtype": _dtype(fields),
+        "mask_token_id": _mask_token(fields, vocab_size),
+        "draft_vocab_size": _draft_vocab_size(fields, vocab_size, tied),
+    }
 
 
 def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -290,7 +306,7 @@ def _activation(fields: Fields, family: Family) -> str:
         return "clamped_swiglu"
     # Gemma's hidden_act is a former name, which says what the models were not trained with.
     name = fields.text("hidden_activation" if family.gemma else "hidden_act")
-    ungated = not family.flags.get("gated_mlp", True)
+    ungated = not family.flags.get("mlp.gated", True)
     if name == XIELU and ungated:
         return XIELU
     if name not in _ACTIVATIONS:
@@ -383,26 +399,28 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
     traits: dict[str, Any] = dict(family.flags)
     if fields.flag("attention_bias"):
         traits.update(dict.fromkeys(family.biases, True))
-    if fields.get("qkv_bias") is not None and "qkv_bias" in family.flags:
-        traits["qkv_bias"] = fields.flag("qkv_bias")
+    if fields.get("qkv_bias") is not None and "attention.qkv_bias" in family.flags:
+        traits["attention.qkv_bias"] = fields.flag("qkv_bias")
     if family.mlp_bias:
-        traits["mlp_bias"] = fields.flag("mlp_bias")
+        traits["mlp.bias"] = fields.flag("mlp_bias")
     for key, name in family.multipliers.items():
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:
         # The reference rounds the factor to the dtype of the weights, and so do trained models.
-        traits["embedding_multiplier"] = rounded_root(sizes["hidden_size"], DTYPES[dtype])
-        traits["attention_scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
-        traits["logits_softcap"] = fields.number("final_logit_softcapping", 0.0, 1e9, 0.0)
+        traits["multipliers.embedding"] = rounded_root(sizes["hidden_size"], DTYPES[dtype])
+        traits["attention.scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
+        traits["multipliers.logits_softcap"] = fields.number(
+            "final_logit_softcapping", 0.0, 1e9, 0.0
+        )
     if family.caps_scores:
-        traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
+        traits["attention.softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
     for key, names in family.switches.items():
         if fields.flag(key):
             traits.update(dict.fromkeys(names, True))
     if family.beside:
         traits |= scales_from_hf(fields, sizes["head_dim"])
     if family.logit_scale:
-        traits["logits_divisor"] = 1.0 / fields.number("logit_scale", 1e-9, 1e9, 1.0)
+        traits["multipliers.logits_divisor"] = 1.0 / fields.number("logit_scale", 1e-9, 1e9, 1.0)
     if family.depth_scaled:
         traits |= _depth_scales(fields, sizes)
     return traits
@@ -412,9 +430,9 @@ def _depth_scales(fields: Fields, sizes: Mapping[str, Any]) -> dict[str, float]:
     """MiniCPM's scalars. In its own class each is 1 where the configuration does not say it."""
     base = fields.number("dim_model_base", 1e-9, 1e9, 1.0)
     return {
-        "embedding_multiplier": fields.number("scale_emb", 1e-9, 1e9, 1.0),
-        "residual_multiplier": (
+        "multipliers.embedding": fields.number("scale_emb", 1e-9, 1e9, 1.0),
+        "multipliers.residual": (
             fields.number("scale_depth", 1e-9, 1e9, 1.0) / sizes["num_layers"] ** 0.5
         ),
-        "logits_divisor": sizes["hidden_size"] / base,
+        "multipliers.logits_divisor": sizes["hidden_size"] / base,
     }

@@ -19,9 +19,9 @@ _DEFAULTS: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_BOTH = ("qkv_bias", "o_bias")
-_ONLY_POST_NORMS = {"pre_norms": False, "post_norms": True}
-_WHOLE_NORMS = {"qk_norm": True, "qk_norm_whole": True}
+_BOTH = ("attention.qkv_bias", "attention.o_bias")
+_ONLY_POST_NORMS = {"norms.before": False, "norms.after": True}
+_WHOLE_NORMS = {"attention.qk_norm": True, "attention.qk_norm_whole": True}
 _OLMO = {**_DEFAULTS, "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 50279}
 _GLM = {
     **_DEFAULTS,
@@ -40,9 +40,9 @@ _GLM4_NAMES = (
 )
 HUNYUAN_NAMES = ((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm."))
 _LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
-_BIASED_NORMS = {"layer_norm": True, "norm_bias": True}
-_ALL_BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
-_PARALLEL = {"layer_norm": True, "parallel_residual": True, "shared_norm": True}
+_BIASED_NORMS = {"norms.layer_norm": True, "norms.bias": True}
+_ALL_BIASES = {"attention.qkv_bias": True, "attention.o_bias": True, "mlp.bias": True}
+_PARALLEL = {"norms.layer_norm": True, "mlp.parallel": True, "norms.shared": True}
 _COHERE = {
     **_DEFAULTS,
     "rms_norm_eps": 1e-5,
@@ -115,11 +115,13 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         slides="alternately",
         unscaled_windows=True,
     ),
-    "glm": Family(_GLM, biases=("qkv_bias",), partial_rotary=True, layout=Layout(interleaved=True)),
+    "glm": Family(
+        _GLM, biases=("attention.qkv_bias",), partial_rotary=True, layout=Layout(interleaved=True)
+    ),
     "glm4": Family(
         _GLM,
-        {"post_norms": True},
-        ("qkv_bias",),
+        {"norms.after": True},
+        ("attention.qkv_bias",),
         partial_rotary=True,
         layout=Layout(_GLM4_NAMES, interleaved=True),
     ),
@@ -131,7 +133,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "sliding_window_pattern": 4,
             "bos_token_id": 0,
         },
-        {**_ONLY_POST_NORMS, "qk_norm": True},
+        {**_ONLY_POST_NORMS, "attention.qk_norm": True},
         slides="alternately",
         rotates="sliding",
     ),
@@ -145,12 +147,12 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "head_dim": 128,
             "tie_word_embeddings": True,
         },
-        switches={"use_bias": (*_BOTH, "mlp_bias")},
+        switches={"use_bias": (*_BOTH, "mlp.bias")},
         layout=Layout(interleaved=True),
     ),
     "hunyuan_v1_dense": Family(
         {**_DEFAULTS, "rms_norm_eps": 1e-5},
-        {"qk_norm": True, "qk_norm_last": True},
+        {"attention.qk_norm": True, "attention.qk_norm_last": True},
         _BOTH,
         refused=("use_cla",),
         layout=Layout(HUNYUAN_NAMES),
@@ -164,9 +166,9 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "attention_bias": True,
             "bos_token_id": 0,
         },
-        biases=("qkv_bias",),
+        biases=("attention.qkv_bias",),
         mlp_bias=True,
-        switches={"attention_out_bias": ("o_bias",)},
+        switches={"attention_out_bias": ("attention.o_bias",)},
     ),
     "ministral": Family(
         {
@@ -225,7 +227,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "rope_theta": 1e5,
             "head_dim": 128,
         },
-        biases=("qkv_bias",),
+        biases=("attention.qkv_bias",),
         mlp_bias=True,
         layout=Layout(interleaved=True),
     ),
@@ -260,10 +262,10 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 50256,
             "eos_token_id": 50256,
         },
-        {**_BIASED_NORMS, "gated_mlp": False},
+        {**_BIASED_NORMS, "mlp.gated": False},
         slides="always",
         keys={"rms_norm_eps": "norm_epsilon"},
-        switches={"use_bias": (*_BOTH, "mlp_bias")},
+        switches={"use_bias": (*_BOTH, "mlp.bias")},
         layout=Layout(_C_NAMES),
     ),
     "nemotron": Family(
@@ -276,7 +278,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 2,
             "eos_token_id": 3,
         },
-        {**_BIASED_NORMS, "norm_plus_one": True, "gated_mlp": False},
+        {**_BIASED_NORMS, "norms.plus_one": True, "mlp.gated": False},
         _BOTH,
         mlp_bias=True,
         partial_rotary=True,
@@ -291,7 +293,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 128000,
             "eos_token_id": 128001,
         },
-        {"gated_mlp": False},
+        {"mlp.gated": False},
         _BOTH,
         mlp_bias=True,
     ),
@@ -308,8 +310,8 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         partial_rotary=True,
         keys=_LAYER_NORM_EPS,
         switches={
-            "use_qkv_bias": ("qkv_bias",),
-            "use_parallel_residual": ("parallel_residual", "shared_norm"),
+            "use_qkv_bias": ("attention.qkv_bias",),
+            "use_parallel_residual": ("mlp.parallel", "norms.shared"),
         },
         refused=("qk_layernorm",),
     ),
@@ -323,7 +325,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "attention_bias": True,
             "bos_token_id": 0,
         },
-        {**_BIASED_NORMS, "gated_mlp": False, "mlp_bias": True},
+        {**_BIASED_NORMS, "mlp.gated": False, "mlp.bias": True},
         _BOTH,
         partial_rotary=True,
         keys={
@@ -331,7 +333,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "partial_rotary_factor": "rotary_pct",
             "rope_theta": "rotary_emb_base",
         },
-        switches={"use_parallel_residual": ("parallel_residual",)},
+        switches={"use_parallel_residual": ("mlp.parallel",)},
         layout=Layout(
             _NEOX_NAMES,
             ignored=r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
@@ -348,7 +350,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 50256,
             "eos_token_id": 50256,
         },
-        {**_BIASED_NORMS, **_ALL_BIASES, "gated_mlp": False, "learned_positions": True},
+        {**_BIASED_NORMS, **_ALL_BIASES, "mlp.gated": False, "positions.learned": True},
         keys={
             "hidden_size": "n_embd",
             "intermediate_size": "n_inner",
@@ -371,7 +373,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 0.5,
         },
-        {**_PARALLEL, **_ALL_BIASES, "norm_bias": True, "gated_mlp": False, "head_bias": True},
+        {**_PARALLEL, **_ALL_BIASES, "norms.bias": True, "mlp.gated": False, "head_bias": True},
         partial_rotary=True,
         keys=_LAYER_NORM_EPS,
         refused=("qk_layernorm",),
@@ -393,7 +395,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
                 "original_max_position_embeddings": 8192,
             },
         },
-        {"qk_norm": True, "gated_mlp": False},
+        {"attention.qk_norm": True, "mlp.gated": False},
         _BOTH,
         layout=Layout(_APERTUS_NAMES, ignored=r".*\.mlp\.act_fn\.eps"),
     ),

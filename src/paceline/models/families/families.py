@@ -20,7 +20,8 @@ class Family:
 
     Attributes:
         defaults: values of keys that its configurations may leave out.
-        flags: fields of the model configuration that hold for every member.
+        flags: fields of the model configuration that hold for every member, those of its parts as
+            ``part.field``; so are fields everywhere below.
         biases: fields that the key ``attention_bias`` switches on.
         mlp_bias: whether the key of that name is heeded.
         slides: ``never``, ``always`` (where a window is given), ``listed`` (where a window is given
@@ -97,7 +98,7 @@ class Family:
         return {**raw, **own}
 
 
-_BOTH = ("qkv_bias", "o_bias")
+_BOTH = ("attention.qkv_bias", "attention.o_bias")
 _LLAMA = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -142,15 +143,15 @@ _GEMMA3 = {
     "final_logit_softcapping": None,
 }
 GRANITE_SCALARS = {
-    "embedding_multiplier": "embedding_multiplier",
-    "residual_multiplier": "residual_multiplier",
-    "attention_multiplier": "attention_scale",
-    "logits_scaling": "logits_divisor",
+    "embedding_multiplier": "multipliers.embedding",
+    "residual_multiplier": "multipliers.residual",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "multipliers.logits_divisor",
 }
 _QWEN_MOE = {**_QWEN, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
-_GEMMA_FLAGS = {"post_norms": True, "norm_plus_one": True}
+_GEMMA_FLAGS = {"norms.after": True, "norms.plus_one": True}
 _GEMMA3_FAMILY = Family(
-    _GEMMA3, {**_GEMMA_FLAGS, "qk_norm": True}, _BOTH, slides="alternately", gemma=True
+    _GEMMA3, {**_GEMMA_FLAGS, "attention.qk_norm": True}, _BOTH, slides="alternately", gemma=True
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -164,9 +165,9 @@ FAMILIES: Mapping[str, Family] = {
         },
         slides="always",
     ),
-    "qwen2": Family(_QWEN, {"qkv_bias": True}, slides="late"),
-    "mimo": Family(_QWEN, {"qkv_bias": True}, slides="late"),
-    "qwen3": Family({**_QWEN, "head_dim": 128}, {"qk_norm": True}, _BOTH, slides="late"),
+    "qwen2": Family(_QWEN, {"attention.qkv_bias": True}, slides="late"),
+    "mimo": Family(_QWEN, {"attention.qkv_bias": True}, slides="late"),
+    "qwen3": Family({**_QWEN, "head_dim": 128}, {"attention.qk_norm": True}, _BOTH, slides="late"),
     "phi3": Family(
         {
             **_LLAMA,
@@ -201,7 +202,7 @@ FAMILIES: Mapping[str, Family] = {
             "moe_intermediate_size": 1408,
             "shared_expert_intermediate_size": 5632,
         },
-        {"qkv_bias": True},
+        {"attention.qkv_bias": True},
         slides="late",
         experts=ExpertKeys(
             "moe_intermediate_size",
@@ -218,7 +219,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_local_experts": 128,
             "moe_intermediate_size": 768,
         },
-        {"qk_norm": True},
+        {"attention.qk_norm": True},
         _BOTH,
         slides="if_asked",
         experts=ExpertKeys("moe_intermediate_size", renormalise=False, some_dense=True),
@@ -232,7 +233,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts": 64,
             "num_experts_per_tok": 8,
         },
-        {"qk_norm": True, "qk_norm_whole": True},
+        {"attention.qk_norm": True, "attention.qk_norm_whole": True},
         _BOTH,
         experts=ExpertKeys(renormalise=False),
     ),
@@ -275,7 +276,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
         },
-        {"attention_sinks": True},
+        {"attention.sinks": True},
         _BOTH,
         slides="alternately",
         clamped=True,

@@ -13,7 +13,7 @@ from paceline.models.families.experts import ExpertKeys
 from paceline.models.families.families import Family
 from paceline.models.families.rope import FULL, SLIDING
 
-_BOTH = ("qkv_bias", "o_bias")
+_BOTH = ("attention.qkv_bias", "attention.o_bias")
 _GEMMA4 = Family(
     {
         "vocab_size": 262144,
@@ -40,7 +40,12 @@ _GEMMA4 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    {"post_norms": True, "qk_norm": True, "value_norm": True, "layer_scales": True},
+    {
+        "norms.after": True,
+        "attention.qk_norm": True,
+        "attention.value_norm": True,
+        "layer_scales": True,
+    },
     _BOTH,
     slides="alternately",
     gemma=True,
@@ -96,7 +101,7 @@ _GEMMA3N = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    {"post_norms": True, "qk_norm": True, "value_norm": True},
+    {"norms.after": True, "attention.qk_norm": True, "attention.value_norm": True},
     _BOTH,
     slides="alternately",
     gemma=True,

@@ -12,7 +12,7 @@ from paceline.models.families.families import GRANITE_SCALARS, Family
 from paceline.models.families.layout import Layout
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV
 
-_BOTH = ("qkv_bias", "o_bias")
+_BOTH = ("attention.qkv_bias", "attention.o_bias")
 _QWEN: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -25,7 +25,7 @@ _QWEN: dict[str, Any] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-_QWEN_FLAGS = {"qk_norm": True, "norm_plus_one": True, "attention_gate": True}
+_QWEN_FLAGS = {"attention.qk_norm": True, "norms.plus_one": True, "attention.gate": True}
 _QWEN_EXPERTS = ExpertKeys(
     "moe_intermediate_size",
     shared="shared_expert_intermediate_size",
@@ -149,7 +149,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(
         {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0}
         | {"block_multiple_of": 256},
-        {"qk_norm": True},
+        {"attention.qk_norm": True},
         keys=_LFM2_KEYS,
         layout=_LFM2_LAYOUT,
         recurrent=SHORT_CONV,
@@ -157,7 +157,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
     "lfm2_moe": Family(
         {**_LFM2, "first_k_dense_replace": 2}
         | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792},
-        {"qk_norm": True},
+        {"attention.qk_norm": True},
         experts=ExpertKeys(
             "moe_intermediate_size",
             renormalise=True,
@@ -203,7 +203,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "mamba_hidden_act": "silu",
             "intermediate_size": 21504,
         },
-        {"gated_mlp": False},
+        {"mlp.gated": False},
         refused=("attention_bias", "mlp_bias", "moe_latent_size"),
         rotates="none",
         experts=ExpertKeys(
@@ -272,7 +272,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "linear_allow_neg_eigval": True,
             "rope_theta": 1e4,
         },
-        {"qk_norm": True, "qk_norm_whole": True, "norms_by_kind": True},
+        {"attention.qk_norm": True, "attention.qk_norm_whole": True, "norms.by_kind": True},
         _BOTH,
         rotates="with_theta",
         layout=Layout(

@@ -66,7 +66,7 @@ def fused_halves(config: ModelConfig) -> Index:
     """The same of fused queries, keys and values."""
     turned, dim = config.num_heads + config.num_kv_heads, config.head_dim
     values = np.arange(turned * dim, (turned + config.num_kv_heads) * dim)
-    return np.concatenate((halves(turned, dim, config.rope.dim or dim), values))
+    return np.concatenate((halves(turned, dim, config.positions.rope.dim or dim), values))
 
 
 def _by_kind(config: ModelConfig) -> Index:
@@ -84,7 +84,7 @@ def row_order(layout: Layout, config: ModelConfig, name: str) -> Index | None:
     if match is None:
         return None
     heads = config.num_heads if match[1] == "q" else config.num_kv_heads
-    return halves(heads, config.head_dim, config.rope.dim or config.head_dim)
+    return halves(heads, config.head_dim, config.positions.rope.dim or config.head_dim)
 
 
 class LaidOutTensors(StoredTensors):

@@ -19,7 +19,7 @@ _DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 2048,
 }
-_BOTH = ("qkv_bias", "o_bias")
+_BOTH = ("attention.qkv_bias", "attention.o_bias")
 _DEEPSEEK = {
     **_DEFAULTS,
     "max_position_embeddings": 4096,
@@ -57,10 +57,10 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             "n_shared_experts": 1,
             "first_k_dense_replace": 1,
         },
-        biases=("qkv_bias",),
+        biases=("attention.qkv_bias",),
         partial_rotary=True,
         experts=_BIASED_EXPERTS,
-        switches={"use_qk_norm": ("qk_norm",)},
+        switches={"use_qk_norm": ("attention.qk_norm",)},
     ),
     "minimax_m2": Family(
         {
@@ -74,7 +74,7 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 200034,
             "eos_token_id": 200020,
         },
-        {"qk_norm": True, "qk_norm_whole": True},
+        {"attention.qk_norm": True, "attention.qk_norm_whole": True},
         partial_rotary=True,
         experts=ExpertKeys(sigmoid=True, choice_bias=True),
     ),
@@ -147,7 +147,7 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             "max_window_layers": 62,
             "use_sliding_window": True,
         },
-        {"qk_norm": True},
+        {"attention.qk_norm": True},
         _BOTH,
         slides="late",
         experts=replace(_BIASED_EXPERTS, renormalise=False),
@@ -189,7 +189,7 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             "moe_topk": 1,
             "num_shared_expert": 1,
         },
-        {"qk_norm": True, "qk_norm_last": True},
+        {"attention.qk_norm": True, "attention.qk_norm_last": True},
         _BOTH,
         refused=("use_cla",),
         experts=ExpertKeys(shared="num_shared_expert", shared_count=True, per_token="moe_topk"),
@@ -208,7 +208,7 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
             "router_jitter_noise": 0.01,
         },
-        {"layer_norm": True, "norm_bias": True},
+        {"norms.layer_norm": True, "norms.bias": True},
         _BOTH,
         slides="always",
         experts=ExpertKeys(jitter="router_jitter_noise"),
@@ -237,7 +237,11 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             "attn_scale": 0.1,
             "floor_scale": 8192,
         },
-        {"qk_norm_last": True, "qk_norm_bare": True, "window_chunks": True},
+        {
+            "attention.qk_norm_last": True,
+            "attention.qk_norm_bare": True,
+            "attention.window_chunks": True,
+        },
         _BOTH,
         slides="rotated",
         rotates="listed",
@@ -245,7 +249,7 @@ MIXTURE_FAMILIES: Mapping[str, Family] = {
             "sliding_window": "attention_chunk_size",
             "decoder_sparse_step": "interleave_moe_layer_step",
         },
-        switches={"use_qk_norm": ("qk_norm",)},
+        switches={"use_qk_norm": ("attention.qk_norm",)},
         dense_width="intermediate_size_mlp",
         experts=ExpertKeys(
             renormalise=False,

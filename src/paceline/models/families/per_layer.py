@@ -77,11 +77,13 @@ def per_layer_from_hf(
     count = len(heads)
     shared = fields.integer("num_kv_shared_layers", 0, count - 1, 0)
     return {
-        "layer_heads": () if len(set(heads)) == 1 and heads[0].has_values else tuple(heads),
-        "kv_layers": _kv_layers(count, shared, sliding) if shared else (),
-        "mlp_widths": _mlp_widths(fields, count, shared),
+        "attention.layer_heads": ()
+        if len(set(heads)) == 1 and heads[0].has_values
+        else tuple(heads),
+        "attention.kv_layers": _kv_layers(count, shared, sliding) if shared else (),
+        "mlp.widths": _mlp_widths(fields, count, shared),
         "layer_inputs": _layer_inputs(fields, count, dtype),
-        "sparsity": _sparsity(fields, count),
+        "mlp.sparsity": _sparsity(fields, count),
         "altup": _altup(fields),
     }
 

@@ -195,12 +195,12 @@ def scales_from_hf(fields: Fields, head_dim: int) -> dict[str, float]:
         gate, down = fields.numbers("mlp_multipliers", 2, 1e-9, 1e9)
     read = of("attention_in_multiplier")
     return {
-        "attention_scale": read * read * of("key_multiplier") * head_dim**-0.5,
-        "attention_out_scale": read * of("attention_out_multiplier"),
-        "embedding_multiplier": of("embedding_multiplier"),
-        "logits_divisor": 1.0 / of("lm_head_multiplier"),
-        "gate_multiplier": gate,
-        "mlp_out_scale": down,
+        "attention.scale": read * read * of("key_multiplier") * head_dim**-0.5,
+        "multipliers.attention_out": read * of("attention_out_multiplier"),
+        "multipliers.embedding": of("embedding_multiplier"),
+        "multipliers.logits_divisor": 1.0 / of("lm_head_multiplier"),
+        "multipliers.gate": gate,
+        "multipliers.mlp_out": down,
     }
 
 

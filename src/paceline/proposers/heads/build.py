@@ -155,4 +155,4 @@ def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:
         norm, groups = np.concatenate([reader.host_norm(name, width) for name in names]), num_taps
     last = reader.host_norm("hidden_norm.weight", shape.hidden_size) if head.block else None
     reader.check_all_used()
-    return Fusion(ops, fc, norm, groups, shape.norm_eps, last)
+    return Fusion(ops, fc, norm, groups, shape.norms.eps, last)

@@ -24,7 +24,7 @@ from paceline.loading.hub import hub_place, is_hub_id
 from paceline.loading.quantised.methods import schemes_of, split_quantisation
 from paceline.loading.quantised.tensors import QuantisedTensors
 from paceline.loading.safetensors_files import SafetensorsFolder
-from paceline.models.config import ModelConfig
+from paceline.models.config import EntryConfig, ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
 from paceline.models.pruned_head import HEAD_TOKENS
@@ -141,12 +141,13 @@ def load_head(source: str) -> HeadCheckpoint:
             "an architecture of that name"
         )
     fields = Fields(raw)
-    shape = replace(config_from_hf(layer_config(raw)), entry=_ENTRIES[kind])
+    shape = replace(config_from_hf(layer_config(raw)), entry=EntryConfig(_ENTRIES[kind]))
     block = None
-    if shape.reads_blocks:
+    if shape.entry.reads_blocks:
         block, shape = _block(raw, kind, shape)
     else:
-        shape = replace(shape, norm_before_residual=fields.flag("norm_before_residual"))
+        before = fields.flag("norm_before_residual")
+        shape = shape.with_traits({"entry.norm_before_residual": before})
     if kind == PEAGLE and shape.mask_token_id is None:
         mask_token = fields.integer("mask_token_id", 0, shape.vocab_size - 1)
         shape = replace(shape, mask_token_id=mask_token)
@@ -238,7 +239,7 @@ def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block
         said.flag("sliding_window_non_causal") if is_causal is None else not said.flag(is_causal)
     )
     layers = range(shape.num_layers)
-    if is_causal is not None and not ahead and not all(map(shape.is_sliding, layers)):
+    if is_causal is not None and not ahead and not all(map(shape.attention.is_sliding, layers)):
         raise UnsupportedModelError(
             f"{kind} heads with {is_causal} = true are supported where all layers have a sliding "
             "window"
@@ -251,8 +252,13 @@ def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block
         said.integer("markov_rank", 0, MOST_MARKOV_RANK, 256) if is_dspark else 0,
     )
     has_bias = Fields(fields.mapping(LAYER) or raw).flag("attention_bias")
-    shape = replace(shape, qk_norm=True, qkv_bias=has_bias, o_bias=has_bias)
-    return block, replace(shape, sliding_sees_ahead=ahead)
+    traits = {
+        "attention.qk_norm": True,
+        "attention.qkv_bias": has_bias,
+        "attention.o_bias": has_bias,
+        "entry.sliding_sees_ahead": ahead,
+    }
+    return block, shape.with_traits(traits)
 
 
 def _plain_name(stored: str) -> str:

@@ -86,7 +86,7 @@ class ChainHead(ABC):
     ) -> None:
         self.config, self.ops, self.embedding = config, ops, embedding
         self._params = params
-        self._rope = RotaryTable(config.rope, config.head_dim, max_len, ops)
+        self._rope = RotaryTable(config.positions.rope, config.head_dim, max_len, ops)
         self._rope.reach(max_len)
 
     def fused(self, features: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class ChainHead(ABC):
     def _heads(self, read: Tensor, name: str) -> Tensor:
         x = self._linear(read, f"{self.layer}self_attn.{name}_proj")
         x = x.view(len(x), -1, self.config.head_dim)
-        if self.config.qk_norm and name != "v":
+        if self.config.attention.qk_norm and name != "v":
             x = self._norm(x, f"{self.layer}self_attn.{name}_norm")
         return x
 
@@ -184,7 +184,7 @@ class ChainHead(ABC):
         """Attention of queries ``[rows, heads, head_dim]``: ``[rows, heads * head_dim]``."""
         grid, c = chains.grid, self.config
         groups = c.num_heads // c.num_kv_heads
-        queries = grid.pad(q) * c.scale
+        queries = grid.pad(q) * c.attention_scale
         grouped = queries.unflatten(1, (c.num_kv_heads, groups))  # [texts, kv, groups, width, dim]
         flat = grouped.flatten(2, 3)
         shape = (grid.texts, c.num_kv_heads, groups, grid.width, -1)
@@ -203,7 +203,7 @@ class ChainHead(ABC):
         read = self._norm(x, self.layer + "post_attention_layernorm")
         gate, up = (self._linear(read, f"{self.layer}mlp.{name}_proj") for name in ("gate", "up"))
         return x + self._linear(
-            ACTIVATIONS[self.config.activation](gate) * up, self.layer + "mlp.down_proj"
+            ACTIVATIONS[self.config.mlp.activation](gate) * up, self.layer + "mlp.down_proj"
         )
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -211,4 +211,4 @@ class ChainHead(ABC):
         return F.linear(x.to(kind), self._params[name + ".weight"].to(kind)).float()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return self.ops.rms_norm(x, self._params[name + ".weight"], self.config.norm_eps)
+        return self.ops.rms_norm(x, self._params[name + ".weight"], self.config.norms.eps)

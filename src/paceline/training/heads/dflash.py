@@ -54,7 +54,7 @@ class Blocks:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
         keys, values = self._keys_values[layer]  # [texts, kv, known, dim]
         kv, width = config.num_kv_heads, keys.shape[2]
-        queries = self._by_block(q * config.scale).unflatten(1, (kv, -1))
+        queries = self._by_block(q * config.attention_scale).unflatten(1, (kv, -1))
         own_keys, own_values = (self._by_block(x).unsqueeze(2) for x in (k, v))
         shape = queries.shape[:-1]  # [texts, kv, groups, blocks, size]
         scores = (queries.flatten(2, 4) @ keys.transpose(-1, -2)).view(*shape, width)
@@ -94,7 +94,7 @@ class DFlash:
         size: int,
         mask_token: int,
     ) -> None:
-        self._params, self._ops, self._eps = params, ops, config.norm_eps
+        self._params, self._ops, self._eps = params, ops, config.norms.eps
         self._size, self._mask_token = size, mask_token
         own = {n: p for n, p in params.items() if n.startswith("layers.") or n == LAST_NORM}
         tensors = {f"model.{name}": p for name, p in own.items()}

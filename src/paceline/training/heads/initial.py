@@ -80,12 +80,12 @@ class TargetWeights:
             raise TrainingError(
                 f"{target.name} has packed weights; name the model that it was converted from"
             )
-        if target.config.experts:
+        if target.config.mlp.experts:
             raise TrainingError(
                 f"{target.name} is a mixture of experts, of whose layers no head can be made yet"
             )
         c = target.config
-        if not c.is_like_llama or 0 < c.rope.dim < c.head_dim:
+        if not c.is_like_llama or 0 < c.positions.rope.dim < c.head_dim:
             raise TrainingError(
                 f"{target.name} is of the family {c.architecture}, of whose layers no head can be "
                 "made: they are unlike Llama's"
@@ -107,7 +107,7 @@ class TargetWeights:
         return {name: self(f"{prefix}{name}_proj.weight") for name in sizes}
 
     def norm(self, name: str) -> Tensor:
-        return self(name) + (1.0 if self.config.norm_plus_one else 0.0)
+        return self(name) + (1.0 if self.config.norms.plus_one else 0.0)
 
     @property
     def last_layer(self) -> int:
@@ -153,7 +153,7 @@ def mtp_params(weights: TargetWeights, seed: int) -> dict[str, Tensor]:
         "input_proj": torch.cat((fresh, torch.eye(width)), dim=1) * JOINED,
         "token_layernorm": ones,
         "hidden_layernorm": ones,
-        "final_layernorm": weights.norm("model.norm.weight") / c.logits_divisor,
+        "final_layernorm": weights.norm("model.norm.weight") / c.multipliers.logits_divisor,
     }
     return _copies(params | {f"{MTP_LAYER}{name}.weight": p for name, p in own.items()})
 
@@ -237,14 +237,14 @@ def _end_params(weights: TargetWeights, num_taps: int, token_ids: Tensor) -> dic
     return {
         FUSION: torch.cat((torch.zeros(width, (num_taps - 1) * width), torch.eye(width)), 1),
         LAST_NORM: weights.norm("model.norm.weight"),
-        HEAD: weights.head[token_ids] / c.logits_divisor,
+        HEAD: weights.head[token_ids] / c.multipliers.logits_divisor,
     }
 
 
 def _layer_params(weights: TargetWeights, index: int, prefix: str) -> dict[str, Tensor]:
     """The target's layer of that number, under a prefix; its multipliers are in the weights."""
     c, source = weights.config, f"model.layers.{index}."
-    mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
+    mlp_norm = "pre_feedforward_layernorm" if c.norms.after else "post_attention_layernorm"
     heads = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
     rows = {name: count * c.head_dim for name, count in heads.items()}
     inner = dict.fromkeys(("gate", "up"), c.intermediate_size)
@@ -257,11 +257,11 @@ def _layer_params(weights: TargetWeights, index: int, prefix: str) -> dict[str, 
         stacked = weights.stacked(source + part, sizes, fused)
         params |= {f"{part}{name}_proj": matrix for name, matrix in stacked.items()}
     for part, stored in out.items():
-        params[part + "_proj"] = weights(source + stored) * c.residual_multiplier
-    for name in ("q_norm", "k_norm") if c.qk_norm else ():
+        params[part + "_proj"] = weights(source + stored) * c.multipliers.residual
+    for name in ("q_norm", "k_norm") if c.attention.qk_norm else ():
         params["self_attn." + name] = weights.norm(f"{source}self_attn.{name}.weight")
-    scaled = "self_attn." + ("q_norm" if c.qk_norm else "q_proj")
-    params[scaled] = params[scaled] * (c.scale * c.head_dim**0.5)
+    scaled = "self_attn." + ("q_norm" if c.attention.qk_norm else "q_proj")
+    params[scaled] = params[scaled] * (c.attention_scale * c.head_dim**0.5)
     return {f"{prefix}{name}.weight": p for name, p in params.items()}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.core.errors import TrainingError
 from paceline.loading.checkpoint import Checkpoint
 from paceline.loading.head_kinds import MTP
-from paceline.models.config import ModelConfig, RopeConfig
+from paceline.models.config import ModelConfig, Multipliers, RopeConfig
 from paceline.models.families.config_json import config_from_hf
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
@@ -21,7 +21,8 @@ def dflash_layers(target: ModelConfig, num_layers: int) -> ModelConfig:
     """A DFlash head's layers, whose keys and values, as many as queries, bring features in."""
     layers = layers_config(target)
     kv_heads = target.num_heads
-    return dataclasses.replace(layers, num_layers=num_layers, num_kv_heads=kv_heads, qk_norm=True)
+    sizes = {"num_layers": num_layers, "num_kv_heads": kv_heads}
+    return layers.with_traits({**sizes, "attention.qk_norm": True})
 
 
 def layers_config(target: ModelConfig) -> ModelConfig:
@@ -29,24 +30,21 @@ def layers_config(target: ModelConfig) -> ModelConfig:
 
     Multipliers of the target are part of the weights that the head begins with.
     """
-    return dataclasses.replace(
-        target,
-        num_layers=1,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        post_norms=False,
-        norm_plus_one=False,
-        sliding_window=0,
-        sliding_layers=(),
-        local_rope=None,
-        attention_softcap=0.0,
-        attention_scale=0.0,
-        embedding_multiplier=1.0,
-        residual_multiplier=1.0,
-        logits_divisor=1.0,
-        logits_softcap=0.0,
-    )
+    traits = {
+        "num_layers": 1,
+        "attention.qkv_bias": False,
+        "attention.o_bias": False,
+        "attention.sliding_window": 0,
+        "attention.sliding_layers": (),
+        "attention.softcap": 0.0,
+        "attention.scale": 0.0,
+        "mlp.bias": False,
+        "norms.after": False,
+        "norms.plus_one": False,
+        "positions.local_rope": None,
+        "multipliers": Multipliers(),
+    }
+    return target.with_traits(traits)
 
 
 def speculators_config(
@@ -100,7 +98,7 @@ def speculators_config(
 def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
     """The head's layers as transformers would describe them."""
     told: dict[str, Any] = {
-        "model_type": "qwen3" if c.qk_norm else "llama",
+        "model_type": "qwen3" if c.attention.qk_norm else "llama",
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
         "intermediate_size": c.intermediate_size,
@@ -108,21 +106,28 @@ def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": c.num_heads,
         "num_key_value_heads": c.num_kv_heads,
         "head_dim": c.head_dim,
-        "hidden_act": _ACTIVATIONS.get(c.activation, c.activation),
+        "hidden_act": _ACTIVATIONS.get(c.mlp.activation, c.mlp.activation),
         "max_position_embeddings": c.max_position,
-        "rms_norm_eps": c.norm_eps,
+        "rms_norm_eps": c.norms.eps,
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "rope_theta": c.rope.theta,
+        "rope_theta": c.positions.rope.theta,
     }
-    if c.rope.scaling != "default":
-        told["rope_scaling"] = _scaling(c.rope)
+    if c.positions.rope.scaling != "default":
+        told["rope_scaling"] = _scaling(c.positions.rope)
     read = config_from_hf(told)
-    if (read.activation, read.rope, read.norm_eps) != (c.activation, c.rope, c.norm_eps):
+    if any(
+        ours != said
+        for ours, said in (
+            (c.mlp.activation, read.mlp.activation),
+            (c.positions.rope, read.positions.rope),
+            (c.norms.eps, read.norms.eps),
+        )
+    ):
         raise TrainingError(
-            f"{target.name} has {c.activation} as its activation and rotary embeddings of type "
-            f"{c.rope.scaling}, which the configuration of a head cannot say"
+            f"{target.name} has {c.mlp.activation} as its activation and rotary embeddings of type "
+            f"{c.positions.rope.scaling}, which the configuration of a head cannot say"
         )
     return told
 
