@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.json_schema.disjoint import are_disjoint
+from paceline.json_schema.enforceable import are_disjoint
 from paceline.json_schema.references import (
     References,
     endless_reference,

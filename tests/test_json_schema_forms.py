@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.json_schema.dialects import in_plain_words
-from paceline.json_schema.normal_form import normal_form
-from paceline.json_schema.objects import with_closed_objects
+from paceline.json_schema.normal_form import in_plain_words, normal_form, with_closed_objects
 
 A = {"properties": {"a": {"type": "null"}}}
 B = {"properties": {"b": {"type": "null"}}}

@@ -7,14 +7,14 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 
-from paceline.structured.gbnf.parser import parsed
-from paceline.structured.gbnf.rules import (
+from paceline.structured.gbnf_parser import (
     Characters,
     Element,
     Reference,
     Repetition,
     Rules,
     Token,
+    parsed,
     without_dead_ends,
 )
 from paceline.text.token_pieces import TokenNames

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from paceline.structured.gbnf.parser import parsed
+from paceline.structured.gbnf_parser import parsed
 from paceline.text.token_pieces import TokenNames
 from tests.runtime.gbnf_cases import FILE, OWN, REFUSED, RESTATED, TAKEN, token_texts
 from tests.runtime.gbnf_drawing import GrammarDrawer, Writer, texts_near

@@ -12,9 +12,9 @@ import pytest
 from paceline.api.llm import embedded_model
 from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.structured.gbnf import expressions, from_gbnf, runs
-from paceline.structured.gbnf.parser import parsed
-from paceline.structured.gbnf.rules import Run, sequences
+from paceline.structured import gbnf
+from paceline.structured.gbnf import from_gbnf
+from paceline.structured.gbnf_parser import Run, parsed, sequences
 from paceline.structured.grammar import GrammarCompiler
 from paceline.text.token_pieces import TokenNames
 from paceline.text.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
 
 def num_runs(source: str, *, is_whole: bool = True) -> int:
     rules = parsed(source, TokenNames(size=9))
-    bodies = runs.with_runs(rules.bodies, rules.root, is_whole=is_whole).values()
+    bodies = gbnf.with_runs(rules.bodies, rules.root, is_whole=is_whole).values()
     items = (item for body in bodies for line in sequences(body) for item in line)
     return sum(isinstance(item, Run) for item in items)
 
@@ -133,8 +133,8 @@ def test_lexemes_change_no_text(
         with suppress(RequestError):  # left recursion, or too much at once for a mask
             quick = from_gbnf(source, TokenNames(), is_whole=is_whole)
             with monkeypatch.context() as context:
-                context.setattr(runs, "MAX_SIZE", 0)
-                context.setattr(expressions, "MAX_SIZE", 0)
+                context.setattr(gbnf, "MAX_RULES_WITH_RUNS", 0)
+                context.setattr(gbnf, "MAX_EXPRESSION_SIZE", 0)
                 plain = from_gbnf(source, TokenNames())
             if quick == plain:
                 continue

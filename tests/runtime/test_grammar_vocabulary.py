@@ -15,8 +15,7 @@ from paceline.api.llm import embedded_model
 from paceline.core.errors import RequestError
 from paceline.core.worker_process import WorkerSlot
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.structured.grammar import GrammarCompiler
-from paceline.structured.grammar_vocabulary import GrammarVocabulary
+from paceline.structured.grammar import GrammarCompiler, GrammarVocabulary
 from paceline.text.tokenizer import Tokenizer
 from tests.children import HAS_PROC, running
 from tests.server.grammars import marked_tokenizer

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.structured.grammar import LIMITS
-from paceline.structured.tag_grammar import tag_grammar
+from paceline.structured.lark import tag_grammar
 
 LIKED = frozenset(b'ab15{}[]":,\n <>/nulltrefaxy09-.')
 CLOSING = frozenset(b'"}]<\n)')

@@ -10,13 +10,13 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from paceline.server.chat.enforceable import (
+from paceline.json_schema.enforceable import (
     FORMATS,
     UNENFORCED,
     enforceable,
     is_supported_pattern,
 )
-from paceline.structured.tag_grammar import tag_grammar
+from paceline.structured.lark import tag_grammar
 from tests.server.chats import USER, WEATHER, ChatServer
 
 HEADER = "x-paceline-unenforced-schema-keywords"

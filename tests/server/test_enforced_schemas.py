@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from paceline.json_schema.enforceable import Enforceable
 from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
-from paceline.server.chat.enforceable import Enforceable
 from paceline.server.chat.shapes import enforced
 from paceline.server.chat.tool_formats import FORMATS
 from paceline.server.http.errors import ApiError

@@ -1,7 +1,7 @@
 """Structural tags: shapes for parts of a text that is free elsewhere, such as calls of tools.
 
 Owns their formats, in the names of xgrammar, vLLM and SGLang, and refuses what is malformed. Knows
-no grammar: :mod:`paceline.structured.tag_grammar` writes one for them.
+no grammar: :mod:`paceline.structured.lark` writes one for them.
 """
 
 from __future__ import annotations

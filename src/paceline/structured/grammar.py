@@ -2,8 +2,9 @@
 
 Compiling belongs into the caller's thread, never the engine's. Specifications are untrusted, and
 the compiler cannot be interrupted: each is tried out first in a process of its own
-(:mod:`paceline.structured.grammar_worker`), which is killed when it takes too long. Knows no
-request and no draft.
+(:mod:`paceline.structured.grammar_worker`), which is killed when it takes too long. What every
+grammar of a model needs is made once: the tables of its vocabulary, the names of its tokens, and
+that process. Knows no request and no draft.
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import BusyError, RequestError
+from paceline.core.installation import install_command
 from paceline.core.worker_process import WorkerSlot
 from paceline.json_schema.normal_form import normal_form
 from paceline.request.request import Constraint
 from paceline.request.structured_outputs import JSON_STYLE, StructuredOutputs, ThoughtMarks
-from paceline.structured import lark
-from paceline.structured.constraint import MatcherConstraint
-from paceline.structured.free_text import Anything
-from paceline.structured.grammar_tables import TablesOnce
-from paceline.structured.tag_grammar import tag_grammar
-from paceline.structured.thought_marks import Marks
-from paceline.structured.thoughts import AfterThoughts
-from paceline.text.token_pieces import TokenNames
+from paceline.structured.constraint import Anything, MatcherConstraint
+from paceline.structured.lark import quoted, source_of, tag_grammar
+from paceline.structured.thoughts import AfterThoughts, Marks
+from paceline.text.token_pieces import TokenNames, token_pieces
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
 
 MAX_CACHED = 64
 """Grammars that are kept, and refusals likewise; those used longest ago go first."""
@@ -220,8 +222,8 @@ def _grammar_text(spec: StructuredOutputs, tokens: TokenNames) -> str:
     if spec.structural_tag is not None:
         return tag_grammar(spec.source, tokens)
     if spec.choice is not None:
-        return _listed({"lark_grammar": "start: " + " | ".join(map(lark.quoted, spec.choice))})
-    return _listed(lark.source_of(spec.source, tokens))
+        return _listed({"lark_grammar": "start: " + " | ".join(map(quoted, spec.choice))})
+    return _listed(source_of(spec.source, tokens))
 
 
 def _listed(grammar: Mapping[str, str]) -> str:
@@ -247,3 +249,157 @@ def _spelling(tokenizer: LLTokenizer) -> Callable[[bytes], list[int]]:
         return whole + (tokenizer.tokenize_bytes(cut) if cut else [])
 
     return tokens
+
+
+PANIC = "PanicException"
+"""What the library raises where an assertion of its own fails; it is no ``Exception``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """
+    Attributes:
+        lookup: the vocabulary as the compiler of grammars looks it up.
+        names: by which a grammar may ask for tokens.
+        trial: the process that tries grammars out; it starts with the first one, or before.
+    """
+
+    vocabulary: GrammarVocabulary
+    lookup: LLTokenizer
+    names: TokenNames
+    trial: WorkerSlot
+
+
+class TablesOnce:
+    """The tables of one model. May be asked by several threads.
+
+    Args:
+        tokenizer: of the model, None where it has none.
+        vocab_size: width of its logits.
+        eos_token_ids: tokens within it that end a text.
+        limits: of the compiler, as it names them, for the process that tries grammars out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        limits: Mapping[str, Any],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = list(eos_token_ids)
+        self._limits = dict(limits)
+        self._lock = threading.Lock()
+        self._made: Tables | RequestError | None = None
+
+    def get(self) -> Tables:
+        """Make the tables at the first call, or wait for whoever makes them.
+
+        No other thread of Python runs while they are made: a second where tokens are very many.
+
+        Raises:
+            RequestError: the model has no tokenizer, no token that ends a text or an odd
+                vocabulary, or ``llguidance`` is not installed; it is not tried again.
+        """
+        with self._lock:
+            if self._made is None:
+                try:
+                    self._made = self._make()
+                except RequestError as error:
+                    self._made = error
+            made = self._made
+        if isinstance(made, RequestError):
+            raise RequestError(str(made))
+        return made
+
+    def prepare(self) -> None:
+        """Make the tables before they are needed, where they can be made.
+
+        The process that tries grammars out starts meanwhile, and is not waited for.
+        """
+        with suppress(RequestError):  # whoever asks for a grammar is told
+            threading.Thread(target=self.get().trial.start, daemon=True).start()
+
+    def close(self) -> None:
+        """End the process that tries grammars out."""
+        if isinstance(self._made, Tables):
+            self._made.trial.close()
+
+    def _make(self) -> Tables:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise RequestError(
+                f"structured_outputs needs the package llguidance: {install_command()}"
+            ) from error
+        if self._tokenizer is None or not self._eos:
+            what = "tokenizer" if self._tokenizer is None else "token that ends a text"
+            raise RequestError(f"structured_outputs needs a {what}, and the model has none")
+        try:
+            vocabulary = GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos)
+            lookup = LLTokenizer(vocabulary, self._vocab_size, self._eos)  # type: ignore[arg-type]
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            raise RequestError(
+                f"structured_outputs cannot be used with this model's tokenizer: {error}"
+            ) from error
+        names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
+        script = Path(__file__).with_name("grammar_worker.py")
+        return Tables(vocabulary, lookup, names, WorkerSlot(script, self._greeting(vocabulary)))
+
+    def _greeting(self, vocabulary: GrammarVocabulary) -> str:
+        """What the process that tries grammars out has to know at its start."""
+        first = {
+            "tokens": " ".join([each.hex() for each in vocabulary.tokens]),
+            "special": vocabulary.special_token_ids,
+            "eos": self._eos,
+            "limits": self._limits,
+        }
+        return json.dumps(first) + "\n"
+
+
+class GrammarVocabulary:
+    """Has the attributes by which ``LLTokenizer`` knows a vocabulary, and encodes what is forced.
+
+    The compiler could read a ``tokenizer.json``. Told what each token writes, it makes the same
+    tables of the 262,144 tokens of Gemma 3 in half the time, during which no other thread of Python
+    runs, and in two fifths of the memory (llguidance 1.9.1).
+
+    Args:
+        eos_token_ids: tokens that end a text; at least one.
+
+    Attributes:
+        pieces: what each token writes into an answer; empty where it writes nothing.
+        tokens: the same, with a name for those that write nothing.
+        special_token_ids: tokens that no text of a grammar is written in: special ones, the unknown
+            one, and added ones whose texts are in angle brackets. A grammar can name them.
+
+    Raises:
+        ConfigError: the vocabulary does not say what its tokens write.
+    """
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.pieces = [piece or b"" for piece in token_pieces(tokenizer, vocab_size)]
+        self.tokens = [
+            piece or (tokenizer.id_to_token(token_id) or "").encode("utf-8", "replace")
+            for token_id, piece in enumerate(self.pieces)
+        ]
+        self.eos_token_id = eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+        unknown = tokenizer.unk_token_id
+        marks = tokenizer.mark_ids() | ({unknown} if unknown is not None else set())
+        self.special_token_ids = sorted(i for i in marks if i < vocab_size)
+        self._encode = tokenizer.encoder_within(self.special_token_ids)
+
+    def __call__(self, text: str) -> list[int]:
+        """The usual tokens of a text in the middle of an answer.
+
+        Where the text spells a special token, this is not that token. With it, as the compiler
+        itself encodes by a ``tokenizer.json``, it would refuse what it forced.
+        """
+        return self._encode(text)

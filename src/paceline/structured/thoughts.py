@@ -10,16 +10,17 @@ tokens and the path alone. Knows no grammar library: the answer's own constraint
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from paceline.request.request import Constraint
 from paceline.request.span import ROOT, DraftTree
-from paceline.structured.free_text import everything
-from paceline.structured.thought_marks import Marks
+from paceline.request.structured_outputs import ThoughtMarks
+from paceline.structured.constraint import everything
 
 
-class Place(enum.Enum):
+class Stage(enum.Enum):
     """Where a text stands."""
 
     BEGIN = enum.auto()  # it may still prove to be an opening mark
@@ -36,7 +37,7 @@ class _State(NamedTuple):
     those of the thoughts, and ``num_open`` bytes that the last character of these lacks.
     """
 
-    place: Place
+    place: Stage
     text: bytes = b""
     answer: Sequence[int] = ()
     thought: bool = True
@@ -80,21 +81,21 @@ class AfterThoughts:
         self._answer = answer
         self._direct = direct
         self._tokenize = tokenize
-        self._state = _State(Place.THOUGHTS if direct is None else Place.BEGIN)
+        self._state = _State(Stage.THOUGHTS if direct is None else Stage.BEGIN)
         self._begins: dict[tuple[int, ...], bool] = {(): True}  # what an answer may begin with
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Stage:
         """Where the committed tokens end."""
         return self._state.place
 
     @property
     def is_complete(self) -> bool:
-        return self._state.place is Place.ANSWER and self._inner(self._state).is_complete
+        return self._state.place is Stage.ANSWER and self._inner(self._state).is_complete
 
     def advance(self, token_id: int) -> None:
         state = self._next(self._state, token_id)
-        if state.place is Place.ANSWER:
+        if state.place is Stage.ANSWER:
             for token in state.answer:
                 self._inner(state).advance(token)
             state = state._replace(answer=[])
@@ -105,7 +106,7 @@ class AfterThoughts:
         return self._mask(self._behind(path)) if within is None else within[0].mask(within[1])
 
     def legal(self, tree: DraftTree) -> DraftTree:
-        if self._state.place is Place.ANSWER:
+        if self._state.place is Stage.ANSWER:
             return self._inner(self._state).legal(tree)
         states, masks = {ROOT: self._state}, dict[int, bytes]()
         for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
@@ -131,10 +132,10 @@ class AfterThoughts:
 
     def _within_answer(self, path: Sequence[int]) -> tuple[Constraint, Sequence[int]] | None:
         """The answer's constraint and its part of the path; None where no answer has begun."""
-        if self._state.place is Place.ANSWER:
+        if self._state.place is Stage.ANSWER:
             return self._inner(self._state), path
         state = self._behind(path)
-        return (self._inner(state), state.answer) if state.place is Place.ANSWER else None
+        return (self._inner(state), state.answer) if state.place is Stage.ANSWER else None
 
     def _inner(self, state: _State) -> Constraint:
         return self._answer if state.thought or self._direct is None else self._direct
@@ -146,17 +147,17 @@ class AfterThoughts:
         return state
 
     def _next(self, state: _State, token: int) -> _State:
-        if state.place is Place.ANSWER:
+        if state.place is Stage.ANSWER:
             return state._replace(answer=[*state.answer, token])
         if token in self._marks.eos_token_ids:
             return state
         piece = self._marks.pieces[token]
         text, num_tokens = state.text + piece, state.num_tokens + 1
-        if state.place is Place.BEGIN:
+        if state.place is Stage.BEGIN:
             opened = next((mark for mark in self._marks.opening if text.startswith(mark)), None)
             if opened is None:
                 is_open = any(mark.startswith(text) for mark in self._marks.opening)
-                place = Place.BEGIN if is_open else Place.ANSWER
+                place = Stage.BEGIN if is_open else Stage.ANSWER
                 return _State(place, text, [*state.answer, token], thought=False)
             text = text[len(opened) :]
             num_tokens = 1 if text else 0
@@ -169,19 +170,19 @@ class AfterThoughts:
         ends = [(text.find(mark), mark) for mark in closing if mark in text]
         if ends:
             at, mark = min(ends)
-            return _State(Place.ANSWER, answer=self._tokenize(text[at + len(mark) :]))
+            return _State(Stage.ANSWER, answer=self._tokenize(text[at + len(mark) :]))
         for start in range(max(0, len(text) - max(map(len, closing)) + 1), len(text)):
             if any(mark.startswith(text[start:]) for mark in closing):
-                return _State(Place.THOUGHTS, text[start:])
-        return _State(Place.THOUGHTS)
+                return _State(Stage.THOUGHTS, text[start:])
+        return _State(Stage.THOUGHTS)
 
     def _mask(self, state: _State) -> bytes:
         match state.place:
-            case Place.ANSWER:
+            case Stage.ANSWER:
                 return self._inner(state).mask(state.answer)
-            case Place.THOUGHTS:
+            case Stage.THOUGHTS:
                 return self._mask_of_thoughts(state)
-            case Place.BEGIN:
+            case Stage.BEGIN:
                 return self._mask_of_beginning(state)
 
     def _forced(self, state: _State) -> int | None:
@@ -190,7 +191,7 @@ class AfterThoughts:
         None where something else may follow.
         """
         is_spent = self._budget is not None and state.num_tokens >= self._budget
-        if state.place is not Place.THOUGHTS or not is_spent or state.num_open:
+        if state.place is not Stage.THOUGHTS or not is_spent or state.num_open:
             return None
         mark = next(each for each in self._marks.closing if each.startswith(state.text))
         return self._marks.spellings.get(mark[len(state.text) :])
@@ -223,7 +224,7 @@ class AfterThoughts:
 
     def _may_begin(self, state: _State) -> bool:
         """Whether the answer, if one has begun behind thoughts, may begin so."""
-        if state.place is not Place.ANSWER:
+        if state.place is not Stage.ANSWER:
             return True
         begin = tuple(state.answer)
         if begin not in self._begins:
@@ -244,3 +245,76 @@ def _num_open(before: int, piece: bytes) -> int:
 
 def _allows(mask: bytes, token: int) -> bool:
     return token < 8 * len(mask) and bool(mask[token // 8] >> token % 8 & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of thoughts as bytes, and the tokens of a vocabulary that matter to them.
+
+    Attributes:
+        pieces: what each token writes; empty where it writes nothing.
+        eos_token_ids: tokens that end a text.
+        free: the mask of thoughts.
+        closers: tokens that can complete a closing mark and write more, by the part of it before
+            them.
+        openers: tokens that can go on with an opening mark, by the part of it before them.
+        spellings: the longest token that a closing mark can go on with, by the part of it that is
+            to come.
+    """
+
+    opening: tuple[bytes, ...]
+    closing: tuple[bytes, ...]
+    pieces: Sequence[bytes]
+    eos_token_ids: frozenset[int]
+    free: bytes
+    closers: dict[bytes, list[int]]
+    openers: dict[bytes, list[int]]
+    spellings: dict[bytes, int]
+
+    @classmethod
+    def of(cls, marks: ThoughtMarks, pieces: Sequence[bytes], eos: Iterable[int]) -> Marks:
+        opening, closing = (
+            tuple(mark.encode() for mark in side) for side in (marks.opening, marks.closing)
+        )
+        ends = frozenset(eos)
+        bits = (1 << len(pieces)) - 1
+        for token in ends:
+            bits &= ~(1 << token)
+        free = bits.to_bytes(-(-len(pieces) // 8), "little")
+        closers, openers = _closers(closing, pieces), _openers(opening, pieces)
+        spellings = _spellings(closing, pieces)
+        return cls(opening, closing, pieces, ends, free, closers, openers, spellings)
+
+
+def _closers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, list[int]]:
+    rests = {(mark[:at], mark[at:]) for mark in marks for at in range(len(mark))}
+    found: dict[bytes, list[int]] = {}
+    for token, piece in enumerate(pieces):
+        for before, rest in rests:
+            at = piece.find(rest)
+            if at >= 0 and len(piece) > len(rest) and (at == 0 or not before):
+                found.setdefault(before, []).append(token)
+    return found
+
+
+def _openers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for token, piece in enumerate(pieces):
+        for mark in marks if piece else ():
+            for at in range(len(mark)):
+                if piece.startswith(mark[at:]) or mark.startswith(piece, at):
+                    found.setdefault(mark[:at], []).append(token)
+    return found
+
+
+def _spellings(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, int]:
+    rests = {mark[at:] for mark in marks for at in range(len(mark))}
+    firsts, found = {rest[0] for rest in rests}, dict[bytes, int]()
+    for token, piece in enumerate(pieces):
+        if piece and piece[0] in firsts:
+            for rest in rests:
+                known = found.get(rest)
+                is_longest = known is None or len(piece) > len(pieces[known])
+                if is_longest and rest.startswith(piece):
+                    found[rest] = token
+    return found

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from paceline.core.errors import BusyError, RequestError
+from paceline.json_schema.enforceable import Enforceable, enforceable
 from paceline.json_schema.normal_form import normal_form
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.chat.enforceable import Enforceable, enforceable
 from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.common import GUIDED, StructuredOutputFields
