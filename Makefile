@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 CMAKE_BUILD = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
   -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
+NATIVE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 # Stamps carry the time of the last good install, so an interrupted one starts over.
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev

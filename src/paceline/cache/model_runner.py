@@ -116,7 +116,7 @@ class ModelRunner:
         Args:
             inputs: as :meth:`forward` takes them; below, a node reads the first of :attr:`taps`
                 of its parent.
-            growths, options: what ``csrc/bind_grow.cpp`` describes.
+            growths, options: what ``csrc/bind/grow.cpp`` describes.
         """
         began = time.perf_counter()
         tap = self.taps[0] if self.taps else 0

@@ -1,9 +1,9 @@
 """Weights that do not stay in memory: which, and where in their files they are read.
 
-Of a dense model some layers are read in every step (``csrc/layer_stream.h``). Of a mixture all
-stays but the experts, which have a cache (``csrc/expert_cache.h``). Owns the choice; bits do not
-depend on it. Files in other layouts than that of ``paceline convert`` would have to be packed again
-in every step, so they are packed once (:mod:`paceline.disk.packed_cache`).
+Of a dense model some layers are read in every step (``csrc/disk/layer_stream.h``). Of a mixture
+all stays but the experts, which have a cache (``csrc/disk/expert_cache.h``). Owns the choice; bits
+do not depend on it. Files in other layouts than that of ``paceline convert`` would have to be
+packed again in every step, so they are packed once (:mod:`paceline.disk.packed_cache`).
 """
 
 from __future__ import annotations

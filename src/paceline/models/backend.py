@@ -186,7 +186,7 @@ class Forward(Protocol):
     def grow(
         self, batch: Any, inputs: Floats | None, tap: int, growths: Sequence[Any], **options: Any
     ) -> tuple[int, int, Sequence[Any]]:
-        """Grow trees below sampled rows (``csrc/bind_grow.cpp``); forwards, rows, trees."""
+        """Grow trees below sampled rows (``csrc/bind/grow.cpp``); forwards, rows, trees."""
         ...
 
 
@@ -262,7 +262,7 @@ class WeightOps(Protocol):
 
 
 class PackedPart(NamedTuple):
-    """Outputs of a linear in tiles of one format, as ``csrc/kernels.h`` describes them.
+    """Outputs of a linear in tiles of one format, as ``csrc/kernels/kernels.h`` describes them.
 
     Attributes:
         order: int32 ``[k]``, which input each column is of; None where they are in their order.

@@ -9,7 +9,7 @@ with more confidence than what one of them says.
 The index covers the latest ``prompt_lookup_window`` tokens and is rebuilt once it holds twice as
 many, so its memory is bounded by ``2 * window`` entries per match length and request.
 
-``csrc/prompt_lookup.h`` drafts the same in C++, where the extension is built.
+``csrc/drafts/prompt_lookup.h`` drafts the same in C++, where the extension is built.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class AdapterPacker:
         self._ops, self._native = ops, native_module()
 
     def layers(self, to: Sequence[Layer], added: AdaptedLayers) -> list[Mapping[str, Any]]:
-        """What ``csrc/adapter.cpp`` reads of what is added to layers."""
+        """What ``csrc/forward/adapter.cpp`` reads of what is added to layers."""
         return [
             {name: self._added(getattr(layer, name), parts.get(name)) for name in LINEARS}
             for layer, parts in zip(to, added, strict=False)  # which the native side checks

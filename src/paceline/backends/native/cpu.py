@@ -209,7 +209,7 @@ class NativeForward:
     def grow(
         self, batch: Any, inputs: Floats | None, tap: int, growths: Sequence[Any], **options: Any
     ) -> tuple[int, int, list[Any]]:
-        """See ``csrc/bind_grow.cpp``; ``growths`` have their slots and most depth as it says."""
+        """See ``csrc/bind/grow.cpp``; ``growths`` have their slots and most depth as it says."""
         self._native.set_threads(num_threads())
         self._reach(max(start + depth for _, _, _, depth, _, start, _ in growths) + 1)
         found: tuple[int, int, list[Any]] = self._native.grow(
@@ -229,7 +229,7 @@ class NativeForward:
 
 
 def _description(decoder: Decoder) -> dict[str, Any]:
-    """What ``csrc/bind_forward.cpp`` reads."""
+    """What ``csrc/bind/forward.cpp`` reads."""
     c = decoder.config
     attention, norms, mlp, multipliers = c.attention, c.norms, c.mlp, c.multipliers
     return {

@@ -1,7 +1,7 @@
 """States and logs of recurrent layers as the native kernels keep them. Knows no sequences.
 
-What is where :class:`~paceline.models.backend.StateMemory` says; ``csrc/recurrent.h`` says how the
-kernels read and write it.
+What is where :class:`~paceline.models.backend.StateMemory` says; ``csrc/kernels/recurrent.h`` says
+how the kernels read and write it.
 """
 
 from __future__ import annotations

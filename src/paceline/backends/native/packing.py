@@ -1,7 +1,7 @@
 """Weights into the packed form of the native kernels, slice by slice. Knows no forward.
 
-The layouts are those of ``csrc/kernels.h``: tiles of 16 outputs one after another, so that slices
-of whole tiles are packed on their own and no more than one slice is in memory as floats.
+The layouts are those of ``csrc/kernels/kernels.h``: tiles of 16 outputs one after another, so that
+slices of whole tiles are packed on their own and no more than one slice is in memory as floats.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Trees that grow in one native call, the levels of :mod:`paceline.proposers.base.drafter`.
 
 Where the native kernels forward the draft, no Python runs between two levels: of a small draft's
-level it takes longer than the arithmetic. Owns what the call is told; the C++ is ``csrc/grow.cpp``.
+level it takes longer than the arithmetic. Owns what the call is told; the C++ is
+``csrc/drafts/grow.cpp``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ T different tokens after it, a token that followed it c times gets ``c / (C + T)
 said before is worth ``T / (C + T)``. So the text is believed more, the longer and the oftener it
 repeats itself.
 
-``csrc/ngram.cpp`` is the same in C++; this one serves where the extension is missing.
+``csrc/drafts/ngram.cpp`` is the same in C++; this one serves where the extension is missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drafts by a trained n-gram model and by the text of the request at hand. Knows no model's text.
 
 The tables are mapped from the file that ``paceline train ngram`` writes. Where the extension is
-built, look-ups and trees are made by ``csrc/ngram.cpp``.
+built, look-ups and trees are made by ``csrc/drafts/ngram.cpp``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ a text", 1985; for several texts the last state goes back to the root). An edge 
 token followed its state's strings. These counts are exact for strings of at most ``max_depth``
 tokens: each token is counted along the suffix links of the longest such suffix.
 
-``csrc/suffix.cpp`` is the same in C++; this one serves where the extension is missing.
+``csrc/drafts/suffix.cpp`` is the same in C++; this one serves where the extension is missing.
 """
 
 from __future__ import annotations

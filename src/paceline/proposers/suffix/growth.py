@@ -5,7 +5,7 @@ in prediction by partial matching (Cleary and Witten, 1984): of a suffix that wa
 times, a token that came ``c`` times gets ``c / (n + b)`` of what is left, and ``b / (n + b)`` is
 left to the shorter ones. The tree is the likeliest nodes, best first.
 
-``csrc/suffix.cpp`` is the same in C++, to the last bit.
+``csrc/drafts/suffix.cpp`` is the same in C++, to the last bit.
 """
 
 from __future__ import annotations

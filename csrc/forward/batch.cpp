@@ -1,0 +1,170 @@
+#include "forward/batch.h"
+
+#include <algorithm>
+#include <string>
+
+namespace nb = nanobind;
+
+namespace paceline {
+namespace {
+
+// An attribute of a span. Its name is made once: a name per look-up costs more than the look-up.
+#define SPAN_ATTRIBUTE(span, name)                                             \
+    ([](nb::handle object) {                                                   \
+        static PyObject* const interned = PyUnicode_InternFromString(name);    \
+        PyObject* const found = PyObject_GetAttr(object.ptr(), interned);      \
+        if (!found) {                                                          \
+            throw nb::python_error();                                          \
+        }                                                                      \
+        return nb::steal(found);                                               \
+    }(span))
+
+// A Python sequence of whole numbers. Items that are none raise TypeError.
+std::vector<int32_t> integers(nb::handle sequence) {
+    nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a span's fields are sequences"));
+    if (!fast.is_valid()) {
+        throw nb::python_error();
+    }
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+    PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
+    std::vector<int32_t> numbers(static_cast<size_t>(count));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        const long value = PyLong_AsLong(items[i]);
+        if (value == -1 && PyErr_Occurred()) {
+            throw nb::python_error();
+        }
+        numbers[static_cast<size_t>(i)] = static_cast<int32_t>(
+            std::clamp(value, static_cast<long>(INT32_MIN), static_cast<long>(INT32_MAX)));
+    }
+    return numbers;
+}
+
+void check(bool holds, const std::string& message) {
+    if (!holds) {
+        throw nb::value_error(message.c_str());
+    }
+}
+
+NodeSpan span_of_python(nb::handle span, nb::handle table) {
+    return {integers(SPAN_ATTRIBUTE(span, "token_ids")),
+            integers(SPAN_ATTRIBUTE(span, "parents")),
+            integers(SPAN_ATTRIBUTE(span, "sample_rows")),
+            nb::cast<int>(SPAN_ATTRIBUTE(span, "start")),
+            nb::cast<int>(SPAN_ATTRIBUTE(span, "num_cached")),
+            integers(table)};
+}
+
+// A StateSpan of paceline/models/backend.py.
+StateSpan state_of_python(nb::handle state) {
+    return {nb::cast<int>(SPAN_ATTRIBUTE(state, "read")),
+            nb::cast<int>(SPAN_ATTRIBUTE(state, "write")),
+            nb::cast<int>(SPAN_ATTRIBUTE(state, "lane")),
+            integers(SPAN_ATTRIBUTE(state, "path")),
+            nb::cast<int>(SPAN_ATTRIBUTE(state, "certain"))};
+}
+
+std::vector<NodeSpan> spans_of_python(nb::sequence spans, nb::sequence block_tables) {
+    const size_t count = nb::len(spans);
+    check(count == nb::len(block_tables), "as many block tables as spans are needed");
+    std::vector<NodeSpan> found;
+    found.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+        found.push_back(span_of_python(spans[i], block_tables[i]));
+    }
+    return found;
+}
+
+}  // namespace
+
+Batch::Batch(nb::sequence spans, nb::sequence block_tables, nb::sequence of_spans, int vocab,
+             int max_len, int num_blocks, bool are_blocks)
+    : Batch(spans_of_python(spans, block_tables), vocab, max_len, num_blocks, are_blocks) {
+    for (nb::handle each : of_spans) {
+        states.push_back(state_of_python(each));
+    }
+}
+
+Batch::Batch(std::vector<NodeSpan> all, int vocab, int max_len, int num_blocks, bool are_blocks)
+    : vocab_(vocab), max_len_(max_len), num_blocks_(num_blocks), are_blocks_(are_blocks) {
+    tables_.reserve(all.size());  // spans and rows point into what these vectors hold
+    for (std::vector<int32_t>* each : {&tokens, &write_slots, &span_of, &sample_rows}) {
+        each->reserve(all.size());
+    }
+    rows.reserve(all.size());
+    spans.reserve(all.size());
+    sample_offsets.reserve(all.size() + 1);
+    sample_offsets.push_back(0);
+    for (NodeSpan& span : all) {
+        add(std::move(span));
+    }
+    check(!tokens.empty(), "a batch needs at least one row");
+}
+
+void Batch::add(NodeSpan span) {
+    const std::vector<int32_t>&ids = span.tokens, &parents = span.parents;
+    const int start = span.start, cached = span.cached;
+    const int count = static_cast<int>(ids.size());
+    tables_.push_back(std::move(span.blocks));
+    const std::vector<int32_t>& blocks = tables_.back();
+    check(parents.size() == ids.size(), "a span needs one parent per token");
+    check(0 <= cached && cached < count, "a span has no node to compute");
+    check(start >= 0 && start <= static_cast<int>(blocks.size()) * TILE - count,
+          "a span's slots are not reserved");
+    for (const int32_t block : blocks) {
+        check(0 <= block && block < num_blocks_, "a block table leaves the cache");
+    }
+    const int first_row = num_rows();
+    first_rows.push_back(first_row);
+    spans.push_back({blocks.data(), start});
+    bool chain = true;
+    for (int node = 0; node < count; ++node) {
+        check(-1 <= parents[node] && parents[node] < node && (parents[node] < 0) == (node == 0),
+              "a node's parent is not before it");
+        chain = chain && parents[node] == node - 1;
+        if (node < cached) {
+            continue;
+        }
+        check(0 <= ids[node] && ids[node] < vocab_, "a token is outside the vocabulary");
+        const int slot = start + node;
+        tokens.push_back(ids[node]);
+        write_slots.push_back(blocks[slot / TILE] * TILE + slot % TILE);
+        span_of.push_back(static_cast<int>(spans.size()) - 1);
+        this->parents.push_back(parents[node]);
+        rows.push_back({slot, nullptr, are_blocks_ ? start + count - 1 : slot});  // of a chain
+    }
+    check(chain || !are_blocks_, "a block is no tree");
+    if (!chain) {
+        add_paths(parents, cached);
+    }
+    for (size_t row = static_cast<size_t>(first_row); row < rows.size(); ++row) {
+        check(rows[row].position < max_len_, "a position is beyond the context");
+        last_position = std::max(last_position, rows[row].position);
+    }
+    for (const int32_t node : span.samples) {
+        check(cached <= node && node < count, "a sampled node is not computed");
+        sample_rows.push_back(first_row - cached + node);
+    }
+    sample_offsets.push_back(static_cast<int32_t>(sample_rows.size()));
+}
+
+void Batch::add_paths(const std::vector<int32_t>& parents, int cached) {
+    const int count = static_cast<int>(parents.size());
+    const size_t first = paths_.size();
+    for (int node = 0; node < count; ++node) {
+        std::vector<int32_t> path;
+        if (node > 0) {
+            path = paths_[first + static_cast<size_t>(parents[node])];
+        }
+        path.push_back(node);
+        paths_.push_back(std::move(path));  // moving a vector leaves its elements where they are
+    }
+    for (int node = cached; node < count; ++node) {
+        const std::vector<int32_t>& path = paths_[first + static_cast<size_t>(node)];
+        AttentionRow& row = rows[rows.size() - static_cast<size_t>(count - node)];
+        row.position = spans.back().start + static_cast<int>(path.size()) - 1;
+        row.path = path.data();
+        row.last = row.position;
+    }
+}
+
+}  // namespace paceline

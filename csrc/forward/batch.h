@@ -1,0 +1,65 @@
+// Spans to the flat arrays of one forward: the native counterpart of paceline/runtime/batch.py.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "forward/recurrent_step.h"
+
+namespace paceline {
+
+// Consecutive rows of one span, which attention treats together.
+struct RowBlock {
+    int first, count, span;
+};
+
+// What of one request goes through a forward: nodes of a tree, parents first, of which the first
+// `cached` ones have been computed. Node i's slot is the request's slot `start` + i.
+struct NodeSpan {
+    std::vector<int32_t> tokens, parents, samples;
+    int start, cached;
+    std::vector<int32_t> blocks;
+};
+
+struct Adapter;
+class Decoder;
+
+struct Batch {
+    // Raises ValueError where a span does not fit its block table, the vocabulary or the context.
+    // With `are_blocks` each span is a block, whose rows see each other all. `states`: one for each
+    // span, or none where no layer is recurrent.
+    Batch(nanobind::sequence spans, nanobind::sequence block_tables, nanobind::sequence states,
+          int vocab, int max_len, int num_blocks, bool are_blocks);
+    Batch(std::vector<NodeSpan> spans, int vocab, int max_len, int num_blocks, bool are_blocks);
+
+    int num_rows() const { return static_cast<int>(tokens.size()); }
+
+    std::vector<int32_t> tokens, write_slots;  // [rows]; a slot is block * 16 + lane
+    std::vector<AttentionRow> rows;            // [rows]
+    std::vector<int32_t> span_of;              // [rows]
+    std::vector<int32_t> parents;              // [rows], nodes of the span
+    std::vector<int32_t> first_rows;           // of each span
+    std::vector<StateSpan> states;             // of each span, or none
+    std::vector<const Adapter*> adapters;      // of each span, null where it has none; or no entries
+    std::vector<AttentionSpan> spans;
+    std::vector<int32_t> sample_rows, sample_offsets;  // as in the Python Batch
+    int last_position = 0;                             // of any row
+
+    // One for each span, or None; they are kept alive. Raises std::invalid_argument where one is of
+    // another decoder.
+    void adapt(nanobind::sequence adapters, const Decoder& decoder);
+
+  private:
+    void add(NodeSpan span);
+    void add_paths(const std::vector<int32_t>& parents, int cached);
+
+    int vocab_, max_len_, num_blocks_;
+    bool are_blocks_;
+    std::vector<std::vector<int32_t>> tables_, paths_;
+    nanobind::object keep_adapters_;
+};
+
+}  // namespace paceline

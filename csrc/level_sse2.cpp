@@ -1,4 +1,0 @@
-#define LEVEL level_sse2
-#define LEVEL_ISA "sse2"
-#define LEVEL_SUPPORTED true
-#include "level.inl"
