@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from paceline.config import EngineConfig, environment_name
 from paceline.config.objective import Objective
+from paceline.core.checks import memory_bytes
 from paceline.core.errors import ConfigError
+from paceline.request.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,39 @@ def test_an_objective_is_read() -> None:
     assert EngineConfig().objective == Objective("throughput")
     assert EngineConfig(objective="latency").objective == Objective("latency")
     assert EngineConfig(objective={"tpot_ms": 20}).objective == Objective("tpot", 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("1.5g", 3 << 29),
+        ("64KiB", 64 << 10),
+        ("10MB", 10 << 20),
+        ("1048576", 1 << 20),
+        ("1T", 1 << 40),
+    ],
+)
+def test_memory(text: str, size: int) -> None:
+    assert memory_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "1X", "0", "1 G B", "nan", "1e9"])
+def test_memory_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="512M"):
+        memory_bytes(text)
+
+
+def test_amounts_of_memory_may_be_texts() -> None:
+    config = EngineConfig(kv_cache_memory="2G", weight_memory="1.5G", packed_space=7)  # type: ignore[arg-type]
+    assert (config.kv_cache_memory, config.weight_memory, config.packed_space) == (
+        *(2 << 30, 3 << 29),
+        7,
+    )
+
+
+def test_every_field_says_what_it_is_for() -> None:
+    for config in (EngineConfig, SamplingParams):
+        for field in dataclasses.fields(config):
+            assert field.metadata["help"].endswith("."), field.name

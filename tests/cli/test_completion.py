@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_groff_reads_the_pages_without_a_warning(tmp_path: Path) -> None:
     command = ["groff", "-man", "-Tascii", "-ww", *pages]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    assert "--max-tokens" in done.stdout
+    assert "--max-tokens" in re.sub(".\x08", "", done.stdout)  # what is bold is struck twice
 
 
 def test_paceline_alone_greets_a_person(

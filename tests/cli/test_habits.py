@@ -15,8 +15,11 @@ import pytest
 import typer
 
 import paceline
-from paceline.cli.habits import COMMANDS, OPTIONS, SENTENCES
+from paceline.cli.habits import COMMANDS, OPTIONS, SENTENCES, read
 from paceline.cli.main import app
+from paceline.cli.options.options import UNLIMITED
+from paceline.cli.registry import own_words
+from paceline.core.errors import ConfigError
 from tests.cli.conftest import Result
 
 Call = Callable[..., Result]
@@ -36,6 +39,21 @@ WORKS = (
     "run model.gguf -p Hello -n 32 --top-k 40 --repeat-penalty 1.1",
     "serve smollm2 --port 11434",
 )
+READ_AS = {
+    "run smollm2 --verbose": "run smollm2",
+    "run smollm2 --think=false hi": "run smollm2 --no-thinking hi",
+    "run model.gguf -ngl 99 -fa on -p Hello": "run model.gguf -p Hello",
+    "run model.gguf -fa -p Hello": "run model.gguf -p Hello",
+    "run model.gguf -cnv --temp=0": "run model.gguf --chat --temperature 0",
+    "run -m model.gguf Hello": "run model.gguf Hello",
+    "run -hf owner/model -fa --no-mmap": "run owner/model --load-format memory",
+    "run model.gguf -n -1 -s -1 -c 0": "run model.gguf -n -1 --seed -1 --max-model-len 0",
+    "serve -m model.gguf -md draft.gguf": "serve model.gguf --draft draft.gguf",
+    "serve model --timeout 60 --enable-auto-tool-choice": "serve model --request-timeout 60",
+    "verify --quality -m model.gguf -f text": "verify model.gguf --quality --text text",
+    "run-batch --model m -np 4": "run-batch --model m --max-num-seqs 4",
+}
+"""Options that mean one thing here, and the line that they are read as."""
 ADVISED = {
     "ps": "/api/ps",
     "stop smollm2": "Ctrl-C ends `paceline serve`",
@@ -44,8 +62,6 @@ ADVISED = {
     "push mine": "`paceline serve`",
     "signin": "`paceline models`",
     "show smollm2": "paceline doctor smollm2",
-    "run smollm2 --verbose": "paceline run smollm2",
-    "run smollm2 --think=false hi": "paceline run smollm2 --no-thinking hi",
     "smollm2": "paceline run smollm2",
     "chat smollm2": "paceline run smollm2",
     "-m model.gguf -p Hello": "paceline run model.gguf -p Hello",
@@ -55,30 +71,62 @@ ADVISED = {
         "paceline run model.gguf -p Hi -n 32 --temperature 0.8 --top-k 40 "
         "--max-model-len 4096 --threads 2 --system Short"
     ),
-    "run model.gguf -ngl 99 -fa on -p Hello": "paceline run model.gguf -p Hello",
-    "run model.gguf -cnv --temp=0": "paceline run model.gguf --chat --temperature 0",
-    "run -hf owner/model -fa --no-mmap": "paceline run owner/model --load-format memory",
     "llama-server -m model.gguf -c 4096 -np 4 -a mine --jinja": (
         "paceline serve model.gguf --max-model-len 4096 --max-num-seqs 4 --served-model-name mine"
     ),
-    "serve -m model.gguf -md draft.gguf": "paceline serve model.gguf --draft draft.gguf",
-    "serve model --tensor-parallel-size 2": "--pipeline-parallel-size",
+    "serve model -tp 2 -c 4096": "paceline serve model --max-model-len 4096\n  -tp: --pipeline-par",
+    "run model -a mine -p Hi": "No such option: -a. Try: paceline run model -p Hi",
+    "run model -p": "requires an argument",
+    "run -m": "-m needs a value",
+    "run model -kvu": "No such option: -kvu",
     "bench -m model.gguf": "paceline bench throughput model.gguf",
     "bench smollm2": "paceline bench throughput smollm2",
-    "perplexity -m model.gguf -f text": "paceline verify --quality model.gguf",
+    "perplexity -m model.gguf -f text": "paceline verify model.gguf --quality --text text",
     "quantize model.gguf packed": "paceline convert model.gguf packed",
 }
 
 
-def parse(line: str) -> None:
-    """Raises where the command line does not take the line as it is; runs nothing."""
+def parse(line: str) -> tuple[str, dict[str, Any]]:
+    """The command that a line is taken for, and its options; runs nothing.
+
+    Raises where the command line does not take it as it is.
+    """
     command: Any = typer.main.get_command(app)
     words = shlex.split(line)
     context = None
     while hasattr(command, "commands"):
         context = command.make_context(command.name, words, parent=context, allow_extra_args=True)
         _, command, words = command.resolve_command(context, words)
-    command.make_context(command.name, list(words), parent=context)
+    return command.name, command.make_context(command.name, list(words), parent=context).params
+
+
+@pytest.mark.parametrize("line", READ_AS)
+def test_an_option_that_means_one_thing_is_read_as_that(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = parse(line)
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ")
+    assert read == parse(READ_AS[line])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_value_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """What stands behind an option of the command itself, or behind two dashes."""
+    _, options = parse("run model -p --temp --stop -s -- -m")
+    assert (options["prompt"], options["stop"], options["question"]) == ("--temp", ["-s"], ["-m"])
+    assert capsys.readouterr().err == ""
+
+
+def test_numbers_that_elsewhere_mean_as_many_as_there_are() -> None:
+    _, options = parse("run model -n -1 --threads -1 --max-model-len 0 --max-num-seqs -1")
+    assert options["max_tokens"] == parse("run model -n -2")[1]["max_tokens"] == UNLIMITED
+    assert {options[name] for name in ("threads", "max_model_len", "max_num_seqs")} == {None}
+    for command in ("trace", "tune", "explain", "verify"):
+        needed = {"trace": " --prompts p -o o", "explain": " -p x"}.get(command, "")
+        assert parse(f"{command} model --max-tokens -1{needed}")[1]["max_tokens"] == UNLIMITED
+    with pytest.raises(ConfigError, match="--max-tokens is -3; allowed: whole numbers from 1, and"):
+        parse("run model -n -3")
 
 
 @pytest.mark.parametrize("line", [line for line in WORKS if line[0] != "-"])
@@ -87,7 +135,7 @@ def test_it_works(line: str) -> None:
 
 
 def test_enough_is_known() -> None:
-    assert len(WORKS) + len(ADVISED) >= 25
+    assert len(WORKS) + len(READ_AS) + len(ADVISED) >= 25
 
 
 @pytest.mark.parametrize("line", ADVISED)
@@ -112,9 +160,22 @@ def test_advice_names_commands_and_options_that_exist(cli: Call) -> None:
 
 
 def test_what_a_command_has_itself_is_no_habit(cli: Call) -> None:
-    """``run-batch`` has --model, and -o."""
+    """``run-batch`` has --model, but does not sample."""
     result = cli("run-batch", "--model", "m", "--temp", "1")
-    assert "Try: paceline run-batch --model m --temperature 1" in result.err
+    assert "Try: paceline run-batch --model m\n" in result.err
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "verify", "explain", "tune", "bench serve"])
+def test_advice_is_a_line_that_the_command_takes(command: str) -> None:
+    found: Any = typer.main.get_command(app)
+    for word in command.split():
+        found = found.commands[word]
+    own = own_words(found, command.split())
+    for name, habit in OPTIONS.items():
+        reading = read([name, *(["1"] if habit.values is None else [])], own)
+        assert len(reading.words) <= 2
+        flags = [word for word in reading.words if word.startswith("-")]
+        assert set(flags) <= set(own.options), name
 
 
 def test_versions(cli: Call) -> None:

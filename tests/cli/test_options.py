@@ -15,10 +15,9 @@ from paceline.api.llm import embedded_model
 from paceline.build.default_drafts import default_speculative_config, drafts_of
 from paceline.cli.check.quality import DEFAULT_TEXT_TOKENS, DEFAULT_WINDOW
 from paceline.cli.main import app
-from paceline.cli.options.options import RunOptions
+from paceline.cli.options.options import COMPARED_TOKENS, RunOptions
 from paceline.cli.options.resolve import (
     engine_options,
-    memory_bytes,
     replayed_config,
     sampling_params,
     speculative_config,
@@ -36,28 +35,6 @@ from paceline.training.configs import DraftTrainingConfig, HeadTrainingConfig, L
 from paceline.workbench.llama_peer import KV_TYPES
 from paceline.workbench.verify import DEFAULT_MAX_REGRET
 from tests.cli.conftest import Result
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("512M", 512 << 20),
-        ("2G", 2 << 30),
-        ("1.5g", 3 << 29),
-        ("64KiB", 64 << 10),
-        ("10MB", 10 << 20),
-        ("1048576", 1 << 20),
-        ("1T", 1 << 40),
-    ],
-)
-def test_memory(text: str, size: int) -> None:
-    assert memory_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "G", "-1G", "1X", "0", "1 G B", "nan", "1e9"])
-def test_memory_that_is_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="512M"):
-        memory_bytes(text)
 
 
 def methods(**options: Any) -> list[str]:
@@ -268,7 +245,7 @@ STATED = {
     "widths": f"1-33, and coarser up to {WIDTHS[-1]}",
     "contexts": ",".join(map(str, CONTEXTS)),
     "repeat": "once",
-    "max_tokens": "what the context leaves; 256 for --compare, --explain and verify",
+    "max_step_ms": "the larger of 100 ms and four plain decode steps",
 }
 """What stands for None, by options whose help has to spell it out."""
 
@@ -282,10 +259,14 @@ def test_a_help_text_states_the_default_that_the_code_has() -> None:
     for path, parameter in parameters(typer.main.get_command(app)):
         found = re.search(r"\(default: ([^)]*)\)", getattr(parameter, "help", None) or "")
         if found and any(map(str.isdigit, found[1])):
-            wanted = demo if path[-1] == "demo" else STATED[str(parameter.name)]
-            assert found[1].split("; with")[0] == str(wanted), (path, parameter.name)
+            limit = "what the context leaves" if path[-1] == "run" else COMPARED_TOKENS
+            stated = {**STATED, "max_tokens": demo if path[-1] == "demo" else limit}
+            wanted = stated | {"temperature": 0}
+            assert (
+                found[1].split("; with")[0] == str(wanted[str(parameter.name)]).split("; with")[0]
+            ), (path, parameter.name)
             checked.add(parameter.name)
-    assert checked == set(STATED)
+    assert checked == {*STATED, "max_tokens", "temperature"}
 
 
 def test_engine_options_default_to_what_an_engine_does() -> None:

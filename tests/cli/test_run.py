@@ -207,7 +207,7 @@ def test_options_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch)
         (["-p", "x", "--temperature", "-1"], "temperature is -1.0; allowed:"),
         (["-p", "x", "--dtype", "int7"], "dtype is 'int7'; allowed:"),
         (["-p", "x", "--kv-cache-memory", "lots"], "512M"),
-        (["/nowhere/model", "-p", "x"], "no model at /nowhere/model"),
+        (["/nowhere/model", "-p", "x"], "no model /nowhere/model"),
         (["--prompts", "/nowhere/prompts"], "cannot read prompts from /nowhere/prompts"),
         (["-p", ""], "prompt is empty"),
         (["-p", "x", "--compare", "--no-speculation"], "--compare needs speculation"),

@@ -59,7 +59,7 @@ def test_models_on_disk_are_those_that_are_here_and_not_named(
 def test_what_is_not_there_is_refused() -> None:
     check_is_there(DRAFT)
     check_is_there("org/name")  # the hub may have it
-    with pytest.raises(ModelLoadError, match="there is no model at /none"):
+    with pytest.raises(ModelLoadError, match="there is no model /none"):
         check_is_there("/none")
 
 

@@ -12,6 +12,7 @@ from paceline.api.llm import LLM
 from paceline.build.default_drafts import default_speculative_config
 from paceline.cli.chat.conversation import Conversation
 from paceline.cli.chat.talk import talk
+from paceline.cli.chat.talk_commands import PARAMETERS
 from paceline.cli.options.prompts import Encoder
 from paceline.cli.terminal.display import Screen
 from paceline.request.sampling_params import SamplingParams
@@ -141,11 +142,13 @@ def test_what_is_a_message(chat: Chat, lines: list[object], text: str) -> None:
 
 
 def test_help_is_shown_and_never_asked(chat: Chat) -> None:
-    said = chat("/?", "/help", "/set", "/show", "/set parameter", "/nonsense")
+    said = chat(
+        "/?", "/help", "/set", "/show", "/set parameter", "/set parameter top_k", "/nonsense"
+    )
     assert said.asked == []
     for told in ("/clear", "/stats", "/set parameter NAME VALUE", "temperature", "/show template"):
         assert told in said.err
-    assert "there is no command /nonsense; /? lists them" in said.err
+    assert "there is no command /nonsense; /? lists the commands" in said.err
     assert said.out == "\n"
 
 
@@ -162,7 +165,8 @@ def test_a_system_message(chat: Chat, lines: list[str]) -> None:
     said = chat(*lines, "/show system")
     assert said.conversation.encoder.system in ("Be brief.", "Be\nbrief.")
     assert str(said.conversation.encoder.system).splitlines()[-1] in said.err
-    assert chat(*lines, "/set system").conversation.encoder.system is None
+    for line in ("/set system", "/set nosystem"):
+        assert chat(*lines, line).conversation.encoder.system is None
     refused = chat(*lines, uses_chat=False)
     assert "the model has no chat template" in refused.err
 
@@ -184,12 +188,43 @@ def test_parameters_are_ollamas(chat: Chat) -> None:
     assert "num_predict 2\nstop A B\n" in said.err
 
 
+def test_every_parameter_has_a_usage_line(chat: Chat) -> None:
+    usage = chat("/set parameter").err
+    for name in PARAMETERS:
+        assert f"/set parameter {name} VALUE" in usage
+
+
+@pytest.mark.parametrize("parameter", ["num_predict -1", "num_predict -2"])
+def test_no_limit(chat: Chat, parameter: str) -> None:
+    assert chat(f"/set parameter {parameter}").conversation.params.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("/load smollm2", "leave with /bye, then paceline run MODEL"),
+        ("/save mine", "chats are not saved"),
+        ("/read notes.txt", "paceline run MODEL -p QUESTION < FILE"),
+    ],
+)
+def test_commands_of_other_chats_are_answered_by_what_to_do(
+    chat: Chat, line: str, advice: str
+) -> None:
+    said = chat(line)
+    assert (said.code, said.asked) == (0, [])
+    assert advice in said.err
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         ("/set parameter temperature hot", "temperature is 'hot'; allowed: a number"),
         ("/set parameter temperature -1", "temperature is -1.0; allowed:"),
-        ("/set parameter num_ctx 9", "there is no parameter 'num_ctx'; allowed: temperature"),
+        (
+            "/set parameter num_ctx 9",
+            "num_ctx is fixed while a model is loaded: start again with --max",
+        ),
+        ("/set parameter mirostat 1", "there is no parameter 'mirostat'; allowed: temperature"),
         ("/set nothink", "the chat template does not know thinking"),
         ("/set format xml", "format is 'xml'; allowed: json"),
     ],
@@ -230,14 +265,16 @@ def test_stats(chat: Chat) -> None:
 
 def test_an_answer_goes_to_the_end_of_the_context(chat: Chat) -> None:
     said = chat("one two one two one two", max_tokens=None)
-    assert f"cut at the end of the context of {CONTEXT} tokens: /clear begins anew" in said.err
+    assert f"cut at the end of the context of {CONTEXT} tokens: /clear starts a new" in said.err
     alone = chat("one two one two one two", max_tokens=None, uses_chat=False)
     assert f"cut at the end of the context of {CONTEXT} tokens\n" in alone.err
 
 
 def test_a_full_context_is_said_and_old_turns_go_if_asked(chat: Chat) -> None:
     said = chat(LONG, LONG, LONG, LONG)
-    assert "tokens is full: /clear begins anew, /drop forgets the oldest turns" in said.err
+    assert (
+        "tokens is full: /clear starts a new conversation, /drop drops the oldest turns" in said.err
+    )
     turns = len(said.conversation.messages) // 2
     assert 0 < turns < 4
     dropped = chat(LONG, LONG, LONG, LONG, "/drop")

@@ -1,14 +1,15 @@
 """What users of other programs type by habit, and how Paceline says it.
 
-Owns the names of Ollama's, llama.cpp's and vLLM's commands and options, and the advice on a command
-line that has them. Changes no command line: whoever typed it reads the advice, and types again.
+Owns the names of Ollama's, llama.cpp's, vLLM's and mlx-lm's commands and options. An option that
+means one thing here is taken as that, with a note; anything else is answered by what to type.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from paceline.core.errors import PacelineError
 
 MODEL = "MODEL"
 """Where an option is the argument here, and comes first."""
+SWITCH = ("on", "off", "auto", "0", "1")
+"""Values that may follow a switch of llama.cpp's, or not."""
 
 
 class Habit(NamedTuple):
@@ -23,13 +26,19 @@ class Habit(NamedTuple):
 
     Attributes:
         own: options that say the same; empty where none is needed, or there is none.
-        has_value: whether a value follows it there.
-        why: what takes its place, if something does.
+        values: those that may follow it there; None means that one always does.
+        why: what takes its place, or why nothing has to.
+        is_needless: it may be left out: the answer is the same without it.
     """
 
-    own: str
-    has_value: bool = True
+    own: str = ""
+    values: Collection[str] | None = None
     why: str = ""
+    is_needless: bool = False
+
+
+def _needless(why: str, values: Collection[str] | None = ()) -> Habit:
+    return Habit("", values, why, is_needless=True)
 
 
 _OPTIONS: dict[tuple[str, ...], Habit] = {
@@ -40,56 +49,67 @@ _OPTIONS: dict[tuple[str, ...], Habit] = {
     ("--temp",): Habit("--temperature"),
     ("-s",): Habit("--seed"),
     ("--predict", "--n-predict"): Habit("--max-tokens"),
-    ("-c", "--ctx-size", "--num-ctx"): Habit("--max-model-len"),
+    ("-c", "--ctx-size"): Habit("--max-model-len"),
     ("-t",): Habit("--threads"),
     ("-b", "--batch-size"): Habit("--max-num-batched-tokens"),
     ("-np", "--parallel"): Habit("--max-num-seqs"),
     ("-sys", "--system-prompt"): Habit("--system"),
     ("-r", "--reverse-prompt"): Habit("--stop"),
-    ("-cnv", "--conversation"): Habit("--chat", has_value=False),
-    ("-no-cnv", "--no-conversation"): Habit("--no-chat", has_value=False),
+    ("-cnv", "--conversation"): Habit("--chat", ()),
+    ("-no-cnv", "--no-conversation"): Habit("--no-chat", ()),
+    ("-st", "--single-turn"): _needless("a prompt on the command line is answered once"),
+    ("--no-display-prompt",): _needless("the prompt is not printed"),
     ("-jf", "--json-schema-file", "--format"): Habit(
-        "", why="--json-schema FILE holds answers to a schema"
+        why="--json-schema FILE makes answers match a schema"
     ),
-    ("-f", "--file"): Habit(
-        "", why="a prompt may come by standard input, < FILE; --text FILE is what is measured"
-    ),
+    ("-f", "--file"): Habit("--text", why="< FILE behind the command makes a prompt of a file"),
     ("-a", "--alias"): Habit("--served-model-name"),
+    ("-to", "--timeout"): Habit("--request-timeout"),
     ("--cors-origins",): Habit("--allowed-origins"),
     ("--chat-template-file",): Habit("--chat-template"),
     ("--chat-template-kwargs",): Habit("--default-chat-template-kwargs"),
     ("--models-max",): Habit("--max-loaded-models"),
-    ("--no-mmap",): Habit("--load-format memory", has_value=False),
+    ("--no-mmap",): Habit("--load-format memory", ()),
     ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"): Habit(
-        "", why="--kv-cache-dtype says how keys and values are kept"
+        why="--kv-cache-dtype sets the precision of keys and values together"
     ),
-    ("-ngl", "--gpu-layers", "--n-gpu-layers"): Habit("", why="--device says where layers compute"),
+    ("-ngl", "--gpu-layers", "--n-gpu-layers"): _needless(
+        "--device sets where all layers run", values=None
+    ),
     ("-dev",): Habit("--device"),
-    ("-fa", "--flash-attn"): Habit("", why="attention is chosen by itself"),
-    ("--jinja",): Habit("", has_value=False, why="chat templates are always read"),
-    ("-cb", "--cont-batching"): Habit("", has_value=False, why="batching is always continuous"),
-    ("--metrics",): Habit("", has_value=False, why="a server always has /metrics"),
-    ("-co", "--color"): Habit(""),
-    ("--mlock",): Habit("", has_value=False),
+    ("-fa", "--flash-attn"): _needless("attention needs no choice", SWITCH),
+    ("--jinja",): _needless("chat templates are always applied"),
+    ("-cb", "--cont-batching"): _needless("batching is always continuous"),
+    ("--metrics",): _needless("a server always has /metrics"),
+    ("-co", "--color"): _needless("a terminal always gets colours", SWITCH),
+    ("--mlock",): _needless("weights stay in memory as long as there is room"),
     # Ollama's
-    ("--verbose",): Habit("", has_value=False, why="figures follow each answer"),
+    ("--verbose",): _needless("figures follow each answer"),
     ("--keepalive",): Habit("--keep-alive"),
-    ("--think=false",): Habit("--no-thinking", has_value=False),
-    ("--think", "--hidethinking", "--nowordwrap"): Habit("", has_value=False),
-    # vLLM's
+    ("--think=false",): Habit("--no-thinking", ()),
+    ("--think",): _needless("models that can think do"),
+    ("--hidethinking",): Habit(values=(), why="--no-thinking asks the model for no thoughts"),
+    ("--nowordwrap",): Habit(values=(), why="/set nowordwrap in a chat ends lines at the edge"),
+    ("--num-ctx",): Habit("--max-model-len"),
+    ("--num-predict",): Habit("--max-tokens"),
+    # vLLM's and mlx-lm's
     ("--tensor-parallel-size", "-tp"): Habit(
-        "", why="--pipeline-parallel-size splits the layers among processes"
+        why="--pipeline-parallel-size splits the layers among processes"
     ),
-    ("--gpu-memory-utilization",): Habit(
-        "", why="--kv-cache-memory and --weight-memory limit memory"
-    ),
-    ("--quantization", "-q"): Habit("", why="--dtype int8 or int4 packs weights"),
-    ("--trust-remote-code", "--enforce-eager"): Habit("", has_value=False),
+    ("--gpu-memory-utilization",): Habit(why="--kv-cache-memory and --weight-memory limit memory"),
+    ("--quantization", "-q"): Habit(why="--dtype int8 or int4 quantises the weights"),
+    ("--speculative-model",): Habit("--draft"),
+    ("--lora-modules",): Habit("--lora"),
+    ("--max-new-tokens",): Habit("--max-tokens"),
+    ("--trust-remote-code",): _needless("no code of a model is ever run"),
+    ("--enforce-eager",): _needless("there are no graphs to capture"),
+    ("--enable-lora",): _needless("--lora is enough"),
+    ("--enable-auto-tool-choice",): _needless("tools are always available"),
 }
 OPTIONS = {name: habit for names, habit in _OPTIONS.items() for name in names}
 
 _NAMED = "An entry of models.toml gives a file a name, and `paceline convert` packs a model"
-_CATALOGUE = "No account is needed: `paceline models` lists what can be fetched"
+_CATALOGUE = "No account is needed: `paceline models` lists what can be downloaded"
 COMMANDS = {
     **dict.fromkeys(("chat", "cli", "client", "llama-cli", "llama-completion", "generate"), "run"),
     **dict.fromkeys(("start", "server", "llama-server", "api_server"), "serve"),
@@ -108,8 +128,8 @@ SENTENCES = {
     "stop": "Ctrl-C ends `paceline serve`; with --keep-alive 5m it unloads models that are idle",
     "create": _NAMED,
     "cp": _NAMED,
-    "push": "Paceline publishes no models; `paceline serve` lends one to other hosts",
-    "update": "Whatever installed Paceline updates it; `paceline version` says which it is",
+    "push": "Paceline publishes no models; other hosts can use one that `paceline serve` serves",
+    "update": "Update Paceline the way you installed it; `paceline version` prints the version",
     **dict.fromkeys(("signin", "signout", "login", "logout"), _CATALOGUE),
     "tokenize": "A server tokenizes: POST /tokenize, after `paceline serve MODEL`",
     "embed": "A server embeds texts: POST /v1/embeddings, after `paceline serve MODEL`",
@@ -119,67 +139,148 @@ _USUAL = {"": "run", "bench": "bench throughput"}
 """What is meant where a model follows a group's words."""
 
 
-def advice_on_command(words: Sequence[str], group: Sequence[str]) -> str:
+class Own(NamedTuple):
+    """What a command of ours takes.
+
+    Attributes:
+        words: those that lead to it, without the program's name.
+        options: its options, long and short, and whether a value follows.
+        has_model: whether its first argument is a model.
+    """
+
+    words: Sequence[str]
+    options: Mapping[str, bool]
+    has_model: bool
+
+
+@dataclass
+class Reading:
+    """A command line of another program's in Paceline's words.
+
+    Attributes:
+        models: values of options that are the argument MODEL here; they come first.
+        others: all other words.
+        notes: what was read as something else, or left out as needless.
+        unmet: what cannot be said here, and what takes its place.
+    """
+
+    own: Own
+    models: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unmet: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        return [*self.models, *self.others]
+
+    @property
+    def is_foreign(self) -> bool:
+        return bool(self.notes or self.unmet)
+
+    @property
+    def unknown(self) -> str:
+        """The first option that cannot be said here; empty where there is none."""
+        return next(iter(self.unmet), "").partition(":")[0].partition(" ")[0]
+
+    @property
+    def advice(self) -> str:
+        """What to type, and what became of options that are left out."""
+        line = shlex.join(["paceline", *self.own.words, *self.words])
+        remarks = [note for note in self.notes if ": " in note]
+        return "\n  ".join([f"Try: {line}", *dict.fromkeys([*self.unmet, *remarks])])
+
+    def add(self, name: str, habit: Habit, value: str | None) -> None:
+        """Take an option of another program.
+
+        Args:
+            value: what follows it, if anything does.
+        """
+        values = [] if value is None else [value]
+        flag, *fixed = habit.own.split() or [""]
+        if habit.is_needless:
+            self.notes.append(f"{name} is left out: {habit.why}")
+        elif habit.values is None and value is None:
+            self.unmet.append(f"{name} needs a value")
+        elif flag == MODEL and self.own.has_model:
+            self.notes.append(f"{name} is the argument MODEL here")
+            self.models += values
+        elif flag in self.own.options:
+            self.notes.append(f"{name} is {habit.own} here")
+            self.others += [flag, *fixed, *values]
+        else:
+            why = habit.why or f"`paceline {' '.join(self.own.words)}` has no such option"
+            self.unmet.append(f"{name}: {why}")
+
+
+def read(words: Sequence[str], own: Own) -> Reading:
+    """What follows a command, with other programs' options in Paceline's words.
+
+    What stands behind ``--`` or is the value of an option of the command itself is left as it is.
+    """
+    reading, left = Reading(own), list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            reading.others += [word, *left]
+            break
+        name, sign, value = word.partition("=")
+        habit = _habit(word, own)
+        if habit is None:
+            reading.others.append(word)
+            if own.options.get(word) and left:
+                reading.others.append(left.pop(0))
+        elif sign or not _follows(habit, left, own):
+            reading.add(name, habit, value if sign and habit.values is None else None)
+        else:
+            value = left.pop(0)
+            reading.add(name, habit, value if habit.values is None else None)
+    return reading
+
+
+def _habit(word: str, own: Own) -> Habit | None:
+    name = word if word in OPTIONS or not word.startswith("--") else word.partition("=")[0]
+    return None if name in own.options else OPTIONS.get(name)
+
+
+def _follows(habit: Habit, left: Sequence[str], own: Own) -> bool:
+    """Whether the next word belongs to an option."""
+    if not left or left[0] in own.options or left[0] in OPTIONS:
+        return False
+    return habit.values is None or left[0] in habit.values
+
+
+def advice_on_command(
+    words: Sequence[str], group: Sequence[str], find: Callable[[Sequence[str]], Own | None]
+) -> str:
     """What to type instead of a command that a group has not; empty where nothing is known.
 
     Args:
         words: the command, and what follows it.
         group: the words that lead to the group, without the program's name.
+        find: what a command of ours takes; None where there is no such command.
     """
     name, *rest = words
     if name in PROGRAMS and rest:
-        return advice_on_command(rest, group) or _written(rest[:1], rest[1:])
+        same = _written(rest[0], rest[1:], find)
+        return advice_on_command(rest, group, find) or same
     if name in SENTENCES:
         return SENTENCES[name]
     if name in COMMANDS:
-        return _written(COMMANDS[name].split(), rest)
+        return _written(COMMANDS[name], rest, find)
     usual = _USUAL.get(" ".join(group))
     is_meant = usual and (name in OPTIONS or (not name.startswith("-") and _is_model(name)))
-    return _written(usual.split(), words) if usual and is_meant else ""
+    return _written(usual, words, find) if usual and is_meant else ""
 
 
-def advice_on_options(command: Sequence[str], words: Sequence[str], own: Collection[str]) -> str:
-    """How to write a command's options that other programs have; empty where there is none.
-
-    Args:
-        command: the words that lead to it, without the program's name.
-        words: what follows.
-        own: options of the command itself, which mean what they say.
-    """
-    is_foreign = any(_habit(word, own) is not None for word in words)
-    return _written(command, words, own) if is_foreign else ""
-
-
-def _written(command: Sequence[str], words: Iterable[str], own: Collection[str] = ()) -> str:
-    """A command line in Paceline's words, and what became of those that it leaves out."""
-    models: list[str] = []
-    others: list[str] = []
-    remarks = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        habit = _habit(word, own)
-        if habit is None:
-            others.append(word)
-            continue
-        name, sign, value = word.partition("=")
-        if habit.has_value and not sign and left and left[0] not in OPTIONS:
-            value = left.pop(0)
-        values = [value] if habit.has_value else []
-        if habit.own == MODEL:
-            models += values
-        elif habit.own:
-            others += [*habit.own.split(), *values]
-        elif habit.why:
-            remarks.append(f"{name}: {habit.why}")
-    line = shlex.join(["paceline", *command, *models, *others])
-    return "\n  ".join([f"Try: {line}", *dict.fromkeys(remarks)])
-
-
-def _habit(word: str, own: Collection[str]) -> Habit | None:
-    if word.startswith("--") and word not in OPTIONS:
-        word = word.partition("=")[0]
-    return None if word in own else OPTIONS.get(word)
+def _written(
+    command: str, words: Sequence[str], find: Callable[[Sequence[str]], Own | None]
+) -> str:
+    """Advice to type a command of ours, such as ``verify --quality``, with what follows."""
+    *path, last = command.split()
+    fixed = [last] if last.startswith("-") else []
+    own = find(path if fixed else [*path, last])
+    return "" if own is None else read([*fixed, *words], own).advice
 
 
 def _is_model(name: str) -> bool:

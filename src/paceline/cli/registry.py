@@ -7,13 +7,15 @@ its work when it runs.
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli.habits import advice_on_command, advice_on_options
+from paceline.cli.habits import Own, advice_on_command, read
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Click's, which newer releases of Typer bring along under a name of their own."""
@@ -65,15 +67,13 @@ class LazyGroup(TyperGroup):
         try:
             return super().parse_args(context, arguments)
         except _USAGE_ERROR as error:
-            _advise(error, advice_on_command(typed, _words(context)) if typed else "")
-            raise
+            raise _advised(error, _command_advice(typed, context) if typed else "") from error
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         try:
             return super().resolve_command(context, arguments)
         except _USAGE_ERROR as error:
-            _advise(error, advice_on_command(arguments, _words(context)))
-            raise
+            raise _advised(error, _command_advice(arguments, context)) from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands of the root in sections, those of a group as one list."""
@@ -113,17 +113,21 @@ class LazyCommand(TyperCommand):
         return getattr(self, name)
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        typed = list(arguments)
+        reading = read(arguments, own_words(self, _words(context)))
         try:
-            return super().parse_args(context, arguments)
+            words = arguments if reading.unmet else reading.words
+            left: list[str] = super().parse_args(context, list(words))
         except _USAGE_ERROR as error:
+            unknown = reading.unknown or _joined_option(error, arguments)
+            advice = reading.advice if reading.is_foreign else ""
             if getattr(getattr(error, "param", None), "name", "") in _MODELS:
                 from paceline.cli.options.model_choice import advice_on_models
 
-                _advise(error, advice_on_models(context.command_path))
-            own = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
-            _advise(error, advice_on_options(_words(context), typed, own))
-            raise
+                advice = advice_on_models(context.command_path)
+            raise _advised(error, advice, unknown) from error
+        if reading.notes:
+            print(f"note: {'; '.join(dict.fromkeys(reading.notes))}", file=sys.stderr)
+        return left
 
     def _work(self, options: Any) -> None:
         raise typer.Exit(load(self._entry.work)(options))
@@ -134,12 +138,48 @@ def _words(context: Any) -> list[str]:
     return str(context.command_path).split()[1:]
 
 
-def _advise(error: Any, advice: str) -> None:
-    """Say in place of Typer's own guess what to type."""
-    if advice:
-        said = error.message.partition(". Did you")[0].rstrip(".")
-        error.message = f"{said}. {advice}" if said else advice
-        error.possibilities = None
+def own_words(command: Any, words: Sequence[str]) -> Own:
+    """What a command takes, for a look at what was typed by habit."""
+    options = {
+        name: not parameter.is_flag
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if parameter.param_type_name == "option"
+    }
+    names = {each.name for each in command.params if each.param_type_name == "argument"}
+    return Own(words, options, not names.isdisjoint(_MODELS))
+
+
+def _command_advice(words: Sequence[str], context: Any) -> str:
+    """What to type instead of a command that there is not."""
+
+    def find(path: Sequence[str]) -> Own | None:
+        command = context.find_root().command
+        for word in path:
+            command = command.get_command(context, word) if hasattr(command, "commands") else None
+        return None if command is None or hasattr(command, "commands") else own_words(command, path)
+
+    return advice_on_command(words, _words(context), find)
+
+
+def _joined_option(error: Any, arguments: Sequence[str]) -> str:
+    """``-kvu``, which was read as ``-k`` with a value; empty where the error is another."""
+    short = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name[1] != "-"]
+    joined = (word for word in arguments if word[:2] in short and word[2:3].isalpha())
+    return next(joined, "")
+
+
+def _advised(error: Any, advice: str, unknown: str = "") -> Any:
+    """The same error, which says what to type in place of Typer's own guess.
+
+    Args:
+        unknown: the option that there is not, whatever the error says.
+    """
+    if not advice and not unknown:
+        return error
+    error.possibilities = None
+    said = f"No such option: {unknown}" if unknown else error.format_message().rstrip(".")
+    return _USAGE_ERROR(f"{said}. {advice}" if advice else said, ctx=error.ctx)
 
 
 _MODELS = ("model", "name", "target")

@@ -23,6 +23,7 @@ from paceline.core.checks import (
     check_number,
     check_settings,
     check_switch,
+    memory_bytes,
     number,
     one_of,
     optional,
@@ -67,7 +68,12 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is built with."""
+    """Everything an engine is built with.
+
+    Amounts of memory may be texts such as ``2G``, and the objective whatever
+    :func:`~paceline.config.objective.parse_objective` reads; what is kept is the number or the
+    :class:`Objective`.
+    """
 
     dtype: str = setting(
         "auto", f"Precision of the arithmetic: {', '.join(DTYPES)}.", one_of(DTYPES)
@@ -90,20 +96,20 @@ class EngineConfig:
     )
     weight_memory: int | None = setting(
         None,
-        "Memory for weights, in bytes. Layers or experts that do not fit are read from disk when "
+        "Memory for weights, e.g. 6G. Layers or experts that do not fit are read from disk when "
         "they are needed (default: what is available).",
         optional(whole(1, 1 << 50)),
     )
     packed_space: int | None = setting(
         None,
-        "Disk space for models packed to be read from disk, in bytes. The least recently used are "
+        "Disk space for models packed to be read from disk, e.g. 60G. The least recently used are "
         "deleted first (default: half of the free space).",
         optional(whole(1, 1 << 50)),
     )
     kv_cache_memory: int | None = setting(
         None,
-        "Memory for the KV caches of the model and its drafts, in bytes (default: a share of what "
-        "is free).",
+        "Memory for the KV caches of the model and its drafts, e.g. 512M or 2G (default: a share "
+        "of what is free).",
         optional(whole(1, 1 << 50)),
     )
     kv_cache_dtype: str = setting(
@@ -169,6 +175,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "objective", parse_objective(self.objective))
+        for name in ("weight_memory", "packed_space", "kv_cache_memory"):
+            if isinstance(size := getattr(self, name), str):
+                object.__setattr__(self, name, memory_bytes(size))
         check_settings(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -20,7 +20,20 @@ Check = Callable[[str, Any], None]
 """Takes a setting's name and its value, and raises :class:`ConfigError` unless it is allowed."""
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"-?(?:{_PART.pattern})+")
+_MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def memory_bytes(size: str | int) -> int:
+    """Bytes in ``512M``, ``1.5G`` or ``1048576``; units are powers of 1024."""
+    match = _MEMORY.fullmatch(str(size).strip())
+    count = int(float(match[1]) * 1024 ** _UNITS[match[2].upper()]) if match else 0
+    if count < 1:
+        raise ConfigError(
+            f"{size!r} is not an amount of memory; write 512M, 2G or a number of bytes"
+        )
+    return count
 
 
 def seconds_of(value: object) -> float:

@@ -175,9 +175,9 @@ def load_checkpoint(
 def _unknown(source: str | Path) -> ModelLoadError:
     near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
     return ModelLoadError(
-        f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
-        "GGUF file, a name that `paceline models` lists, or org/name of a model on the hub, with "
-        ":Q4_K_M behind it for a GGUF file there"
+        f"there is no model {source}{near}. A model is a folder with config.json and "
+        "safetensors, a GGUF file, a name that `paceline models` lists, or a hub id such as "
+        "org/name (for a GGUF file on the hub org/name:Q4_K_M)"
     )
 
 

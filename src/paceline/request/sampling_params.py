@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from paceline.config import check_method, check_number
+from paceline.core.checks import setting
 from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
 
@@ -116,12 +117,6 @@ def _speculation(value: Any) -> SpeculativeParams:
 class SamplingParams:
     """How one request is sampled and when it stops; names and meanings as in vLLM and OpenAI.
 
-    With ``pooling``, one of :data:`POOLINGS`, the prompt's hidden states are returned as a vector.
-    A token that would complete one of ``bad_words`` in the output is not sampled;
-    ``bad_words_ids`` are such words as token ids. With ``logprob_token_ids`` the log-probabilities
-    of these tokens are reported at each place of the output, instead of the likeliest ones'.
-
-    A ``seed`` of -1 is drawn like None.
     For lists, ``logit_bias`` and ``speculative`` None is the default, as in vLLM. A string in place
     of a list is its only item, and a mapping in place of :class:`SpeculativeParams` has its fields.
 
@@ -129,32 +124,64 @@ class SamplingParams:
         RequestError: a value is outside its range; the message names the range.
     """
 
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: tuple[int, ...] | None = None
-    banned_token_ids: tuple[int, ...] = ()
-    bad_words: Sequence[str] = ()
-    bad_words_ids: Sequence[Sequence[int]] = ()
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: Sequence[int] | None = None
-    pooling: str | None = None
-    n: int = 1
-    structured_outputs: StructuredOutputs | None = None
-    speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
+    max_tokens: int | None = setting(16, "Maximum tokens per answer.")
+    min_tokens: int = setting(0, "Tokens before which an answer does not end.")
+    temperature: float = setting(1.0, "Sampling temperature; 0 always takes the likeliest token.")
+    top_p: float = setting(
+        1.0, "Sample from the likeliest tokens that add up to this probability; 1 is all."
+    )
+    top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0 is all.")
+    min_p: float = setting(
+        0.0, "Sample from tokens at least this likely relative to the likeliest one; 0 is all."
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Penalty on tokens that are in the prompt or the answer already, as a divisor of their "
+        "logits; 1 is none.",
+    )
+    presence_penalty: float = setting(
+        0.0,
+        "Penalty on tokens that are in the answer already, subtracted from their logits; 0 is "
+        "none.",
+    )
+    frequency_penalty: float = setting(
+        0.0,
+        "Penalty on tokens for each time they are in the answer already, subtracted from their "
+        "logits; 0 is none.",
+    )
+    logit_bias: Mapping[int, float] = setting(
+        MISSING, "What is added to the logits of tokens, by their ids.", default_factory=dict
+    )
+    allowed_token_ids: tuple[int, ...] | None = setting(None, "Sample from these tokens alone.")
+    banned_token_ids: tuple[int, ...] = setting((), "Never sample these tokens.")
+    bad_words: Sequence[str] = setting(
+        (), "Do not sample a token that would complete one of these texts in the answer."
+    )
+    bad_words_ids: Sequence[Sequence[int]] = setting((), "Such texts as token ids.")
+    seed: int | None = setting(
+        None, "Seed that makes sampling repeatable; -1 draws one (default: random)."
+    )
+    stop: Sequence[str] = setting((), "Stop the answer before one of these texts.")
+    stop_token_ids: tuple[int, ...] = setting((), "Stop the answer after one of these tokens.")
+    include_stop_str_in_output: bool = setting(
+        False, "Stop behind the text that ends the answer instead of before it."
+    )
+    ignore_eos: bool = setting(False, "Continue to the limit past the model's end token.")
+    logprobs: int | None = setting(
+        None, "Report the log-probabilities of this many of the likeliest tokens at each place."
+    )
+    prompt_logprobs: int | None = setting(None, "The same for the prompt.")
+    logprob_token_ids: Sequence[int] | None = setting(
+        None, "Report the log-probabilities of these tokens instead of the likeliest ones'."
+    )
+    pooling: str | None = setting(
+        None, f"Return the prompt's hidden states as one vector: {', '.join(POOLINGS)}."
+    )
+    n: int = setting(1, "Number of answers to each prompt.")
+    structured_outputs: StructuredOutputs | None = setting(None, "What the answer must match.")
+    speculative: SpeculativeParams = setting(
+        MISSING, "How speculation works for this request.", default_factory=SpeculativeParams
+    )
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "banned_token_ids", "bad_words", "bad_words_ids"):

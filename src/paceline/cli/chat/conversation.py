@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from paceline.api.llm import LLM
 
 WAYS_ON = (
-    "/clear begins anew, /drop forgets the oldest turns, /set drop does so whenever it is full"
+    "/clear starts a new conversation, /drop drops the oldest turns, and /set drop does that by "
+    "itself from here on"
 )
 ROOM = 4
 """Turns are dropped until such a part of the context is free for the answer."""

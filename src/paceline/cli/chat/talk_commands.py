@@ -13,29 +13,41 @@ from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
 
 HELP = """\
-/set                    what can be set, such as /set system TEXT and /set parameter temperature 0
-/show                   what can be shown, such as /show parameters
-/system TEXT            the same as /set system TEXT; alone it shows what is set
-/stats                  speed and acceptance of the last answer and of all
-/clear                  forget the conversation
-/drop                   forget its oldest turns, then answer the message that did not fit
+/set                    list the settings, such as /set system TEXT or /set parameter
+/show                   list what can be shown, such as /show parameters
+/system TEXT            short for /set system TEXT; /system shows the system message
+/stats                  speed and acceptance of the last answer and of all answers
+/clear                  start a new conversation
+/drop                   drop the oldest turns, then answer the message that did not fit
 /bye, /exit, exit       leave
-/?, /help               this list
+/?, /help               show this list
 
-\"\"\" begins and ends a message of several lines. A paste is one message, whatever lines it has."""
+Put \"\"\" before and after a message of several lines, or one that begins with a slash. Pasted
+text is one message, however many lines it has."""
 SET_HELP = """\
-/set system TEXT             a message before the conversation; /set system alone takes it away
-/set parameter NAME VALUE    {names}
+/set system TEXT             set the system message; /set nosystem removes it
+/set parameter NAME VALUE    change how answers are sampled; /set parameter lists the names
 /set think, nothink          ask the chat template for thoughts, or for none
-/set format json             answer with JSON objects; /set noformat with anything
-/set verbose, quiet          show figures after each answer, or none
-/set wordwrap, nowordwrap    end lines between words, or at the edge
+/set format json, noformat   answer with a JSON object, or with any text
+/set verbose, quiet          show or hide the figures after each answer
+/set wordwrap, nowordwrap    break lines between words, or at the edge
 /set history, nohistory      keep what is typed for later chats, or do not
-/set drop, nodrop            forget the oldest turns by itself where the context is full"""
+/set drop, nodrop            drop the oldest turns when the context is full, or stop there"""
+PARAMETER_HELP = """\
+/set parameter temperature VALUE         0 always takes the likeliest token
+/set parameter top_k VALUE               sample from this many of the likeliest tokens
+/set parameter top_p VALUE               sample from the likeliest tokens up to this probability
+/set parameter min_p VALUE               sample from tokens at least this likely
+/set parameter seed VALUE                repeat an answer; -1 draws a seed
+/set parameter num_predict VALUE         maximum tokens per answer; -1 is no limit
+/set parameter stop VALUE VALUE ...      end the answer before one of these texts
+/set parameter repeat_penalty VALUE      divisor for tokens that have occurred; 1 is none
+/set parameter presence_penalty VALUE    subtracted from tokens of the answer; 0 is none
+/set parameter frequency_penalty VALUE   the same for each time that they occurred"""
 SHOW_HELP = """\
-/show info          the model, how it is run, and how it is sampled
-/show system        the message before the conversation
-/show parameters    what /set parameter can change
+/show info          the model, how it runs, and how answers are sampled
+/show system        the system message
+/show parameters    the values that /set parameter changes
 /show template      the model's chat template"""
 
 
@@ -59,6 +71,27 @@ PARAMETERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 """By Ollama's name: ours, and how a value is read."""
 
 
+_NO_CHANGE = "is fixed while a model is loaded: start again with"
+NOT_HERE: Mapping[str, str] = {
+    "num_ctx": f"num_ctx {_NO_CHANGE} --max-model-len N",
+    "num_gpu": f"num_gpu {_NO_CHANGE} --device, which sets where all layers run",
+    "num_thread": f"num_thread {_NO_CHANGE} --threads N",
+    "num_batch": f"num_batch {_NO_CHANGE} --max-num-batched-tokens N",
+    "repeat_last_n": "repeat_last_n is not here: repeat_penalty looks at the whole text",
+    "max_tokens": "max_tokens is num_predict here",
+}
+"""Parameters of Ollama's and of ours that a chat cannot change, and what does."""
+_ELSEWHERE = {
+    "load": "a chat keeps its model: leave with /bye, then paceline run MODEL",
+    "save": "chats are not saved: /show and the terminal's own scrollback have what was said",
+    "regen": "/set parameter seed N, then ask again: with the same seed the answer is the same",
+    "read": "a file is read from a pipe: paceline run MODEL -p QUESTION < FILE",
+    **dict.fromkeys(("image", "audio", "video"), "models read text alone here"),
+}
+"""Commands of Ollama's and llama.cpp's chats, and what takes their place."""
+_LISTED = '; /? lists the commands, and """/...""" sends a message that begins with a slash'
+
+
 def carry_out(talk: Conversation, command: Command) -> bool:
     """Do what a command says; whether the conversation goes on.
 
@@ -67,13 +100,11 @@ def carry_out(talk: Conversation, command: Command) -> bool:
     """
     if command.name in ("bye", "exit", "quit"):
         return False
-    found = _COMMANDS.get(command.name)
-    if found is None:
-        raise RequestError(
-            f"there is no command /{printable(command.name)}; /? lists them (and a message that "
-            'begins so is put between """)'
-        )
-    found(talk, command.argument)
+    work = _COMMANDS.get(command.name)
+    if work is None:
+        name = printable(command.name)
+        raise RequestError(_ELSEWHERE.get(name, f"there is no command /{name}") + _LISTED)
+    work(talk, command.argument)
     return True
 
 
@@ -109,12 +140,11 @@ def _system(talk: Conversation, text: str) -> None:
 
 def _set(talk: Conversation, text: str) -> None:
     name, _, value = text.partition(" ")
-    found = _SETTINGS.get(name)
-    if found is None:
-        names = ", ".join(PARAMETERS)
-        talk.screen.note(SET_HELP.format(names=names))
-        return
-    found(talk, value.strip())
+    change = _SETTINGS.get(name)
+    if change is None:
+        talk.screen.note(SET_HELP)
+    else:
+        change(talk, value.strip())
 
 
 def _set_system(talk: Conversation, text: str) -> None:
@@ -130,8 +160,12 @@ def _unquoted(text: str) -> str:
 
 def _set_parameter(talk: Conversation, text: str) -> None:
     name, _, value = text.partition(" ")
+    if not value.strip() and (not name or name in PARAMETERS):
+        talk.screen.note(PARAMETER_HELP)
+        return
     if name not in PARAMETERS:
-        raise RequestError(f"there is no parameter {name!r}; allowed: {', '.join(PARAMETERS)}")
+        unknown = f"there is no parameter {name!r}; allowed: {', '.join(PARAMETERS)}"
+        raise RequestError(NOT_HERE.get(name, unknown))
     field, read = PARAMETERS[name]
     try:
         given = read(_unquoted(value.strip()))
@@ -218,6 +252,7 @@ _COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
 }
 _SETTINGS: Mapping[str, Callable[[Conversation, str], None]] = {
     "system": _set_system,
+    "nosystem": lambda talk, _: _set_system(talk, ""),
     "parameter": _set_parameter,
     "think": lambda talk, _: _set_thinking(talk, True),
     "nothink": lambda talk, _: _set_thinking(talk, False),

@@ -15,14 +15,9 @@ from itertools import cycle
 from typing import Any
 
 from paceline.api.llm import LLM
-from paceline.cli.options.options import DEFAULTS, SamplingOptions, VerifyOptions
+from paceline.cli.options.options import COMPARED_TOKENS, DEFAULTS, SamplingOptions, VerifyOptions
 from paceline.cli.options.prompts import Prompt, encoder_of, read_prompts
-from paceline.cli.options.resolve import (
-    COMPARED_TOKENS,
-    engine_options,
-    sampling_params,
-    speculative_config,
-)
+from paceline.cli.options.resolve import engine_options, sampling_params, speculative_config
 from paceline.cli.terminal.display import Screen, table
 from paceline.cli.terminal.report import Figures, check_answered
 from paceline.cli.use.compare import open_arms

@@ -17,18 +17,11 @@ import typer
 from typer.models import OptionInfo
 
 from paceline.cli.options.config_file import take_config_file, without_overruled
-from paceline.config import (
-    BACKENDS,
-    DTYPES,
-    KV_DTYPES,
-    METHODS,
-    PLANNERS,
-    EngineConfig,
-    environment_name,
-)
+from paceline.config import METHODS, EngineConfig, environment_name
 from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.config.template_options import parse_template_options
 from paceline.core.errors import ConfigError
+from paceline.request.sampling_params import SamplingParams
 
 JSON_HELP = "Print one line of JSON on stdout, and everything else on stderr."
 MODEL_HELP = "Folder, GGUF file, hub id, or a name that paceline models lists."
@@ -37,6 +30,11 @@ TRACE_HELP = "Write the phases of each step to this file, for Perfetto or chrome
 Options = TypeVar("Options")
 DEFAULTS = EngineConfig()
 """What an engine is built with where nothing is said."""
+UNLIMITED = 1 << 31
+"""Tokens of an answer: more than any context holds."""
+COMPARED_TOKENS = 256
+"""Tokens per answer where runs are compared and the options leave it open."""
+SEVERAL = "Can be given several times."
 
 
 def option(default: Any, help: str, *names: str, both: bool = False, **more: Any) -> Any:
@@ -67,6 +65,28 @@ def argument(default: Any, help: str) -> Any:
         return typer.Argument(metavar=name.upper(), help=help, envvar=variable, show_envvar=False)
 
     return _field(default, declare)
+
+
+def from_config(
+    config: type[Any], name: str, note: str = "", *, default: Any = MISSING, **more: Any
+) -> Any:
+    """An option that sets a field of a configuration, whose help and default it has.
+
+    Args:
+        config: a dataclass of :func:`~paceline.core.checks.setting` fields.
+        note: goes behind the help; one that begins with a bracket or a semicolon belongs to the
+            last sentence.
+        default: in place of the configuration's; None leaves it open.
+        more: as of :func:`option`, and ``short``, a short name.
+    """
+    setting = next(each for each in fields(config) if each.name == name)
+    help = setting.metadata["help"]
+    if note.startswith(("(", ";")):
+        help = f"{help[:-1]}{' ' * note.startswith('(')}{note}."
+    elif note:
+        help = f"{help} {note}"
+    names = (more.pop("short"),) if "short" in more else ()
+    return option(setting.default if default is MISSING else default, help, *names, **more)
 
 
 def _field(default: Any, declare: Callable[[str], Any]) -> Any:
@@ -153,75 +173,45 @@ class ModelOptions:
         return True
 
 
+def _engine(name: str, note: str = "", **more: Any) -> Any:
+    return from_config(EngineConfig, name, note, **more)
+
+
+def _automatic(number: int | None) -> int | None:
+    """0 and -1 leave it to Paceline, as in llama.cpp and vLLM."""
+    return None if number in (0, -1) else number
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EngineOptions:
-    """How the engine is built."""
+    """How the engine is built: fields of :class:`~paceline.config.EngineConfig`."""
 
-    dtype: str = option(DEFAULTS.dtype, f"Precision of the arithmetic: {', '.join(DTYPES)}.")
-    device: str = option(DEFAULTS.device, "Device to run on, as torch names it.")
-    max_num_seqs: int | None = option(
-        None,
-        "Maximum number of sequences that run at once (default: "
-        f"{DEFAULTS.max_num_seqs}; with --compare: 1).",
+    dtype: str = _engine("dtype")
+    device: str = _engine("device")
+    max_num_seqs: int | None = _engine(
+        "max_num_seqs",
+        f"(default: {DEFAULTS.max_num_seqs}; with --compare: 1)",
+        default=None,
+        callback=_automatic,
     )
-    max_num_batched_tokens: int = option(
-        DEFAULTS.max_num_batched_tokens, "Maximum number of tokens in one forward pass."
+    max_num_batched_tokens: int = _engine("max_num_batched_tokens")
+    max_step_ms: float | None = _engine("max_step_ms")
+    max_model_len: int | None = _engine("max_model_len", callback=_automatic)
+    weight_memory: str | None = _engine("weight_memory")
+    packed_space: str | None = _engine("packed_space")
+    kv_cache_memory: str | None = _engine("kv_cache_memory")
+    kv_cache_dtype: str = _engine("kv_cache_dtype")
+    enable_prefix_caching: bool = _engine("enable_prefix_caching", both=True)
+    load_format: str = _engine("load_format")
+    threads: int | None = _engine("num_threads", callback=_automatic)
+    pipeline_parallel_size: int | None = _engine("pipeline_parallel_size", default=None)
+    pipeline_stage: list[str] | None = _engine(
+        "pipeline_stages", SEVERAL, default=None, metavar="<str>"
     )
-    max_step_ms: float | None = option(
-        None, "Keep steps this short while a prompt is read and other requests are decoding."
-    )
-    max_model_len: int | None = option(
-        None, "Maximum context length in tokens (default: the model's own)."
-    )
-    weight_memory: str | None = option(
-        None,
-        "Memory for weights, e.g. 6G. Layers or experts that do not fit are read from disk when "
-        "they are needed (default: what is available).",
-    )
-    packed_space: str | None = option(
-        None,
-        "Disk space for models packed to be read from disk, e.g. 60G. The least recently used "
-        "are deleted first (default: half of the free space).",
-    )
-    kv_cache_memory: str | None = option(None, "Memory for the KV cache, e.g. 512M or 2G.")
-    kv_cache_dtype: str = option(
-        DEFAULTS.kv_cache_dtype, f"Precision of the KV cache: {', '.join(KV_DTYPES)}."
-    )
-    enable_prefix_caching: bool = option(
-        DEFAULTS.enable_prefix_caching,
-        "Reuse the KV cache of earlier prompts that begin the same way.",
-        both=True,
-    )
-    load_format: str = option(
-        DEFAULTS.load_format,
-        "How weights are read: mmap maps the file and reads when needed, memory reads "
-        "everything at once.",
-    )
-    threads: int | None = option(None, "Number of compute threads.")
-    pipeline_parallel_size: int | None = option(
-        None,
-        "Number of stages that the layers are split into. Each runs in a process, the first in "
-        "this one.",
-    )
-    pipeline_stage: list[str] | None = option(
-        None,
-        "HOST:PORT of a `paceline stage`, one for each stage after the first (default: "
-        "processes on this machine). Can be given several times.",
-        metavar="<str>",
-    )
-    backend: str = option(DEFAULTS.backend, f"CPU kernels: {', '.join(BACKENDS)}.")
-    objective: str = option(
-        "throughput",
-        'What the planner optimises: throughput, latency, or {"tpot_ms": 20} to keep a time per '
-        "token.",
-    )
-    planner: str = option(
-        DEFAULTS.planner,
-        f"{' or '.join(PLANNERS)}: check the drafted tokens that pay, or all of them.",
-    )
-    strict: bool = option(
-        DEFAULTS.strict, "Fail if a draft is unusable, instead of running without it."
-    )
+    backend: str = _engine("backend")
+    objective: str = _engine("objective", default="throughput")
+    planner: str = _engine("planner")
+    strict: bool = _engine("strict")
     config: str | None = option(
         None,
         "JSON or YAML file of options by their long names. The command line and the environment "
@@ -274,55 +264,63 @@ class SpeculationOptions:
     )
 
 
+def token_limit(default: int | None, note: str = "") -> Any:
+    """The option ``--max-tokens``; as in llama.cpp and Ollama, -1 and -2 are no limit."""
+    return from_config(
+        SamplingParams,
+        "max_tokens",
+        f"; -1 is no limit {note}".rstrip(),
+        default=default,
+        short="-n",
+        callback=_unlimited,
+    )
+
+
+def _unlimited(tokens: int | None) -> int | None:
+    if tokens in (-1, -2):
+        return UNLIMITED
+    if tokens is not None and not 1 <= tokens <= UNLIMITED:
+        raise ConfigError(
+            f"--max-tokens is {tokens}; allowed: whole numbers from 1, and -1 for as many tokens "
+            "as the context holds"
+        )
+    return tokens
+
+
+def _sampling(name: str, note: str = "", default: Any = None, **more: Any) -> Any:
+    return from_config(SamplingParams, name, note, default=default, **more)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SamplingOptions:
-    """How tokens are chosen."""
+    """How tokens are chosen: fields of ``SamplingParams``."""
 
-    max_tokens: int | None = option(
-        None,
-        "Maximum tokens per answer (default: what the context leaves; 256 for --compare, "
-        "--explain and verify).",
-        "-n",
-    )
-    temperature: float | None = option(
-        None,
-        "Sampling temperature; 0 always takes the likeliest token. This and the next three "
-        "options default to what the model's makers recommend, and to greedy for --compare, "
-        "--explain and verify.",
-    )
-    top_p: float | None = option(
-        None, "Sample from the likeliest tokens that add up to this probability; 1 is all."
-    )
-    top_k: int | None = option(None, "Sample from this many of the likeliest tokens; 0 is all.")
-    min_p: float | None = option(
-        None, "Sample from tokens at least this likely relative to the likeliest one; 0 is all."
-    )
-    seed: int | None = option(None, "Seed that makes sampling repeatable (default: random).")
-    ignore_eos: bool = option(False, "Continue to --max-tokens past the model's end token.")
+    max_tokens: int | None = token_limit(None, f"(default: {COMPARED_TOKENS})")
+    temperature: float | None = _sampling("temperature", "(default: 0)")
+    top_p: float | None = _sampling("top_p")
+    top_k: int | None = _sampling("top_k")
+    min_p: float | None = _sampling("min_p")
+    seed: int | None = _sampling("seed")
+    ignore_eos: bool = _sampling("ignore_eos", default=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AnswerOptions:
-    """What an answer avoids, and what ends it."""
+class AnswerOptions(SamplingOptions):
+    """How an answer is sampled, what it avoids, and what ends it."""
 
-    stop: list[str] | None = option(
-        None, "Stop the answer before this text; can be given several times."
-    )
-    repeat_penalty: float | None = option(
+    max_tokens: int | None = token_limit(
         None,
-        "Penalty on tokens that are in the prompt or the answer already, as a divisor of their "
-        "logits; 1 is none.",
+        f"(default: what the context leaves; with --compare or --explain: {COMPARED_TOKENS})",
     )
-    presence_penalty: float | None = option(
-        None,
-        "Penalty on tokens that are in the answer already, subtracted from their logits; 0 is "
-        "none.",
+    temperature: float | None = _sampling(
+        "temperature",
+        "This and the next three options default to what the model's makers recommend; with "
+        "--compare or --explain, the temperature defaults to 0.",
     )
-    frequency_penalty: float | None = option(
-        None,
-        "Penalty on tokens for each time they are in the answer already, subtracted from their "
-        "logits; 0 is none.",
-    )
+    stop: list[str] | None = _sampling("stop", SEVERAL)
+    repeat_penalty: float | None = _sampling("repetition_penalty")
+    presence_penalty: float | None = _sampling("presence_penalty")
+    frequency_penalty: float | None = _sampling("frequency_penalty")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -366,8 +364,7 @@ def named_adapters() -> Any:
     """The option ``--lora`` of commands whose requests choose."""
     return option(
         None,
-        "Adapter that requests can ask for, as NAME=FOLDER in the PEFT format; can be given "
-        "several times.",
+        f"Adapter that requests can ask for, as NAME=FOLDER in the PEFT format. {SEVERAL}",
     )
 
 
@@ -428,7 +425,6 @@ class RunOptions(
     SpeculationOptions,
     ShapeOptions,
     AnswerOptions,
-    SamplingOptions,
     PromptOptions,
 ):
     """Options of ``paceline run``."""

@@ -6,7 +6,6 @@ Imports nothing slow: a server resolves its options in a process that never need
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.build.bundled_drafts import draft_at
 from paceline.build.default_drafts import default_speculative_config, is_embedded
 from paceline.cli.options.options import (
+    COMPARED_TOKENS,
     DEFAULTS,
     AnswerOptions,
     EngineOptions,
@@ -26,7 +26,6 @@ from paceline.cli.options.options import (
 )
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS, METHODS, check_method
-from paceline.config.objective import parse_objective
 from paceline.config.speculative import NEEDED_MODELS, OPTIONAL_MODELS
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.loading.embedded import embedded_model, embedded_ngram_model
@@ -36,11 +35,6 @@ from paceline.request.structured_outputs import StructuredOutputs
 if TYPE_CHECKING:
     from paceline.api.llm import LLM
 
-_MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-
-
-COMPARED_TOKENS = 256
 COMPARED = SamplingParams(max_tokens=COMPARED_TOKENS, temperature=0.0)
 """What runs are compared with where the options leave it open."""
 ADAPTER = "adapter"
@@ -199,17 +193,6 @@ def values_of(options: Any, kind: type[Any]) -> dict[str, Any]:
     return {each.name: getattr(options, each.name) for each in fields(kind)}
 
 
-def memory_bytes(text: str) -> int:
-    """Bytes in ``512M``, ``1.5G`` or ``1048576``; units are powers of 1024."""
-    match = _MEMORY.fullmatch(text.strip())
-    size = int(float(match[1]) * 1024 ** _UNITS[match[2].upper()]) if match else 0
-    if size < 1:
-        raise ConfigError(
-            f"{text!r} is not an amount of memory; write 512M, 2G or a number of bytes"
-        )
-    return size
-
-
 def sampling_params(
     options: SamplingOptions, seed: int, default: SamplingParams = COMPARED
 ) -> SamplingParams:
@@ -220,7 +203,7 @@ def sampling_params(
     """
     said = values_of(options, SamplingOptions)
     if isinstance(options, AnswerOptions):
-        said |= values_of(options, AnswerOptions)
+        said = values_of(options, AnswerOptions)
         said["repetition_penalty"] = said.pop("repeat_penalty")
     given = {name: value for name, value in said.items() if value is not None}
     return replace(default, **{**given, "seed": seed})
@@ -248,8 +231,6 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     """Keyword arguments of :class:`~paceline.api.llm.LLM`; ``ConfigError`` where one is wrong."""
     values = values_of(options, EngineOptions)
     seqs = values["max_num_seqs"]
-    sizes = ("kv_cache_memory", "weight_memory", "packed_space")
-    memory = {name: values[name] for name in sizes}
     del values["config"]  # read before any other option
     stages = tuple(values.pop("pipeline_stage") or ())
     if values["pipeline_parallel_size"] is None:
@@ -257,10 +238,8 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     return values | {
         "self_drafts": isinstance(options, SpeculationOptions) and not _names_drafts(options),
         "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
-        **{name: None if size is None else memory_bytes(size) for name, size in memory.items()},
         "num_threads": values.pop("threads"),
         "pipeline_stages": stages,
-        "objective": parse_objective(values["objective"]),
     }
 
 

@@ -28,7 +28,6 @@ from paceline.cli.options.options import (
 )
 from paceline.cli.options.resolve import (
     engine_options,
-    memory_bytes,
     named_folders,
     speculative_config,
 )
@@ -43,7 +42,7 @@ from paceline.cli.terminal.display import printable
 from paceline.config import SpeculativeConfig
 from paceline.config.kv_events import KVEventsConfig, parse_kv_events
 from paceline.config.template_options import parse_template_options
-from paceline.core.checks import seconds_of
+from paceline.core.checks import memory_bytes, seconds_of
 from paceline.core.errors import ConfigError
 from paceline.core.installation import install_command
 from paceline.loading.fetching import named_model

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.build.default_drafts import is_embedded
-from paceline.cli.options.resolve import memory_bytes
+from paceline.core.checks import memory_bytes
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.memory import memory
 from paceline.core.reading import checked_path
@@ -70,7 +70,7 @@ def served_names(models: Sequence[str], given: Sequence[str]) -> dict[str, tuple
 def check_is_there(model: str) -> None:
     """Raises ModelLoadError: nothing is there, so that loading it later would fail."""
     if _place(model) is None and not is_hub_id(model):
-        raise ModelLoadError(f"there is no model at {model}; `paceline models` lists names")
+        raise ModelLoadError(f"there is no model {model}; `paceline models` lists names")
 
 
 def stored_bytes(model: str) -> int:

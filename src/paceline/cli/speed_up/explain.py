@@ -20,6 +20,7 @@ from paceline.cli.options.options import (
     SpeculationOptions,
     chat_template_kwargs,
     option,
+    token_limit,
 )
 from paceline.cli.options.prompts import Prompt, encoder_of
 from paceline.cli.options.resolve import engine_options, sampling_params, speculative_config
@@ -50,7 +51,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
     system: str | None = option(None, "System message before the prompt.")
     no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
-    max_tokens: int | None = option(64, "Maximum tokens of the answer.", "-n")
+    max_tokens: int | None = token_limit(64)
     steps: str | None = option(None, "Show only these steps, e.g. 3-10 (default: all).")
     plot: str | None = option(
         None, "Plot costs, widths and draft tokens to a .png, .svg or .pdf file."

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.api.outputs import GenerationOutput
 from paceline.cli.options.model_first import lasting_name
-from paceline.cli.options.options import EngineOptions, ModelOptions, chat_template_kwargs, option
+from paceline.cli.options.options import (
+    EngineOptions,
+    ModelOptions,
+    chat_template_kwargs,
+    option,
+    token_limit,
+)
 from paceline.cli.options.prompts import encoder_of, read_prompts
 from paceline.cli.options.resolve import engine_options
 from paceline.cli.terminal.display import Screen, banner
@@ -32,7 +38,7 @@ class TraceOptions(EngineOptions, ModelOptions):
     prompts: str = option(..., "JSONL file of prompts, as for paceline run.")
     output: str = option(..., "Folder to write the traces to.", "-o")
     top_logprobs: int = option(32, "Number of log-probabilities to keep per token.", min=1)
-    max_tokens: int = option(256, "Maximum tokens per answer.")
+    max_tokens: int = token_limit(256)
     temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
     seed: int = option(0, "Seed of the first prompt; prompt i is sampled with seed + i.")
     shard_size: int = option(64, "Prompts per file.", min=1)

@@ -18,6 +18,7 @@ from paceline.cli.options.options import (
     ModelOptions,
     chat_template_kwargs,
     option,
+    token_limit,
 )
 from paceline.cli.options.resolve import engine_options, is_ngram_model, method_of, values_of
 from paceline.cli.speed_up.simulate import check_concurrency
@@ -57,7 +58,7 @@ class TuneOptions(EngineOptions, ModelOptions):
     draft_dtype: str | None = option(
         None, "Also try the model itself in this lower precision as a draft."
     )
-    max_tokens: int = option(128, "Maximum tokens per answer.")
+    max_tokens: int = token_limit(128)
     temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
     chat: bool | None = option(
         None, "Apply the chat template (default: if the model has one).", both=True

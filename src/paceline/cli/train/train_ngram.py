@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.options.model_choice import needed_model
 from paceline.cli.options.options import JSON_HELP, argument, option
-from paceline.cli.options.resolve import memory_bytes
 from paceline.cli.terminal.display import Screen, printable, table
+from paceline.core.checks import memory_bytes
 
 if TYPE_CHECKING:
     from paceline.training.ngram.options import NgramTrainingConfig
