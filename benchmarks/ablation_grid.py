@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp
+from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from machine_curves import published
 from never_slower_replayed import Costs, answers, ours_of, saved
-from prompt_sets import data_folder, load_prompts
+from prompt_sets import DESCRIPTIONS, data_folder, load_prompts
 from trace_sets import FOLDER, MAX_MODEL_LEN
-from workloads import DESCRIPTIONS
 
 from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, Objective
+from paceline.planner.cost_table import CostTable
 from paceline.planner.drafting_cost import DraftTime
 from paceline.planner.planners import PLANNERS
+from paceline.profiling.profile_import import import_tables
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import open_simulator
@@ -45,6 +46,22 @@ SAVED = {
 }
 CURVES = {"RTX 5000": "RTX 5000 Ada, batched", "M1 Ultra": "M1 Ultra"}
 """Names of machines, and what the names of their curves hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What a machine's steps cost. Without ``draft`` nothing is known of a draft model there."""
+
+    name: str
+    target: CostTable
+    draft: CostTable | None
+
+
+def published(path: Path) -> list[Curve]:
+    """The curves of a file, each with its draft model's."""
+    tables = {found.name: found for found in import_tables(path)}
+    drafts = {name: tables.pop(f"{name}: draft", None) for name in list(tables)}
+    return [Curve(name, found, drafts[name]) for name, found in tables.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,20 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 
-from harness import Sample, arguments, chosen, note, numbers, take_turns
-from peers_client import Engine, Worker
-from peers_models import MissingPeerError
-from report import Report, Row, Target, grid, markdown
+from harness import (
+    Report,
+    Row,
+    Sample,
+    Target,
+    arguments,
+    chosen,
+    grid,
+    markdown,
+    note,
+    numbers,
+    take_turns,
+)
+from peers_client import Engine, MissingPeerError, Worker
 
 from paceline.api.llm import embedded_model
 

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from statistics import median
 
-from harness import arguments, chosen, note
+from harness import Report, Row, Target, arguments, chosen, grid, note, table
 from packaging.requirements import Requirement
-from report import Report, Row, Target, grid, table
 
 ANSWER = "from paceline.cli.main import main; main(['run', '-p', 'hi', '--max-tokens', '8'])"
 ARMS = {"as installed": ANSWER, "with torch": f"import torch; {ANSWER}"}

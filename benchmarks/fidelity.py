@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import peers_models as models
-from harness import among, arguments, chosen, names, note
-from peers_models import MissingPeerError
+import peers_client as models
+from harness import Report, Row, Target, among, arguments, chosen, grid, names, note, table
+from peers_client import MissingPeerError
 from prompt_sets import load_prompts
-from report import Report, Row, Target, grid, table
 
 from paceline.cli.check.quality import begins_with, encoded, longest, pairs
 from paceline.cli.check.quality_arms import PEER, Arms

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from harness import among, arguments, note, numbers
-from report import Report, Row, grid, table
+from harness import Report, Row, among, arguments, grid, note, numbers, table
 
 import paceline._native as native
 from paceline.tensors.blocks import row_bytes

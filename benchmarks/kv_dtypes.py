@@ -23,16 +23,19 @@ from typing import Any
 import numpy as np
 from harness import (
     ROOT,
+    Report,
+    Row,
     Sample,
     among,
     arguments,
     chosen,
     first_error,
+    grid,
     note,
     numbers,
+    table,
     take_turns,
 )
-from report import Report, Row, grid, table
 
 from paceline.backends.resolve import resolve_dtype, resolve_ops
 from paceline.cache.kv_cache import KVCache

@@ -25,9 +25,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import aiohttp
-from harness import arguments, chosen, note
+from harness import Report, Row, Target, arguments, chosen, grid, note, number, table
 from prompt_sets import load_prompts
-from report import Report, Row, Target, grid, number, table
 from server_process import ENGINE, HTTP, Reading, ServerProcess, growth
 
 from paceline import LLM, SamplingParams, StructuredOutputs

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from goodput import ARMS
 from harness import CONTROL, COUNTED, PLAIN, note
-from never_slower_report import OURS
-from peers_models import hugging_face
+from peers_client import hugging_face
 from proposer_sets import chain
+from rivals import ARMS
 
 from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, FindTable, build_engine
@@ -37,6 +36,7 @@ from paceline.request.metrics import EngineStats
 from paceline.request.request import StepOutput
 from paceline.request.sampling_params import SamplingParams
 
+OURS = "ours"
 LONGEST = 8
 """Tokens along a path of the drafts whose length a rule decides."""
 

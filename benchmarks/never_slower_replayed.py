@@ -23,17 +23,33 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from goodput import GOODPUT, OUR_GOODPUT, Goodput
-from harness import PLAIN, arguments, chosen, names, note, numbers
-from never_slower import CONCURRENCY, PRE_REGISTERED, Cell, full_grid
-from never_slower_arms import chains, default, pair_folders
-from never_slower_report import NOT_SLOWER, OURS, geometric_mean
-from prompt_sets import PromptSets, load_prompts
+from harness import (
+    PLAIN,
+    Report,
+    Row,
+    Target,
+    arguments,
+    chosen,
+    geometric_mean,
+    names,
+    note,
+    number,
+    numbers,
+    table,
+)
+from never_slower import CONCURRENCY, NOT_SLOWER, PRE_REGISTERED, Cell, full_grid
+from never_slower_arms import OURS, chains, default, pair_folders
+from prompt_sets import (
+    DESCRIPTIONS,
+    SERVED_TOKENS,
+    MissingWorkloadError,
+    PromptSets,
+    load_prompts,
+    load_workload,
+)
 from proposer_sets import described
-from report import Report, Row, Target, number, table
-from rivals import RIVALS
+from rivals import GOODPUT, OUR_GOODPUT, RIVALS, Goodput
 from trace_sets import FOLDER, MAX_MODEL_LEN, traced
-from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, load_workload
 
 from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, SpeculativeConfig

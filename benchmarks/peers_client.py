@@ -1,13 +1,14 @@
-"""The benchmark's half of the talk with an engine's process; see ``peers_worker.py``.
+"""Engines as processes of their own: their interpreters, their files, and the talk with them.
 
-Starts the worker programs under their interpreters and asks them for tasks, one at a time. Knows
-which interpreter and which files each engine needs, nothing of what is measured.
+Makes the models that peers are compared on where they are absent, starts the worker programs
+(``peers_worker.py``) and asks them for tasks, one at a time. Knows nothing of what is measured.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +17,144 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import peers_models as models
-from harness import ROOT
-from peers_models import MissingPeerError
+from harness import ROOT, note
+from inflate import PAIRS, embedded_folder, write_inflated
+
+PEERS = ROOT / ".peers"
+LLAMA_BIN = PEERS / "src" / "build" / "bin"
+PYTHONS = {"llama": PEERS / "llama" / "bin" / "python"}
+ROLES = ("target", "draft")
+LONGEST_CONTEXT = 32_768
+HELP = "run `make peers` to install it"
+
+
+class MissingPeerError(Exception):
+    """Something that a peer needs is not there, or could not be made."""
+
+
+def made(path: Path, make: Callable[[Path], None]) -> Path:
+    """``path``, which ``make`` writes under another name first, so that it is whole or absent."""
+    if not path.exists():
+        note(f"making {path}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        make(unfinished)
+        os.replace(unfinished, path)
+    return path
+
+
+def run_tool(*command: object) -> None:
+    """Raises :class:`MissingPeerError` with the end of what the tool said."""
+    words = [str(word) for word in command]
+    if not Path(words[0]).exists():
+        raise MissingPeerError(f"{Path(words[0]).name} is not there; {HELP}")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = (done.stderr or done.stdout)[-400:]
+        raise MissingPeerError(f"{Path(words[0]).name} failed ({done.returncode}): {tail}")
+
+
+def is_file(name: str) -> bool:
+    """Whether a model is a GGUF file and not one of the inflated ones."""
+    return name not in PAIRS
+
+
+def label(name: str) -> str:
+    """What a model is called in tables and folders."""
+    return Path(name).stem if is_file(name) else name
+
+
+def tokenizer_source(name: str) -> Path:
+    """What the tokenizer of a model is read from."""
+    return Path(name) if is_file(name) else hugging_face(name, "target")
+
+
+def hugging_face(name: str, role: str) -> Path:
+    """Folder of the inflated model."""
+    if is_file(name):
+        raise MissingPeerError(f"{label(name)} is a GGUF file alone")
+    shape = getattr(PAIRS[name], role)
+    source = embedded_folder(role == "draft")
+    return made(
+        PEERS / "models" / name / role, lambda path: void(write_inflated(path, source, shape))
+    )
+
+
+def void(_: object) -> None:
+    """For a maker whose result is not wanted."""
+
+
+def gguf(name: str, role: str, kind: str) -> Path:
+    """GGUF file in ``BF16``, or quantised from that by llama.cpp's own tool; a file's own numbers
+    are quantised again."""
+    path = PEERS / "models" / label(name) / f"{role}-{kind}.gguf"
+    if kind == "BF16":
+        return made(path, lambda out: write_gguf(hugging_face(name, role), out))
+    if is_file(name) and role != "target":
+        raise MissingPeerError(f"{label(name)} has no draft model")
+    source = Path(name) if is_file(name) else gguf(name, role, "BF16")
+    words = (LLAMA_BIN / "llama-quantize", "--allow-requantize", source)
+    return made(path, lambda out: run_tool(*words, out, kind, os.cpu_count() or 1))
+
+
+# --- GGUF -----------------------------------------------------------------------------------------
+
+
+def write_gguf(folder: Path, out: Path) -> None:
+    """Write a Qwen3 folder as GGUF: matrices in bfloat16, vectors in float32."""
+    try:
+        import gguf as format_
+    except ImportError as error:
+        raise MissingPeerError("the package gguf is not installed") from error
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    writer = format_.GGUFWriter(out, "qwen3")
+    _write_sizes(writer, config)
+    _write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
+    names = format_.get_tensor_name_map(format_.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    types = format_.GGMLQuantizationType
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        kind = types.BF16 if tensor.ndim == 2 else types.F32
+        data = format_.quants.quantize(tensor.float().numpy(), kind)
+        writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_sizes(writer: Any, config: dict[str, Any]) -> None:
+    writer.add_name("inflated")
+    writer.add_block_count(config["num_hidden_layers"])
+    # Long contexts are measured for what they cost; the weights say nothing sensible in them.
+    writer.add_context_length(max(config["max_position_embeddings"], LONGEST_CONTEXT))
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+
+
+def _write_tokenizer(writer: Any, tokenizer: dict[str, Any]) -> None:
+    """The byte-level BPE of the embedded models, which splits text as GPT-2 does."""
+    control = {token["id"] for token in tokenizer["added_tokens"]}
+    tokens = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
+    end = next(iter(sorted(control)))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_types([3 if index in control else 1 for _, index in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)
+
 
 WORKERS = ROOT / "benchmarks"
 Options = dict[str, Any]
@@ -45,7 +181,7 @@ class Engine:
 
 def _gguf(kind: str) -> Callable[[str], Options]:
     """The very file that the other engine reads."""
-    return lambda name: {"model": str(models.gguf(name, "target", kind)), "dtype": "auto"}
+    return lambda name: {"model": str(gguf(name, "target", kind)), "dtype": "auto"}
 
 
 KINDS = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")
@@ -87,11 +223,11 @@ class Worker:
         self.engine = engine
         self._process: subprocess.Popen[str] | None = None
         files = engine.files(model)
-        python = models.PYTHONS[engine.python] if engine.python else Path(sys.executable)
+        python = PYTHONS[engine.python] if engine.python else Path(sys.executable)
         if not python.exists():
             where = f".peers/{engine.python}"
-            raise MissingPeerError(f"the environment {where} is absent; {models.HELP}")
-        logs = models.PEERS / "logs"
+            raise MissingPeerError(f"the environment {where} is absent; {HELP}")
+        logs = PEERS / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._log = logs / (engine.name.replace(" ", "-") + ".log")
         with self._log.open("w", encoding="utf-8") as log:
@@ -154,5 +290,5 @@ def environment(threads: int) -> dict[str, str]:
     """The worker's variables: one thread count for every library, and no network."""
     fixed = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "0"}
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
-    library = str(models.LLAMA_BIN)
+    library = str(LLAMA_BIN)
     return {**os.environ, **fixed, "PYTHONPATH": path, "LLAMA_CPP_LIB_PATH": library}

@@ -15,10 +15,24 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness import CONTROL, PLAIN, Sample, arguments, note, pair_up, paired_ratio, take_turns
+from harness import (
+    CONTROL,
+    PLAIN,
+    Report,
+    Row,
+    Sample,
+    Target,
+    arguments,
+    grid,
+    interval,
+    note,
+    pair_up,
+    paired_ratio,
+    table,
+    take_turns,
+)
 from never_slower_arms import Served, count, serve
 from prompt_sets import load_prompts, spread
-from report import Report, Row, Target, grid, interval, table
 from trace_sets import bare_trace
 
 from paceline.api.llm import embedded_model

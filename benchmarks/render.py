@@ -12,6 +12,7 @@ nothing is measured here.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import sys
@@ -19,33 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ablation_report import tables as ablation_tables
-from busy_machine import tables as busy_tables
-from fidelity import tables as fidelity_tables
-from harness import CONTROL, ROOT
-from heads_report import tables as head_tables
-from kernels import tables as kernel_tables
-from kv_dtypes import tables as kv_tables
-from load_server import tables as load_tables
-from loading import tables as loading_tables
-from never_slower import RUNS
-from never_slower_replayed import tables as replayed_tables
-from never_slower_report import tables as never_slower_tables
-from peers_report import tables as peer_tables
-from predicted import tables as predicted_tables
+from harness import CONTROL, RESULTS, ROOT, markdown, number, pick, ratio_cell, target_grid, yes
 from proposer_sets import DEFAULT
-from report import RESULTS, markdown, number, pick, ratio_cell, target_grid, yes
-from research.acceptance import tables as acceptance_tables
-from sampler import tables as sampler_tables
-from serve_peers import tables as server_tables
-from serving_overhead import tables as serving_tables
-from speedup import tables as speedup_tables
-from step_overhead import tables as step_overhead_tables
-from structured import tables as structured_tables
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
-Builder = Callable[[Document], list[str]]
 
 
 def provenance(document: Document) -> str:
@@ -73,24 +52,49 @@ def target_lines(document: Document) -> str:
     return markdown(*target_grid(document["targets"], yes))
 
 
-# --- one function per marker ----------------------------------------------------------------------
+# --- tables that a program makes of its own results ----------------------------------------------
+
+MARKDOWN = {
+    "step_overhead": ("step_overhead", "step_overhead"),
+    "speedup": ("speedup", "speedup"),
+    "speedup_real": ("speedup-*", "speedup"),
+    "speedup_chat": ("speedup_chat-*", "speedup"),
+    "heads": ("heads-*", "heads"),
+    "busy_machine": ("busy_machine*", "busy_machine"),
+    "structured": ("structured", "structured"),
+}
+PRINTED = {
+    "acceptance": ("acceptance", "research.acceptance"),
+    "peers_real": ("peers_real", "peers"),
+    "peers_shapes": ("peers-*", "peers"),
+    "kv_dtypes": ("kv_dtypes*", "kv_dtypes"),
+    "fidelity": ("fidelity_*", "fidelity"),
+    "predicted": ("predicted", "predicted"),
+    "serving_overhead": ("serving_overhead", "serving_overhead"),
+    "serve_peers": ("serve_peers", "serve_peers"),
+    "load_server": ("load_server", "load_server"),
+    "never_slower": ("never_slower", "never_slower"),
+    "never_slower_inflated": ("never_slower_inflated", "never_slower"),
+    "never_slower_replayed": ("never_slower_replayed", "never_slower_replayed"),
+    "ablation": ("ablation", "ablation"),
+}
+"""By marker: which results it shows, a star standing for the model, and the program whose
+``tables`` shows them. Tables of the first kind are of Markdown already, the others are shown as the
+program prints them."""
 
 
-def shown(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
-    """Tables that are of Markdown already, then the targets."""
-    return lambda document: [*tables(document["results"]), target_lines(document)]
+def built(marker: str, document: Document) -> list[str]:
+    """The tables of one document, then its targets."""
+    program = importlib.import_module((MARKDOWN | PRINTED)[marker][1])
+    tables: list[str] = program.tables(document["results"])
+    if marker in PRINTED:
+        tables = ["```\n" + "\n\n".join(tables) + "\n```\n"]
+    return [*tables, target_lines(document)]
 
 
-def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
-    """The tables as the program prints them, then the targets."""
-    return lambda document: [
-        "```\n" + "\n\n".join(tables(document["results"])) + "\n```\n",
-        target_lines(document),
-    ]
-
+# --- tables of several documents ------------------------------------------------------------------
 
 MODEL_NAMES = {"smollm2": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
-BUSY_ARMS = {"all threads": "Paceline", "llama.cpp": "llama.cpp"}
 GAIN_ROWS = {
     "code": ("code", 0.0),
     "prose": ("prose", 0.0),
@@ -131,19 +135,6 @@ def _gain_cell(found: Sequence[Row]) -> str:
     return f"{ratio_cell(row)}{mark}"
 
 
-def busy(documents: Sequence[Document]) -> list[str]:
-    """Tokens per second beside endless loops: a line per machine and arm."""
-    loops = sorted({row["loops"] for d in documents for row in d["results"]})
-    above, devices = _with_devices(documents, [""] * len(documents))
-    rows = []
-    for document, device in zip(documents, devices, strict=True):
-        for arm, name in BUSY_ARMS.items():
-            cells = [pick(document["results"], arm=arm, loops=count) for count in loops]
-            speeds = [number(c[0]["tokens_per_second"], 0) if c else "-" for c in cells]
-            rows.append([f"{name}{device}", *speeds])
-    return [above, markdown(["tok/s", *map(str, loops)], rows)]
-
-
 FILE_NAMES = {"smollm2": "SmolLM2-135M-Instruct", "gemma3-270m-q4_k_m": "Gemma 3 270M"}
 EQUAL_COLUMNS = {
     "one request, tok/s": {"measure": "parallel", "sequences": 1},
@@ -173,35 +164,8 @@ def _pair(results: Sequence[Row], model: str, wanted: Row) -> str:
     return " / ".join(number(value, 0) for value in values)
 
 
-BUILDERS: dict[str, tuple[str, Builder]] = {
-    "step_overhead": ("step_overhead", shown(step_overhead_tables)),
-    "acceptance": ("acceptance", printed(acceptance_tables)),
-    "speedup": ("speedup", shown(speedup_tables)),
-    "speedup_real": ("speedup-*", shown(speedup_tables)),
-    "speedup_chat": ("speedup_chat-*", shown(speedup_tables)),
-    "heads": ("heads-*", shown(head_tables)),
-    "busy_machine": ("busy_machine*", shown(busy_tables)),
-    "structured": ("structured", shown(structured_tables)),
-    "peers_real": ("peers_real", printed(peer_tables)),
-    "peers_shapes": ("peers-*", printed(peer_tables)),
-    "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
-    "loading": ("loading", printed(loading_tables)),
-    "fidelity": ("fidelity_*", printed(fidelity_tables)),
-    "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),
-    "predicted": ("predicted", printed(predicted_tables)),
-    "sampler": ("sampler", printed(sampler_tables)),
-    "serving_overhead": ("serving_overhead", printed(serving_tables)),
-    "serve_peers": ("serve_peers", printed(server_tables)),
-    "load_server": ("load_server", printed(load_tables)),
-    **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
-    "ablation": ("ablation", printed(ablation_tables)),
-    "never_slower_replayed": ("never_slower_replayed", printed(replayed_tables)),
-}
-"""By marker: which benchmark's results it shows, and how. A star stands for the model."""
-
 SUMMARIES: dict[str, tuple[str, Callable[[Sequence[Document]], list[str]]]] = {
     "gains": ("speedup-*", gains),
-    "busy": ("busy_machine-*", busy),
     "equal_files": ("peers_real", equal_files),
 }
 """By marker: tables that show the results of several machines and models side by side."""
@@ -222,13 +186,13 @@ def block(marker: str, results: Path) -> str:
         benchmark, summarise = SUMMARIES[marker]
         documents = saved(benchmark, results)
         return "\n".join(summarise(documents) if documents else [NOTHING])
-    if marker not in BUILDERS:
-        known = ", ".join((*SUMMARIES, *BUILDERS))
+    programs = MARKDOWN | PRINTED
+    if marker not in programs:
+        known = ", ".join((*SUMMARIES, *programs))
         raise ValueError(f"no table is called {marker!r}; there are {known}")
-    benchmark, build = BUILDERS[marker]
     parts = []
-    for document in saved(benchmark, results):
-        parts += [provenance(document), *build(document)]
+    for document in saved(programs[marker][0], results):
+        parts += [provenance(document), *built(marker, document)]
     return "\n".join(parts or [NOTHING])
 
 

@@ -21,10 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, chosen, note, numbers
-from peers_models import LLAMA_BIN, MissingPeerError, gguf, hugging_face
+from harness import Report, Row, Target, arguments, chosen, grid, interval, note, numbers, table
+from peers_client import LLAMA_BIN, MissingPeerError, gguf, hugging_face
 from prompt_sets import load_prompts
-from report import Report, Row, Target, grid, interval, table
 
 CONTEXT = 1024
 SLOTS = 16

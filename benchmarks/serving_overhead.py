@@ -29,18 +29,25 @@ from typing import Any
 
 import uvloop
 from harness import (
+    Report,
+    Row,
     Sample,
+    Target,
     arguments,
     chosen,
     first_error,
+    grid,
+    identical_target,
+    interval,
     note,
     numbers,
     pair_up,
     paired_ratio,
     raw,
+    table,
     take_turns,
+    verdict,
 )
-from report import Report, Row, Target, grid, identical_target, interval, table, verdict
 from server_process import HTTP as HTTP_PROCESS
 from server_process import ServerProcess
 

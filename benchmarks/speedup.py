@@ -26,20 +26,28 @@ from harness import (
     CONTROL,
     COUNTED,
     PLAIN,
+    Report,
+    Row,
     Sample,
+    Target,
     against_plain,
     arguments,
     chosen,
+    grid,
+    identical_target,
+    markdown,
     names,
     note,
     numbers,
+    pick,
+    ratio_cell,
     raw,
     take_turns,
+    yes,
 )
-from peers_models import hugging_face
+from peers_client import hugging_face
 from prompt_sets import KINDS, PromptSets, load_prompts, spread
 from proposer_sets import DEFAULT, described, for_speedup
-from report import Report, Row, Target, grid, identical_target, markdown, pick, ratio_cell, yes
 
 from paceline import LLM, SamplingParams
 from paceline.api.llm import embedded_model

@@ -23,10 +23,21 @@ from functools import partial
 from itertools import chain as chained
 from typing import Any
 
-from harness import arguments, chosen, note, numbers, run_sample
+from harness import (
+    Report,
+    Row,
+    Target,
+    arguments,
+    chosen,
+    grid,
+    markdown,
+    note,
+    numbers,
+    pick,
+    run_sample,
+)
 from prompt_sets import load_prompts, spread
 from proposer_sets import chain, described, draft_model
-from report import Report, Row, Target, grid, markdown, pick
 
 from paceline.api.llm import embedded_model
 from paceline.build.build import build_engine

@@ -18,17 +18,20 @@ from typing import Any
 from harness import (
     CONTROL,
     PLAIN,
+    Report,
+    Row,
     Sample,
+    Target,
     against_plain,
     among,
     arguments,
     chosen,
+    identical_target,
     note,
     raw,
     take_turns,
 )
 from proposer_sets import DEFAULT, described
-from report import Report, Row, Target, identical_target
 from speedup import TEMPERATURES, comparison, count, open_engines
 
 from paceline import LLM, SamplingParams, StructuredOutputs

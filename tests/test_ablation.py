@@ -9,7 +9,7 @@ from paceline.planner.proposer_value import SITUATIONS
 from tests.planner.machine import DRAFT, Machine, request
 from tests.programs import module
 
-SWITCHES = module("ablation_switches")
+SWITCHES = module("ablation")
 ALL = {**SWITCHES.SWITCHES, **SWITCHES.PLACEBOS}
 TIMES = [10.0 + 0.1 * width for width in range(600)]
 
@@ -33,7 +33,7 @@ def test_a_mechanism_is_off_within_and_on_afterwards() -> None:
 
 
 def test_a_row_says_what_a_mechanism_brings_and_where() -> None:
-    report = module("ablation_report")
+    report = module("ablation")
     cells = ("x: code, 1, 0", "x: edit, 1, 0", "y: code, 1, 0", "simulated: z, seed 0")
     kept = {
         name: {cell: [speed, 1.0] for cell, speed in zip(cells, speeds, strict=True)}

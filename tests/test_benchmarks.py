@@ -105,7 +105,7 @@ def test_pairs_leave_out_turns_with_a_failure() -> None:
     ],
 )
 def test_targets(value: float | None, bound: str, met: bool) -> None:
-    target = module("report").Target("name", value, 1.5, bound)
+    target = module("harness").Target("name", value, 1.5, bound)
     assert target.met is met
     document = json.loads(json.dumps(target.to_json(), allow_nan=False))
     assert document["met"] is met
@@ -114,7 +114,7 @@ def test_targets(value: float | None, bound: str, met: bool) -> None:
 
 def test_an_unknown_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="at least"):
-        module("report").Target("name", 1.0, 1.5, "around")
+        module("harness").Target("name", 1.0, 1.5, "around")
 
 
 def test_a_failed_sample_leaves_its_target_without_a_value() -> None:
@@ -140,23 +140,13 @@ def test_the_overhead_target_is_judged_on_the_real_forward() -> None:
     assert [(t.value, t.target, t.met) for t in targets] == [(181.0, 180.0, False)]
 
 
-def test_the_sampler_is_judged_on_rows_that_look_like_text() -> None:
-    rows = [
-        {"case": "greedy", "logits": kind, "vocab": vocab, "native_us": 70.0}
-        for kind in ("text", "flat")
-        for vocab in (4096, 32_000)
-    ]
-    targets = module("sampler").targets(rows)
-    assert [(t.value, t.target, t.met) for t in targets] == [(70.0, 60.0, False)]
-
-
 # The report
 
 
 def test_the_json_line_is_last_and_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = module("report")
+    report = module("harness")
     file = tmp_path / "deep" / "out.json"
     found = report.Report("name", {"quick": True}, [sample("a", 0, 0, 1.0)], [{"row": 1}])
     found.targets = [report.Target("t", 1.0, 2.0)]
@@ -176,7 +166,7 @@ def test_the_json_line_is_last_and_complete(
 def test_with_json_there_is_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = module("report").Report("name", {}, [sample("a", 0, 0, None)])
+    found = module("harness").Report("name", {}, [sample("a", 0, 0, None)])
     assert found.finish(options(tmp_path, json=True), ["a table"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
@@ -385,4 +375,4 @@ def test_processors_of_one_name_are_told_apart(
     vendor: str, family: int, model: int, name: str
 ) -> None:
     text = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: AMD\n"
-    assert module("report").zen(text) == name
+    assert module("harness").zen(text) == name

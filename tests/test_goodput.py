@@ -17,7 +17,7 @@ FLAT, STEEP = [10.0] * 99, [10.0 * width for width in range(1, 100)]
 
 
 def goodput(times: Sequence[float]) -> Any:
-    return module("goodput").Goodput(CostModel(cost_table(times), learns=False))
+    return module("rivals").Goodput(CostModel(cost_table(times), learns=False))
 
 
 def lengths(planner: Any, accepted: Sequence[int], num_requests: int = 1) -> list[int]:
@@ -55,7 +55,7 @@ def test_what_is_refused_is_not_drafted_for_long_but_tried_again() -> None:
     assert found[0] > 0
     tried = [at for at, length in enumerate(found, 1) if length and at > 100]
     assert tried
-    assert all(at % module("goodput").PROBE_EVERY == 0 for at in tried)
+    assert all(at % module("rivals").PROBE_EVERY == 0 for at in tried)
 
 
 def test_the_length_follows_what_is_accepted() -> None:

@@ -15,7 +15,7 @@ from paceline.loading.checkpoint import load_checkpoint
 from tests.programs import module
 from tests.proposers.heads import head_config, head_tensors, write_head
 
-heads, report = module("heads"), module("heads_report")
+heads, report = module("heads"), module("heads")
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def encode(text: str) -> list[int]:
 
 def load(name: str, size: int = 2, count: int = 2, source: str = "embedded") -> Any:
     prompts = module("prompt_sets").load_prompts(source)
-    return module("workloads").load_workload(name, prompts, encode, 300, size, count)
+    return module("prompt_sets").load_workload(name, prompts, encode, 300, size, count)
 
 
 @pytest.mark.parametrize("name", ["code", "random", "edit", "prose", "hostile", "json", "mixture"])
@@ -47,7 +47,7 @@ def test_a_mixture_is_half_prose() -> None:
 def test_json_breaks_off_where_a_record_begins() -> None:
     (prompt,) = load("json", size=1, count=1).groups[0]
     whole = json.loads(bytes(prompt).decode().rstrip().removesuffix("{").rstrip(", \n") + "]")
-    assert len(whole) == module("workloads").RECORDS
+    assert len(whole) == module("prompt_sets").RECORDS
     assert all(record.keys() == {"id", "text", "words"} for record in whole)
 
 
@@ -72,7 +72,7 @@ def test_what_is_missing_is_said(
     name: str, size: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_TEST_DATA", str(tmp_path / "absent"))
-    with pytest.raises(module("workloads").MissingWorkloadError, match=reason):
+    with pytest.raises(module("prompt_sets").MissingWorkloadError, match=reason):
         load(name, size=size)
 
 
@@ -83,7 +83,7 @@ def test_the_registered_cells_cover_what_they_must() -> None:
     cells = module("never_slower")
     chosen = cells.PRE_REGISTERED
     names, requests, temperatures = map(set, zip(*chosen, strict=True))
-    assert names == module("workloads").DESCRIPTIONS.keys()
+    assert names == module("prompt_sets").DESCRIPTIONS.keys()
     assert {1, 4, 8, 16} <= requests
     assert {0.0, 0.8, 1.3} == temperatures
     assert all((name == "hostile") == (heat == 1.3) for name, _, heat in chosen)
@@ -98,7 +98,7 @@ def test_arms_meet_every_group_in_both_orders(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(program, "count", lambda served, prose: {})
     arms = SimpleNamespace(engines={"a": "a", "b": "b"})
-    workload = module("workloads").Workload("code", [[[0]], [[1]], [[9]]])
+    workload = module("prompt_sets").Workload("code", [[[0]], [[1]], [[9]]])
     samples = program.run_cell(arms, workload, ("code", 1, 0.0), 4, 2, float("inf"))
     assert calls[:2] == [("a", 9), ("b", 9)]  # warming up, on prompts that are not measured
     text = "".join(f"{arm}{group}" for arm, group in calls[2:])
@@ -111,7 +111,7 @@ def test_repeats_that_do_not_fit_are_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(program, "serve", lambda *_: None)
     monkeypatch.setattr(program, "count", lambda *_, **__: {})
     arms = SimpleNamespace(engines={"a": None})
-    workload = module("workloads").Workload("code", [[[0]], [[9]]])
+    workload = module("prompt_sets").Workload("code", [[[0]], [[9]]])
     assert len(program.run_cell(arms, workload, ("code", 1, 0.0), 4, 3, until=0.0)) == 2
 
 
@@ -119,7 +119,7 @@ def test_repeats_that_do_not_fit_are_cut(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ours_against_the_best_of_the_cell_and_of_each_group() -> None:
-    report = module("never_slower_report")
+    report = module("never_slower")
     times = {
         report.PLAIN: {0: {0: 4.0, 1: 4.0}, 1: {0: 4.0, 1: 4.0}},
         "left": {0: {0: 2.0, 1: 2.0}, 1: {0: 5.0, 1: 5.0}},
@@ -134,7 +134,7 @@ def test_ours_against_the_best_of_the_cell_and_of_each_group() -> None:
 
 
 def test_luck_does_not_win_when_it_is_held_out() -> None:
-    report = module("never_slower_report")
+    report = module("never_slower")
     lucky = {"a": (0.5, 1.1, 1.2), "b": (1.2, 0.5, 1.1), "c": (1.1, 1.2, 0.5)}
     times = {arm: {0: dict(enumerate(seconds))} for arm, seconds in lucky.items()}
     times[report.OURS] = {0: dict.fromkeys(range(3), 1.0)}
@@ -158,7 +158,7 @@ def sample(arm: str, seconds: float | None, repeat: int = 0, **facts: Any) -> An
 
 
 def test_overhead_is_what_plain_steps_do_not_take() -> None:
-    report = module("never_slower_report")
+    report = module("never_slower")
     phases = {"propose": 0.02, "plan": 0.01, "forward": 0.8}
     # Half the steps of the plain arm, whose steps take 0.02 outside the forward.
     ours = sample(report.OURS, 1.0, phases=phases, verification=0.05, num_forwards=5)
@@ -168,7 +168,7 @@ def test_overhead_is_what_plain_steps_do_not_take() -> None:
 
 
 def row(label: dict[str, Any], ours: float | None, **facts: Any) -> dict[str, Any]:
-    report = module("never_slower_report")
+    report = module("never_slower")
     samples = [sample(report.PLAIN, 1.0), sample(report.CONTROL, 1.0), sample("other", 0.8)]
     found: dict[str, Any] = report.cell_row([*samples, sample(report.OURS, ours, **facts)], label)
     return found
@@ -178,7 +178,7 @@ LABEL = {"workload": "code", "requests": 1, "temperature": 0.0}
 
 
 def test_targets_of_known_cells() -> None:
-    report = module("never_slower_report")
+    report = module("never_slower")
     rows = [row(LABEL, 0.5), row({**LABEL, "workload": "hostile"}, 1.25, verification=0.125)]
     slower, mean, worst, oracle, prose, spent = report.targets(rows)
     assert (slower.value, slower.met) == (1, False)
@@ -189,15 +189,15 @@ def test_targets_of_known_cells() -> None:
 
 
 def test_a_failed_cell_leaves_the_targets_without_values() -> None:
-    report = module("never_slower_report")
+    report = module("never_slower")
     rows = [row(LABEL, 0.5), row(LABEL, None)]
     assert rows[1]["error"] == "broken"
     assert [target.value for target in report.targets(rows)] == [None] * 6
-    assert "broken" in module("never_slower_report").tables(rows)[0]
+    assert "broken" in module("never_slower").tables(rows)[0]
 
 
 def test_other_tokens_are_told() -> None:
-    tables = module("never_slower_report").tables
+    tables = module("never_slower").tables
     assert tables([row(LABEL, 0.5)])[0].endswith("yes")
     assert tables([row(LABEL, 0.5, token_ids=[[1, 3]])])[0].endswith("NO")
 
@@ -238,7 +238,7 @@ def test_it_runs_and_its_results_can_be_shown(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout.splitlines()[-1])
     assert document["num_failed"] == 0
-    rivals = module("goodput").ARMS
+    rivals = module("rivals").ARMS
     for found in document["results"]:
         assert rivals.keys() < found["arms"].keys()
         assert all(arm["identical"] for arm in found["arms"].values())

@@ -92,7 +92,7 @@ def test_a_published_curve_comes_with_its_draft(tmp_path: Path) -> None:
     one = {"name": "one", "cost_ratio": [1.0, 1.5], "draft_step_ratio": 0.25}
     two = {"name": "two", "cost_ratio": [1.0], "draft_step_ratio": None}
     file.write_text(json.dumps({"curves": [one, two]}))
-    first, second = module("machine_curves").published(file)
+    first, second = module("ablation_grid").published(file)
     assert (first.name, second.name, second.draft) == ("one", "two", None)
     draft, plain = first.draft.milliseconds(1, 0), first.target.milliseconds(1, 0)
     assert draft / plain == pytest.approx(0.25)

@@ -37,7 +37,7 @@ serve(Engine)
 
 @pytest.fixture(autouse=True)
 def _own_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module("peers_models"), "PEERS", tmp_path / ".peers")
+    monkeypatch.setattr(module("peers_client"), "PEERS", tmp_path / ".peers")
 
 
 def toy_engine(tmp_path: Path, python: str | None = None, **options: Any) -> Any:
@@ -50,7 +50,7 @@ def toy_engine(tmp_path: Path, python: str | None = None, **options: Any) -> Any
 
 
 def test_a_worker_answers_and_survives_what_fails(tmp_path: Path) -> None:
-    client, missing = module("peers_client"), module("peers_models").MissingPeerError
+    client, missing = module("peers_client"), module("peers_client").MissingPeerError
     worker = client.Worker(toy_engine(tmp_path), "any", 1)
     try:
         assert worker.facts == {"engine": "toy"}
@@ -71,14 +71,14 @@ def test_a_worker_answers_and_survives_what_fails(tmp_path: Path) -> None:
 def test_an_absent_environment_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, models = module("peers_client"), module("peers_models")
+    client, models = module("peers_client"), module("peers_client")
     monkeypatch.setattr(models, "PYTHONS", {"llama": tmp_path / "absent"})
     with pytest.raises(models.MissingPeerError, match="make peers"):
         client.Worker(toy_engine(tmp_path, python="llama"), "any", 1)
 
 
 def test_what_is_half_made_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = module("peers_models")
+    models = module("peers_client")
     monkeypatch.setattr(models, "ROOT", tmp_path)
 
     def broken(path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_is_half_made_is_not_taken(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_converted_model_says_what_its_folder_says(tmp_path: Path) -> None:
-    models = module("peers_models")
+    models = module("peers_client")
     source = module("inflate").embedded_folder(draft=True)
     models.write_gguf(source, tmp_path / "draft.gguf")
     prompt = [300, 1000, 17, 42, 2000, 7]
@@ -123,9 +123,9 @@ def text(arm: str, index: int, seconds: float, tokens: list[int]) -> Any:
 
 
 def judged(samples: list[Any], facts: Any = None) -> dict[str, Any]:
-    rows = module("peers_report").results_of(samples, facts or {}, {}, 0)
+    rows = module("peers").results_of(samples, facts or {}, {}, 0)
     roof = {"bytes_per_second": 1e9}
-    return {t.name: t for t in module("peers_report").targets(rows, facts or {}, roof)}
+    return {t.name: t for t in module("peers").targets(rows, facts or {}, roof)}
 
 
 def test_widths_are_compared_within_and_between_engines() -> None:
@@ -155,8 +155,8 @@ def test_the_default_is_compared_with_plain_decoding_of_the_same_engine() -> Non
     found = judged(samples)
     assert found["speculation over plain, paceline Q8_0"].value == pytest.approx(4)
     assert found["plain decoding, paceline Q8_0 over llama.cpp Q8_0"].value == pytest.approx(2)
-    rows = module("peers_report").results_of(samples, {}, {}, 0)
-    row = module("peers_report").find(rows, engine="paceline Q8_0", mode="default")
+    rows = module("peers").results_of(samples, {}, {}, 0)
+    row = module("peers").find(rows, engine="paceline Q8_0", mode="default")
     assert row["speedup"] == pytest.approx(4)
     assert row["identical"] is False
 
@@ -165,7 +165,7 @@ def test_a_failed_sample_is_no_number() -> None:
     failed = module("harness").Sample("paceline Q8_0", ("forward", 64, 8), 1, error="broken")
     samples = [*forward("paceline Q8_0", 1, 0.01), *forward("paceline Q8_0", 8, 0.01), failed]
     assert judged(samples)["paceline Q8_0, T(8)/T(1), context 64"].value is None
-    report = module("peers_report")
+    report = module("peers")
     rows = report.results_of(samples, {}, {}, 0)
     assert any("broken" in part for part in report.tables(rows))
 
@@ -190,7 +190,7 @@ def quantiser(folder: Path) -> Path:
 
 
 def test_both_engines_read_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, models = module("peers_client"), module("peers_models")
+    client, models = module("peers_client"), module("peers_client")
     monkeypatch.setattr(models, "LLAMA_BIN", quantiser(tmp_path / "bin"))
     file = toy_file(tmp_path)
     for kind in client.KINDS:
@@ -202,7 +202,7 @@ def test_both_engines_read_the_same_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_it_runs_on_a_file_and_absent_peers_are_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = module("peers_models")
+    models = module("peers_client")
     monkeypatch.setattr(models, "PYTHONS", dict.fromkeys(models.PYTHONS, tmp_path / "absent"))
     monkeypatch.setattr(models, "LLAMA_BIN", quantiser(tmp_path / "bin"))
     monkeypatch.setattr(module("peers"), "ROOF_MEGABYTES", 1)

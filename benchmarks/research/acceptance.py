@@ -17,10 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness import Sample, among, arguments, names, note, run_sample
+from harness import Report, Sample, Target, among, arguments, names, note, number, run_sample, table
 from prompt_sets import PromptSets, load_prompts, spread
 from proposer_sets import described, draft_model
-from report import Report, Target, number, table
 from research.node_budget import NodeBudget, Reliability
 from structured import SCHEMAS, prompts
 from trace_sets import FOLDER, MAX_MODEL_LEN, answer_params, traced
