@@ -19,7 +19,7 @@ from paceline.loading.adapter import load_adapter
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.loading.embedded import embedded_model
 from paceline.proposers.heads.checkpoint import place_of
-from paceline.server.batch_file import AnswerFile, count_lines, read_batch
+from paceline.server.batch import AnswerFile, count_lines, read_batch
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.paths import impossible_paths
 from tests.toy import toy_folder, toy_tensors

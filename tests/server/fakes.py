@@ -28,9 +28,9 @@ from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_defaults import FROM_FILES, NEUTRAL, SamplingDefaults
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.backlog import Share
+from paceline.server.engine_process.life import OutputHistory
 from paceline.server.engine_process.messages import EngineState, Piece
-from paceline.server.engine_process.output_history import OutputHistory
-from paceline.server.engine_process.wire import joined
+from paceline.server.engine_process.process import joined
 from paceline.text.detokenizer import TextStream
 from paceline.text.tokenizer import Tokenizer
 

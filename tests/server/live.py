@@ -13,8 +13,7 @@ import httpx
 
 from paceline.server.app import create_app
 from paceline.server.engine_process.client import EngineClient
-from paceline.server.engine_process.restarts import Restarts
-from paceline.server.engine_process.wire import Pulse
+from paceline.server.engine_process.life import Pulse, Restarts
 from paceline.server.hosting.models import Models, Offer
 from paceline.server.http.config import ServerConfig
 from tests.server import factories

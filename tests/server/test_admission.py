@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError, RequestFailedError
-from paceline.server.hosting.admission import Admission
+from paceline.server.hosting.serving import Admission
 from paceline.server.http.errors import ApiError
 from paceline.server.openai import chat, completions
 from tests.server.asgi import RawCall, application, call, complete, engine_of, post, refused

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from paceline.core.errors import ConfigError, EngineDeadError
 from paceline.server import batch
 from paceline.server.app import create_app
-from paceline.server.batch import application_handle, run_batch
-from paceline.server.batch_file import URLS, AnswerFile, count_lines, read_batch
+from paceline.server.batch import (
+    URLS,
+    AnswerFile,
+    application_handle,
+    count_lines,
+    read_batch,
+    run_batch,
+)
 from paceline.server.engine_process.messages import EngineState
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine

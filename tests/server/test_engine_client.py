@@ -20,7 +20,7 @@ from paceline.core.errors import EngineClosedError, EngineDeadError, ModelLoadEr
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process import life as life_module
 from paceline.server.engine_process.client import EngineClient
-from paceline.server.engine_process.wire import Pulse
+from paceline.server.engine_process.life import Pulse
 from tests.server import factories
 from tests.server.live import Eager, Watch, until, unwatched
 
@@ -297,7 +297,7 @@ def test_the_engine_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_the_http_process_knows_no_torch() -> None:
-    imports = "from paceline.server.engine_process import client, process, wire"
+    imports = "from paceline.server.engine_process import client, messages, process"
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import RequestFailedError
 from paceline.request.sampling_params import SamplingParams
-from paceline.server.engine_process.generation import EngineGeneration
+from paceline.server.engine_process.client import EngineGeneration
 from paceline.server.engine_process.messages import Piece
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from paceline.server.engine_process import client as engine_client
 from paceline.server.http import sse
 from paceline.server.http.config import ServerConfig
-from paceline.server.metrics import stats
 from paceline.server.run import DrainingServer, bind
 from tests.server import factories
 from tests.server.clocks import HeldClock
@@ -72,7 +72,7 @@ def test_an_engine_that_cannot_be_built_again_leaves_a_server_that_says_so(tmp_p
 def test_a_hung_engine_costs_its_requests_their_time_and_nothing_else(
     held_clock: HeldClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats, "PATIENCE", 0.1)
+    monkeypatch.setattr(engine_client, "STATS_SECONDS", 0.1)
 
     async def story() -> None:
         async with opened(request_timeout=10) as server:

@@ -9,8 +9,7 @@ import pytest
 
 from paceline.server.engine_process.messages import Piece
 from paceline.server.http.sse import Deadline
-from paceline.server.metrics.clock import Clock
-from paceline.server.metrics.exposition import ModelMetrics, ServerMetrics
+from paceline.server.metrics.server_metrics import Clock, ModelMetrics, ServerMetrics
 from tests.server.asgi import application, call, post
 from tests.server.chats import CHATML, USER, chat_tokenizer
 from tests.server.fakes import FakeEngine

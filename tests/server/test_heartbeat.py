@@ -8,7 +8,8 @@ import pytest
 
 from paceline.core.errors import EngineClosedError
 from paceline.request.metrics import EngineStats
-from paceline.server.engine_process.wire import INTERVAL, SILENT_TICKS, Pulse, start_beating
+from paceline.server.engine_process.life import INTERVAL, SILENT_TICKS, Pulse
+from paceline.server.engine_process.process import start_beating
 from paceline.server.http.config import ServerConfig
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.errors import ApiError
-from paceline.server.http.hosts import Hosts
+from paceline.server.http.security import Hosts
 from tests.server.asgi import application, call
 
 HERE = ("127.0.0.1", "localhost", "::1")

@@ -11,7 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.request.metrics import EngineStats, SpeculationCounters
-from paceline.server.metrics.exposition import EARLIER_NAMES, PREFIX, ModelMetrics, ServerMetrics
+from paceline.server.metrics.server_metrics import (
+    EARLIER_NAMES,
+    PREFIX,
+    ModelMetrics,
+    ServerMetrics,
+)
 from tests.server.fakes import FakeEngine
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"

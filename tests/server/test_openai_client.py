@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from paceline.core.errors import EngineDeadError, RequestFailedError
-from paceline.server.hosting import admission as admissions
+from paceline.server.hosting import serving
 from tests.server.chats import TOOLS, USER, WEATHER, ChatServer
 from tests.server.served import KEY, NAME
 
@@ -89,7 +89,7 @@ def test_a_full_queue_is_tried_again_when_the_server_said(monkeypatch: pytest.Mo
     admission = server.http.app.state.models.first.admission  # type: ignore[attr-defined]
     others, waits = ExitStack(), list[float]()
     with monkeypatch.context() as clock:  # a request that took 21 s: they take 5 s on average
-        clock.setattr(admissions, "time", SimpleNamespace(monotonic=iter((0.0, 21.0)).__next__))
+        clock.setattr(serving, "time", SimpleNamespace(monotonic=iter((0.0, 21.0)).__next__))
         with admission.places(1):
             pass
     others.enter_context(admission.places(8))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.engine_process.messages import Piece
-from paceline.server.engine_process.wire import PATIENCE, Entry, Outbox, joined
+from paceline.server.engine_process.process import PATIENCE, Entry, Outbox, joined
 from tests.server import factories
 
 INTERVAL = 20.0

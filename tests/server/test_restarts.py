@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.server.engine_process.restarts import (
+from paceline.server.engine_process.life import (
     LONGEST_PAUSE,
     SETTLED_SECONDS,
     STEADY_SECONDS,

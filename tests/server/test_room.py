@@ -17,8 +17,7 @@ from paceline.core.errors import (
     ModelTooLargeError,
     ModelUnavailableError,
 )
-from paceline.server.hosting.resident import RETRY_SECONDS, Limits, Resident
-from paceline.server.hosting.room import Room
+from paceline.server.hosting.room import RETRY_SECONDS, Limits, Resident, Room
 
 GIB = 1 << 30
 

@@ -15,7 +15,7 @@ from paceline.server.chat.calls.texts import whole_match
 from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.parts import CallArguments
 from paceline.server.chat.tool_formats import FORMATS
-from paceline.server.hosting.schema_thread import SchemaThread
+from paceline.server.hosting.serving import SchemaThread
 from paceline.server.http.errors import ApiError
 from tests.server.asgi import application, client_of
 from tests.server.schema_cases import of

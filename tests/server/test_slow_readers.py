@@ -16,7 +16,7 @@ from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.batch import batch_config, batch_handle
 from paceline.server.engine_process.backlog import Backlog, Share, waiting_bytes
-from paceline.server.engine_process.generation import EngineGeneration
+from paceline.server.engine_process.client import EngineGeneration
 from paceline.server.engine_process.messages import Piece
 from paceline.server.hosting.whole_answer import PART, WholeAnswer
 from tests.server.asgi import RawCall, application, call

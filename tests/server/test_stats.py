@@ -7,8 +7,8 @@ import json
 
 from paceline.core.errors import EngineDeadError
 from paceline.request.metrics import EngineStats
-from paceline.server.engine_process.output_history import MAX_BEATS, OutputHistory
-from paceline.server.metrics.stats import snapshot
+from paceline.server.api.health import snapshot
+from paceline.server.engine_process.life import MAX_BEATS, OutputHistory
 from paceline.text.chat_templates import BUILT_IN
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine

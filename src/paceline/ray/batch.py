@@ -19,8 +19,14 @@ from ray.exceptions import RayError
 
 from paceline.core.errors import EngineDeadError
 from paceline.ray.cluster import cluster, forget_program
-from paceline.server.batch import BatchSummary, batch_handle, run_batch
-from paceline.server.batch_file import AnswerFile, BatchLine, refusal
+from paceline.server.batch import (
+    AnswerFile,
+    BatchLine,
+    BatchSummary,
+    batch_handle,
+    refusal,
+    run_batch,
+)
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.http.config import ServerConfig
 

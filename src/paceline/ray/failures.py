@@ -5,8 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from paceline.server.anthropic import endpoints as anthropic
-from paceline.server.http.error_forms import is_anthropic, is_ollama
-from paceline.server.http.errors import error_event, to_api_error
+from paceline.server.http.errors import error_event, is_anthropic, is_ollama, to_api_error
 from paceline.server.http.sse import encode_json, event
 
 _RESPONSES = ("/v1/responses", "/responses")

@@ -34,7 +34,7 @@ from paceline.server.http.config import OPEN_PATHS, ServerConfig
 from paceline.server.http.errors import SERVER, ApiError
 from paceline.server.http.security import body_too_slow
 from paceline.server.http.tracing import REQUEST_ID, current_request_id
-from paceline.server.metrics.exposition import CONTENT_TYPE
+from paceline.server.metrics.server_metrics import CONTENT_TYPE
 
 METRICS = "/metrics"
 _ORDERS = ("/flush_prefix_cache", "/reset_prefix_cache")

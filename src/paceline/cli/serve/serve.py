@@ -178,8 +178,7 @@ def clients(
 ) -> tuple[EngineClient, list[Offer]]:
     """The client of the first model, not started, and the others."""
     from paceline.server.engine_process.client import EngineClient
-    from paceline.server.engine_process.restarts import Restarts
-    from paceline.server.engine_process.wire import Pulse
+    from paceline.server.engine_process.life import Pulse, Restarts
     from paceline.server.hosting.models import Offer
     from paceline.server.http.tracing import install_trace_logging
 

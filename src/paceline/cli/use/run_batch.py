@@ -35,8 +35,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.installation import install_command
 
 if TYPE_CHECKING:
-    from paceline.server.batch import BatchSummary
-    from paceline.server.batch_file import AnswerFile
+    from paceline.server.batch import AnswerFile, BatchSummary
     from paceline.server.engine_process.client import EngineClient
     from paceline.server.http.config import ServerConfig
 
@@ -71,8 +70,7 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
 def run_batch_command(options: RunBatchOptions) -> int:
     """The work of ``paceline run-batch``."""
     try:
-        from paceline.server.batch import batch_config
-        from paceline.server.batch_file import AnswerFile, count_lines
+        from paceline.server.batch import AnswerFile, batch_config, count_lines
         from paceline.server.engine_process.client import EngineClient
     except ImportError as error:
         raise ConfigError(
@@ -143,8 +141,7 @@ async def answer_batch(
     advance: Callable[[int], None],
 ) -> BatchSummary:
     """Start an engine, answer a file with it as the server would, and end it."""
-    from paceline.server.batch import batch_handle, run_batch
-    from paceline.server.batch_file import read_batch
+    from paceline.server.batch import batch_handle, read_batch, run_batch
 
     try:
         await client.start()
@@ -163,7 +160,7 @@ def answer_on_ray(
     advance: Callable[[int], None],
 ) -> BatchSummary:
     """The same by engines on a Ray cluster; ``ConfigError`` without Ray Data."""
-    from paceline.server.batch_file import read_batch
+    from paceline.server.batch import read_batch
 
     try:
         from paceline.ray.batch import answer_batch

@@ -14,8 +14,7 @@ from paceline.server.anthropic.answer import Content, event, usage_of
 from paceline.server.anthropic.conversation import chat_of
 from paceline.server.anthropic.fields import Conversation, Message, MessagesRequest, TokenCount
 from paceline.server.hosting.serving import Serving
-from paceline.server.http.error_forms import anthropic_document
-from paceline.server.http.errors import to_api_error
+from paceline.server.http.errors import anthropic_document, to_api_error
 from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline, encode_json
 from paceline.server.openai.chat import Chat, num_prompt_tokens

@@ -1,7 +1,8 @@
 """The HTTP process's hold on the engine: prompts go in, pieces come out.
 
-Owns who waits for what, when the engine's process is replaced because it died or hangs, and the
-state that the server shows. Knows no HTTP, and no engine beyond its messages.
+Owns who waits for what, when the engine's process is replaced because it died or hangs, the state
+that the server shows, and how much memory the engine takes. Knows no HTTP, and no engine beyond its
+messages.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ import asyncio
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import EngineClosedError, EngineDeadError
+from paceline.core.errors import EngineClosedError, EngineDeadError, PacelineError
 from paceline.request.metrics import EngineInfo, EngineStats
+from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.backlog import Share
-from paceline.server.engine_process.generation import EngineGeneration
-from paceline.server.engine_process.life import EngineLife
-from paceline.server.engine_process.messages import EngineFactory, EngineState, Piece
-from paceline.server.engine_process.output_history import OutputHistory
-from paceline.server.engine_process.restarts import Restarts
-from paceline.server.engine_process.wire import Message, Pulse, received
+from paceline.server.engine_process.life import EngineLife, OutputHistory, Pulse, Restarts
+from paceline.server.engine_process.messages import (
+    EngineFactory,
+    EngineState,
+    Message,
+    Piece,
+    received,
+)
 from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+STATS_SECONDS = 1.0
+"""Seconds for an engine to answer, which it does between two steps."""
 
 
 class EngineClient:
@@ -392,3 +400,124 @@ class EngineClient:
         if self._pulse.verdict and process is not None and not self._reason:
             self._reason = self._pulse.verdict
             process.kill()
+
+
+class EngineGeneration:
+    """The answers to the prompts of one request: iterate over their pieces until all have ended.
+
+    One reader at a time. A slow one holds up nobody: pieces wait here, as many as its share of the
+    backlog may have. Then they go, and the error is all that it meets.
+
+    Args:
+        share: counts what waits; None where nothing is counted.
+
+    Attributes:
+        prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
+            complete when the first piece of the prompt has been read.
+
+    Raises:
+        RequestFailedError: from the iteration: the forward or the sampler failed for a prompt.
+        SlowReaderError, AnswerTooLargeError, BusyError: from the iteration: too much waited.
+        EngineDeadError: from the iteration: the engine died.
+        EngineClosedError: from the iteration: the engine was closed.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams], share: Share | None = None) -> None:
+        self.prompt_logprobs: list[Sequence[TokenLogprobs | None]] = [() for _ in params]
+        self._num_samples = params[0].n
+        self._num_open = sum(each.n for each in params)
+        self._pieces: deque[Piece] = deque()
+        self._error: Exception | None = None
+        self._is_accepted = False
+        self._changed = asyncio.Event()
+        self._share = share
+        if share is not None:
+            share.when_dropped(self._drop)
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if not self._num_open:
+                raise StopAsyncIteration
+            await self._change()
+        piece = self._pieces.popleft()
+        if self._share is not None:
+            self._share.take(piece)
+        return piece
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken the prompts on; ``RequestError`` where it refused."""
+        while not self._is_accepted:
+            if self._error is not None:
+                raise self._error
+            await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def accept(self) -> None:
+        self._is_accepted = True
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """What the reader will meet after the pieces that came before."""
+        self._error = self._error or error
+        self._changed.set()
+
+    def take(self, piece: Piece) -> bool:
+        """Add a piece; True when all samples have ended."""
+        if piece.prompt_logprobs:
+            self.prompt_logprobs[piece.sample // self._num_samples] = piece.prompt_logprobs
+        if piece.finish_reason is not None:
+            self._num_open -= 1
+        if piece.error is not None:
+            self.fail(piece.error)
+        if self._error is None:
+            self._pieces.append(piece)
+            if self._share is not None:
+                self._share.put(piece)
+        self.accept()
+        return not self._num_open
+
+    def _drop(self, error: PacelineError) -> None:
+        self._pieces.clear()
+        self._error = None  # that of a sample has nobody who would hear of it
+        self.fail(error)
+
+
+async def engine_stats(client: EngineClient) -> EngineStats | None:
+    """The engine's counters: the last known while it does not answer, None while it is down."""
+    if client.state == "hung":
+        return client.last_stats
+    try:
+        return await asyncio.wait_for(client.stats(), STATS_SECONDS)
+    except TimeoutError:
+        return client.last_stats
+    except EngineClosedError:
+        return None
+
+
+def memory_of(client: EngineClient) -> int:
+    """Bytes of an engine that has just started, its whole KV cache included.
+
+    Weights that are mapped count before they are read, and so does a cache before it is filled.
+    """
+    return used_memory(client) + client.info.kv_bytes
+
+
+def used_memory(client: EngineClient) -> int:
+    """Bytes that an engine takes, of its KV cache what was used so far."""
+    return max(_resident(client.pid), client.info.num_bytes)
+
+
+def _resident(pid: int | None) -> int:
+    """Bytes of a process; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0

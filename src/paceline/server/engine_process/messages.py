@@ -1,13 +1,25 @@
-"""What an engine says of the answers to prompts, as the HTTP side reads it.
+"""What passes between the two processes of a server, and what a server asks of an engine.
 
-Owns types only. Knows no process, no socket and no engine; importing it does not import torch.
+A message is a pickled tuple behind its length. Tuples of plain values, because a class of our own
+costs about ten times as much to pickle, and a message is sent with every step. The thread that
+steps the engine sends it: waking the other process is most of the cost, and waking a thread that
+does the sending costs as much. Both ends are processes of one user, and one started the other:
+nothing that strangers wrote is unpickled.
+
+Knows no process, no engine and no request; importing it does not import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+import asyncio
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
+from paceline.core.errors import PacelineError
 from paceline.request.metrics import EngineInfo, EngineStats, SpeculationCounters
 from paceline.request.request import Request, StepOutput, TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
@@ -92,3 +104,60 @@ EngineFactory = Callable[..., ServedEngine]
 """Makes the engine in its own process. It travels there pickled: a function that can be imported,
 or a ``functools.partial`` of one. It gets ``lora``, folders of adapters by their names, where there
 are some."""
+
+
+Message = tuple[Any, ...]
+_LENGTH = struct.Struct("<Q")
+
+
+def packed(message: Message) -> bytes:
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def received(reader: asyncio.StreamReader) -> Message:
+    """The next message at the HTTP process's end; ``EOFError`` or ``OSError`` without the other."""
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    message: Message = pickle.loads(await reader.readexactly(size))
+    return message
+
+
+class Channel:
+    """The engine's end: blocking, read by one thread and written by several."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._writing = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Raises: OSError: the other end is gone."""
+        data = packed(message)
+        with self._writing:
+            self._socket.sendall(data)
+
+    def is_spoken_to(self) -> bool:
+        """Wait for a message, which stays to be read; False when the other end is gone."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except ConnectionError:
+            return False
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages until the other end is closed, however it ended."""
+        with self._socket.makefile("rb") as file:
+            try:
+                while head := file.read(_LENGTH.size):
+                    yield pickle.loads(file.read(*_LENGTH.unpack(head)))
+            except (ConnectionError, EOFError, struct.error, pickle.UnpicklingError):
+                return
+
+
+def portable(error: BaseException) -> Exception:
+    """The error as it can travel: itself, or its description when pickling would change it."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = None
+    if isinstance(error, Exception) and type(copy) is type(error) and str(copy) == str(error):
+        return error
+    return PacelineError(f"{type(error).__name__}: {error}")

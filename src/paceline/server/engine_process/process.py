@@ -19,10 +19,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,21 +32,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.core.errors import EngineClosedError
+from paceline.request.metrics import EngineStats
 from paceline.request.request import Request, StepOutput
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.messages import (
+    Channel,
     EngineFactory,
     Piece,
     ServedEngine,
     SubmittedPrompt,
-)
-from paceline.server.engine_process.wire import (
-    Channel,
-    Entry,
-    Outbox,
-    Sample,
     portable,
-    start_beating,
 )
 
 log = logging.getLogger(__name__)
@@ -266,3 +263,162 @@ class EngineServer:
         if route.request.error is not None:
             extra = {"trace_id": route.trace_id}
             log.warning("request %d failed: %s", route.handle, route.request.error, extra=extra)
+
+
+Entry = tuple[int, Piece]
+"""What a step brought to a sample of the request with this number."""
+Sample = tuple[int, int]
+"""A request's number, and which of its samples."""
+PATIENCE = 2.0
+"""Intervals after the last message when what waits is sent although the next step has not ended."""
+
+
+class Outbox:
+    """What steps brought, on its way out; the thread that steps the engine puts it in.
+
+    Every message costs both processes: that thread while it sends, and the other process a write
+    per answer to its client. The first piece of an answer and the last go at once; those between
+    are sent for all answers together, at most once in an interval. Steps that take longer than the
+    interval are sent as they end.
+
+    Args:
+        send: takes entries, at most one of each sample.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[Entry]], None],
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send
+        self._interval = interval
+        self._clock = clock
+        self._lock = threading.Lock()  # held while sending too: pieces keep their order
+        self._waiting: list[Entry] = []
+        self._sent_at = -float("inf")
+        self._has_waiting = threading.Event()
+
+    def start(self) -> None:
+        """Let a thread send what one long step would hold up."""
+        if self._interval:
+            threading.Thread(target=self._watch, name="paceline-outbox", daemon=True).start()
+
+    def put(self, entries: Iterable[Entry], edges: Collection[Sample]) -> None:
+        """Take what one step brought: at most an entry per sample.
+
+        Args:
+            edges: the samples whose first or last piece is among them.
+        """
+        with self._lock:
+            at = self._clock()
+            self._waiting += entries
+            if at - self._sent_at >= self._interval:
+                self._send_waiting(at)
+            elif edges:
+                self._send(grouped(entry for entry in self._waiting if _sample(entry) in edges))
+                self._waiting = [each for each in self._waiting if _sample(each) not in edges]
+            if self._waiting:
+                self._has_waiting.set()
+
+    def flush(self) -> None:
+        """Send everything that waits."""
+        with self._lock:
+            self._send_waiting(self._clock())
+
+    def remind(self) -> float | None:
+        """Send what has waited too long.
+
+        Returns:
+            seconds after which to ask again; None when nothing waits.
+        """
+        with self._lock:
+            at = self._clock()
+            overdue_at = self._sent_at + PATIENCE * self._interval
+            if at >= overdue_at:
+                self._send_waiting(at)
+            if not self._waiting:
+                self._has_waiting.clear()
+                return None
+            return overdue_at - at
+
+    def _send_waiting(self, at: float) -> None:
+        if self._waiting:
+            self._send(grouped(self._waiting))
+            self._waiting = []
+            self._sent_at = at
+
+    def _watch(self) -> None:
+        while True:
+            seconds = self.remind()
+            if seconds is None:
+                self._has_waiting.wait()
+            else:
+                time.sleep(seconds)
+
+
+def _sample(entry: Entry) -> Sample:
+    return entry[0], entry[1].sample
+
+
+def grouped(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries of several samples in their order, as one of each."""
+    samples: dict[Sample, list[Piece]] = {}
+    for entry in entries:
+        samples.setdefault(_sample(entry), []).append(entry[1])
+    return [(handle, joined(pieces)) for (handle, _), pieces in samples.items()]
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    """Pieces of one sample that follow its first one and each other; only the last can end it."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pieces[-1]._replace(
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        origins=[origin for piece in pieces for origin in piece.origins],
+        text="".join([piece.text for piece in pieces]),
+        logprobs=[entry for piece in pieces for entry in piece.logprobs],
+    )
+
+
+def start_beating(
+    send: Callable[[EngineStats | None], None],
+    stats: Callable[[], EngineStats],
+    interval: float,
+) -> None:
+    """Send beats from a thread of their own until the process ends, whatever the engine computes.
+
+    A beat carries the engine's counters when the engine has come to tell them since the last one,
+    which it does between two steps, and None otherwise.
+
+    Args:
+        send: takes a beat's counters, or None.
+        stats: the engine's counters; it may take as long as a step. Where it fails, the last
+            ones count.
+    """
+    told: queue.SimpleQueue[EngineStats] = queue.SimpleQueue()
+    is_wanted = threading.Semaphore()
+
+    def ask() -> None:
+        last, has_failed = EngineStats(), False
+        while is_wanted.acquire():
+            try:
+                last = stats()
+            except EngineClosedError:  # it says so itself
+                return
+            except Exception:
+                if not has_failed:
+                    log.exception("the engine's counters cannot be told; the last ones are kept")
+                has_failed = True
+            told.put(last)  # the engine came to answer, whatever it said
+
+    def beat() -> None:
+        while True:
+            time.sleep(interval)
+            found = None if told.empty() else told.get()
+            if found is not None:
+                is_wanted.release()
+            send(found)
+
+    for name, target in (("counters", ask), ("heartbeat", beat)):
+        threading.Thread(target=target, name=f"paceline-{name}", daemon=True).start()

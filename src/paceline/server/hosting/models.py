@@ -13,13 +13,11 @@ from starlette.requests import Request
 from paceline.core.errors import ConfigError
 from paceline.server.engine_process.backlog import Backlog
 from paceline.server.engine_process.client import EngineClient
-from paceline.server.hosting.resident import Limits, Place
-from paceline.server.hosting.room import Room
-from paceline.server.hosting.schema_thread import SchemaThread
-from paceline.server.hosting.serving import LATEST, Serving
+from paceline.server.hosting.room import Limits, LoadState, Room
+from paceline.server.hosting.serving import LATEST, SchemaThread, Serving
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.errors import NOT_FOUND, ApiError
-from paceline.server.metrics.exposition import ServerMetrics
+from paceline.server.metrics.server_metrics import ServerMetrics
 
 _MAX_NAMED = 20
 
@@ -128,7 +126,7 @@ class Models:
     def state(self) -> str:
         """``ready`` while requests are taken, even if their model has to be loaded first."""
         states = [each.state for each in self.loaded] or [self.first.state]
-        return "ready" if {"ready", *get_args(Place)} & set(states) else states[0]
+        return "ready" if {"ready", *get_args(LoadState)} & set(states) else states[0]
 
     @property
     def failure(self) -> str:

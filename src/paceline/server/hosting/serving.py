@@ -1,16 +1,20 @@
 """What every endpoint leans on: a model's engine, options, queue, metrics and names.
 
-Owns the state of a model between requests, and the answers to a request's prompts while they come.
-Knows no endpoint and no format.
+Owns the state of a model between requests, how many unfinished samples it takes on, and the answers
+to a request's prompts while they come. Knows no endpoint and no format.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -19,23 +23,21 @@ from paceline.core.errors import ConfigError, PacelineError, RequestError
 from paceline.request.metrics import EngineStats
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.backlog import Backlog, Share
-from paceline.server.engine_process.client import EngineClient
-from paceline.server.engine_process.generation import EngineGeneration
-from paceline.server.engine_process.memory import memory_of
+from paceline.server.engine_process.client import (
+    EngineClient,
+    EngineGeneration,
+    engine_stats,
+    memory_of,
+)
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts
-from paceline.server.hosting.admission import Admission
 from paceline.server.hosting.room import Room
-from paceline.server.hosting.schema_thread import SchemaThread
 from paceline.server.http.config import ServerConfig
-from paceline.server.http.errors import SERVER, ApiError
+from paceline.server.http.errors import RATE_LIMIT, SERVER, ApiError
 from paceline.server.http.security import partition
 from paceline.server.http.sse import Deadline
 from paceline.server.http.tracing import current_trace_id
-from paceline.server.metrics.clock import Clock
-from paceline.server.metrics.exposition import ModelMetrics, ServerMetrics
-from paceline.server.metrics.gen_ai_metrics import Operation
-from paceline.server.metrics.stats import engine_stats
+from paceline.server.metrics.server_metrics import Clock, ModelMetrics, Operation, ServerMetrics
 from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -297,3 +299,84 @@ class Answers:
         async for piece in self._generation:
             self._clock.observe(piece)
             yield piece
+
+
+_MAX_RETRY_SECONDS = 60
+_SMOOTHING = 0.2
+
+
+class Admission:
+    """Places for unfinished samples.
+
+    Args:
+        max_queue: samples that may wait besides.
+
+    Attributes:
+        max_num_seqs: samples that the engine runs at once; 0 while it is not known.
+    """
+
+    def __init__(self, max_num_seqs: int, max_queue: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self._max_queue = max_queue
+        self._seconds = 1.0  # smoothed: how long requests take
+        self.num_unfinished = 0
+
+    @property
+    def limit(self) -> int:
+        """Most samples that may be unfinished."""
+        return self.max_num_seqs + self._max_queue
+
+    @contextmanager
+    def places(self, count: int) -> Iterator[None]:
+        """Hold places for the samples of one HTTP request until the block ends.
+
+        Raises:
+            ApiError: 429, the queue is full; ``Retry-After`` says when to try again.
+            RequestError: so many places do not exist.
+        """
+        if count > self.limit:
+            raise RequestError(
+                f"prompt and n: the request has {count} samples; at most {self.limit} can be "
+                "unfinished at once: send smaller batches"
+            )
+        if self.num_unfinished + count > self.limit:
+            raise self._full()
+        self.num_unfinished += count
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.num_unfinished -= count
+            self._seconds += _SMOOTHING * (time.monotonic() - began - self._seconds)
+
+    def _full(self) -> ApiError:
+        rounds = self.num_unfinished / max(1, self.max_num_seqs)
+        # Half of the queue's time: who comes back then will mostly find a place.
+        wait = min(max(math.ceil(self._seconds * rounds / 2), 1), _MAX_RETRY_SECONDS)
+        return ApiError(
+            429,
+            f"the queue is full: {self.num_unfinished} samples are unfinished and "
+            f"{self.limit} are allowed; try again in {wait} s",
+            RATE_LIMIT,
+            code="queue_full",
+            headers={"Retry-After": str(wait)},
+        )
+
+
+T = TypeVar("T")
+
+
+class SchemaThread:
+    """The one thread in which schemas of clients are read, one after the other.
+
+    Python runs one thread at a time and lets another have its turn every few milliseconds. So a
+    schema that takes a second to read holds up other requests with schemas, but no stream. With
+    more threads than one the event loop would wait for all of their turns.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="paceline-schemas")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Whatever ``work`` returns or raises. It is not begun if the caller is gone before."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

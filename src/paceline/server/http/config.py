@@ -48,7 +48,7 @@ class ServerConfig:
         api_keys: whoever brings one of them is answered; empty: everybody.
         allowed_origins: browsers may call from pages of these origins, or of any with ``*``.
         allowed_hosts: names that requests may call the server by, besides those that
-            :mod:`paceline.server.http.hosts` allows by itself; ``*`` is any.
+            :mod:`paceline.server.http.security` allows by itself; ``*`` is any.
         max_queue: unfinished samples beyond those that the engine runs at once.
         request_timeout: seconds from a request's arrival to its last token; 0 is no limit.
         receive_timeout: seconds in which a request's headers have to arrive, and then its body.

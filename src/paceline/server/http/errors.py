@@ -1,8 +1,8 @@
 """What goes wrong as answers that are errors: which status, type, parameter and code.
 
-Owns the mapping from Paceline's exceptions to HTTP; how each API writes them is
-:mod:`paceline.server.http.error_forms`'s. Knows no endpoint. A body never holds a
-traceback: what nobody foresaw is one sentence for the client and a traceback in the log.
+Owns the mapping from Paceline's exceptions to HTTP, which path belongs to which API, and how each
+API writes its errors. Knows no endpoint. A body never holds a traceback: what nobody foresaw is one
+sentence for the client and a traceback in the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from paceline.core.errors import (
     UnknownAdapterError,
     UnservableRequestError,
 )
-from paceline.server.http.error_forms import error_document
 from paceline.server.http.sse import DONE, ClientGoneError, encode_json, event
 from paceline.server.http.tracing import REQUEST_ID, current_request_id
 
@@ -291,3 +290,50 @@ def _ends_alike(path: str, listed: Iterable[str]) -> list[str]:
     """The endpoint with which a path ends, as where a prefix is doubled or of another server."""
     found = [each for each in listed if each != "/" and path.endswith(each)]
     return sorted(found, key=len)[-1:]
+
+
+OLLAMA_PATHS = "/api/"
+"""Where paths of Ollama's API begin."""
+_ANTHROPIC_PATH = re.compile(r"(?:/v1)?/messages(?:/|$)")
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_ollama(path: str) -> bool:
+    return path.startswith(OLLAMA_PATHS)
+
+
+def is_anthropic(path: str) -> bool:
+    return _ANTHROPIC_PATH.match(path) is not None
+
+
+def error_document(path: str, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of an error as clients of a path's API read it.
+
+    Args:
+        error: ``message``, ``type``, ``param`` and ``code``, as OpenAI has them.
+    """
+    if is_ollama(path):
+        return {"error": error["message"]}
+    if is_anthropic(path):
+        return anthropic_document(status, error["message"])
+    return {"error": dict(error)}
+
+
+def anthropic_document(status: int, message: str) -> dict[str, Any]:
+    """Anthropic's form, which its streams end with as well."""
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": current_request_id() or None,
+    }

@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from paceline import __version__
 from paceline.server.http.config import OPEN_PATHS
-from paceline.server.http.error_forms import is_anthropic, is_ollama
+from paceline.server.http.errors import is_anthropic, is_ollama
 from paceline.server.http.sse import EVENTS
 from paceline.server.protocol.common import ErrorBody
 

@@ -18,7 +18,7 @@ from paceline.request.sampling_defaults import OLLAMA
 from paceline.server.chat.harmony import speaks_harmony
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.tool_formats import tool_format
-from paceline.server.engine_process.memory import used_memory
+from paceline.server.engine_process.client import used_memory
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import LATEST, Serving
 from paceline.server.http.body import read_body

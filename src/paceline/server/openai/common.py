@@ -37,7 +37,7 @@ from paceline.server.http.sse import (
     StreamForm,
     while_connected,
 )
-from paceline.server.metrics.gen_ai_metrics import Operation
+from paceline.server.metrics.server_metrics import Operation
 from paceline.server.openai.usage import Usage
 from paceline.server.protocol.common import GenerationFields
 from paceline.text.tokenizer import LONG_TEXT

@@ -1,0 +1,326 @@
+"""Prometheus metrics of what HTTP observes, by model, and when the pieces of an answer come.
+
+Names follow the field's, under ``paceline:``; times have the names of OpenTelemetry's conventions
+for generative AI too, which are those of ``docs/gen-ai/gen-ai-metrics.md`` in
+semantic-conventions-genai (commit 004902b8), as Prometheus spells them: dots become underscores,
+and the unit ends the name. Which counters an engine has is
+:mod:`paceline.server.metrics.engine_metrics`' matter. Knows no engine and no format.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from paceline.request.metrics import EngineStats
+from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.messages import Piece
+from paceline.server.http.sse import Deadline
+from paceline.server.metrics.engine_metrics import EngineMirror
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+PREFIX = "paceline"
+VLLM_PREFIX = "vllm"
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+)
+TOKEN_GAP_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
+)
+REQUEST_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+Made = TypeVar("Made", Counter, Gauge, Histogram)
+EARLIER_NAMES = {
+    "inter_token_latency_seconds": "time_per_output_token_seconds",
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "prefix_cache_queries": "gpu_prefix_cache_queries",
+    "prefix_cache_hits": "gpu_prefix_cache_hits",
+}
+"""Names that vLLM's metrics had before 0.11, which rules and routers made for it still ask for."""
+REASONS = ("stop", "length", "abort", "error")
+"""Reasons that are exported from the start; others appear when they first happen."""
+
+
+class ServerMetrics:
+    """The metrics of one server, with a label for the model.
+
+    Args:
+        prefix: of every name. Under ``vllm`` the speculation counters are totals without the label
+            ``proposer``, as dashboards for vLLM expect them, and :data:`EARLIER_NAMES` hold too.
+    """
+
+    def __init__(self, prefix: str = PREFIX) -> None:
+        self._registry = CollectorRegistry()
+        self._prefix = prefix
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
+        )
+        self.token_gap = self._histogram(
+            "inter_token_latency_seconds", "Between two pieces of an answer.", TOKEN_GAP_BUCKETS
+        )
+        self.request = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS
+        )
+        self.finished = self._made(
+            Counter, "request_success", "Requests that ended, by reason.", "finished_reason"
+        )
+        self.rejected = self._made(
+            Counter, "requests_rejected", "Requests refused because the queue was full."
+        )
+        self.dropped = self._made(
+            Counter,
+            "requests_dropped",
+            "Requests that ended because too much of them waited.",
+        )
+        self.up = self._made(Gauge, "engine_up", "1 while the engine serves.")
+        self.gen_ai = GenAiMetrics(self._registry)
+        self.mirror = EngineMirror(prefix, by_proposer=prefix != VLLM_PREFIX)
+        self._registry.register(self.mirror)
+        is_vllm = prefix == VLLM_PREFIX
+        self._told: Collector = _EarlierNames(self._registry) if is_vllm else self._registry
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        return self._made(Histogram, name, help, buckets=buckets)
+
+    def _made(self, kind: type[Made], name: str, help: str, *labels: str, **more: Any) -> Made:
+        labels = ("model_name", *labels)
+        return kind(f"{self._prefix}:{name}", help, labels, registry=self._registry, **more)
+
+    def render(self) -> bytes:
+        """The metrics as :data:`CONTENT_TYPE`."""
+        return generate_latest(self._told)
+
+
+class _EarlierNames(Collector):
+    """The metrics of a registry; those of :data:`EARLIER_NAMES` a second time, as those."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            yield family
+            stem = family.name.partition(":")[2]
+            if stem in EARLIER_NAMES:
+                name = f"{VLLM_PREFIX}:{EARLIER_NAMES[stem]}"
+                earlier = Metric(name, family.documentation, family.type)
+                earlier.samples = [
+                    sample._replace(name=name + sample.name.removeprefix(family.name))
+                    for sample in family.samples
+                ]
+                yield earlier
+
+
+class ModelMetrics:
+    """What is observed of one model. Observing takes microseconds and needs no ``await``.
+
+    Attributes:
+        first_token: histogram of the time from a request's arrival to its first token.
+        token_gap: histogram of the time between two pieces of a sample, each of which its client
+            gets as one event.
+        rejected: counter of requests that were refused because the queue was full.
+        gen_ai: the times under OpenTelemetry's names.
+        dropped: counter of requests that ended because too much of their answers waited.
+    """
+
+    def __init__(self, server: ServerMetrics, model_name: str = "") -> None:
+        self.first_token = server.first_token.labels(model_name)
+        self.token_gap = server.token_gap.labels(model_name)
+        self.rejected = server.rejected.labels(model_name)
+        self.gen_ai = GenAiTimes(server.gen_ai, model_name)
+        self.dropped = server.dropped.labels(model_name)
+        self._request = server.request.labels(model_name)
+        self._up = server.up.labels(model_name)
+        self._finished = partial(server.finished.labels, model_name)
+        for reason in REASONS:
+            self._finished(reason)
+        self._counts = server.mirror.model(model_name)
+
+    def observe_request(self, seconds: float, reason: str) -> None:
+        """The time from a request's arrival to its end, and its finish reason."""
+        self._request.observe(seconds)
+        self._finished(reason).inc()
+
+    def take(self, stats: EngineStats | None, client: EngineClient, num_loads: int = 1) -> None:
+        """Take over what the engine counted.
+
+        Args:
+            stats: the engine's latest snapshot; None where it could not be had, which keeps what
+                was known.
+        """
+        self._up.set(stats is not None and client.state in ("ready", "draining"))
+        self._counts.update(stats, client.num_restarts, num_loads)
+        info = client.info
+        self._counts.cache_config = str(info.block_size), str(info.kv_blocks_total)
+
+
+Operation = Literal["chat", "text_completion", "embeddings"]
+PROVIDER = "paceline"
+GEN_AI_REQUEST_BUCKETS = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
+    *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)
+GEN_AI_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GEN_AI_OUTPUT_TOKEN_BUCKETS = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+)
+_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
+
+class GenAiMetrics:
+    """The histograms of one server."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        made = partial(Histogram, registry=registry)
+        self.request = made(
+            "gen_ai_server_request_duration_seconds",
+            "Arrival to last token.",
+            (*_LABELS, "error_type"),
+            buckets=GEN_AI_REQUEST_BUCKETS,
+        )
+        self.first_token = made(
+            "gen_ai_server_time_to_first_token_seconds",
+            "Arrival to first token, of answers that succeeded.",
+            _LABELS,
+            buckets=GEN_AI_FIRST_TOKEN_BUCKETS,
+        )
+        self.output_token = made(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time per token after the first, of answers that succeeded.",
+            _LABELS,
+            buckets=GEN_AI_OUTPUT_TOKEN_BUCKETS,
+        )
+
+
+class GenAiTimes:
+    """What is observed of one model."""
+
+    def __init__(self, server: GenAiMetrics, model_name: str) -> None:
+        self._server, self._model = server, model_name
+
+    def observe_request(self, operation: Operation, seconds: float, error_type: str = "") -> None:
+        """A prompt's answers have ended; without an ``error_type`` they succeeded."""
+        labels = operation, PROVIDER, self._model, error_type
+        self._server.request.labels(*labels).observe(seconds)
+
+    def observe_first_token(self, operation: Operation, seconds: float) -> None:
+        self._server.first_token.labels(operation, PROVIDER, self._model).observe(seconds)
+
+    def observe_output_tokens(self, operation: Operation, seconds: float, count: int) -> None:
+        """A sample had so many tokens after its first one, in so many seconds."""
+        labels = operation, PROVIDER, self._model
+        self._server.output_token.labels(*labels).observe(seconds / count)
+
+
+SUCCESSES = ("stop", "length")
+"""Reasons with which an answer is whole."""
+
+
+class _Sample:
+    """When a sample's pieces came, and how many tokens they had."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.last = 0.0
+        self.num_tokens = 0
+        self.reason: str | None = None  # once it has ended
+
+
+class Clock:
+    """Times of the answers to a request's prompts, told to the metrics, and how they ended.
+
+    Args:
+        now: seconds as ``deadline`` counts them; default: :func:`time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        metrics: ModelMetrics,
+        operation: Operation,
+        num_prompts: int,
+        num_samples: int,
+        deadline: Deadline,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._operation: Operation = operation
+        self._deadline = deadline
+        self._now = now or time.monotonic
+        self._prompts = [[_Sample() for _ in range(num_samples)] for _ in range(num_prompts)]
+        self._samples = [sample for samples in self._prompts for sample in samples]
+        self._reasons = ["abort"] * num_prompts
+
+    def observe(self, piece: Piece) -> None:
+        at, sample = self._now(), self._samples[piece.sample]
+        if sample.first is None:
+            sample.first = at
+            self._metrics.first_token.observe(at - self._deadline.began)
+        else:
+            self._metrics.token_gap.observe(at - sample.last)
+        sample.last = at
+        sample.num_tokens += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            sample.reason = piece.finish_reason
+            self._end(piece.sample // len(self._prompts[0]), piece.finish_reason)
+
+    def _end(self, prompt: int, reason: str) -> None:
+        """A sample of the prompt has ended."""
+        samples = self._prompts[prompt]
+        if all(sample.reason is not None for sample in samples):
+            self._reasons[prompt] = reason
+            if self._operation != "embeddings":
+                self._tell_tokens(samples)
+
+    def _tell_tokens(self, samples: list[_Sample]) -> None:
+        """The times of a prompt's tokens, where its samples succeeded."""
+        told, operation = self._metrics.gen_ai, self._operation
+        firsts = list[float]()
+        for sample in samples:
+            if sample.reason not in SUCCESSES or sample.first is None:
+                continue
+            firsts.append(sample.first)
+            if sample.num_tokens > 1:
+                seconds = sample.last - sample.first
+                told.observe_output_tokens(operation, seconds, sample.num_tokens - 1)
+        if firsts:
+            told.observe_first_token(operation, min(firsts) - self._deadline.began)
+
+    def close(self, has_failed: bool) -> None:
+        """Tell that the answers have ended; one that was complete before a failure stays so."""
+        at = self._now()
+        has_failed = has_failed or self._deadline.is_over(at)
+        for samples, reason in zip(self._prompts, self._reasons, strict=True):
+            unfinished = any(sample.reason is None for sample in samples)
+            told, seconds = (
+                "error" if has_failed and unfinished else reason,
+                at - self._deadline.began,
+            )
+            self._metrics.observe_request(seconds, told)
+            error_type = "" if told in SUCCESSES else told
+            self._metrics.gen_ai.observe_request(self._operation, seconds, error_type)
