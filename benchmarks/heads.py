@@ -55,9 +55,8 @@ from paceline.api.outputs import Completion, GenerationOutput
 from paceline.build.bundled_drafts import draft_at
 from paceline.build.default_drafts import EVERY_MODEL, drafts_of
 from paceline.cli.options.prompts import Encoder
-from paceline.cli.options.resolve import without_memory
 from paceline.config import SpeculativeConfig
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import HEAD_METHODS, without_memory
 from paceline.loading.fetching import named_model
 from paceline.request.metrics import SpeculationCounters
 

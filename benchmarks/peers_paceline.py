@@ -16,8 +16,8 @@ from peers_worker import UnsupportedError, generated, serve, timed
 
 from paceline import LLM, SamplingParams
 from paceline.build.default_drafts import default_speculative_config
-from paceline.cli.options.resolve import without_memory
 from paceline.config import DTYPES
+from paceline.config.speculative import without_memory
 from paceline.engine.engine import Engine
 from paceline.profiling.profile_machine import Work
 from paceline.request.request import StepOutput

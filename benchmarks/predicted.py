@@ -38,8 +38,8 @@ from trace_sets import bare_trace
 from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, build_engine
 from paceline.build.default_drafts import default_speculative_config
-from paceline.cli.options.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
+from paceline.config.speculative import without_memory
 from paceline.engine.compute_thread import COMPUTE
 from paceline.engine.engine import Engine
 from paceline.planner.cost import CostModel

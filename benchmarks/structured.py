@@ -36,7 +36,7 @@ from speedup import TEMPERATURES, comparison, count, open_engines
 
 from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.build.default_drafts import default_speculative_config
-from paceline.cli.options.resolve import without_memory
+from paceline.config.speculative import without_memory
 
 Schema = dict[str, Any]
 

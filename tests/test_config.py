@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config import EngineConfig, environment_name
-from paceline.config.objective import Objective
+from paceline.config import EngineConfig, Objective, environment_name
 from paceline.core.checks import memory_bytes
 from paceline.core.errors import ConfigError
 from paceline.request.sampling_params import SamplingParams

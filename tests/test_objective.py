@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.objective import Objective, parse_objective
+from paceline.config import Objective, parse_objective
 from paceline.core.errors import ConfigError
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.config import LOOSENING_KEYS, SpeculativeConfig, parse_speculative_config
+from paceline.config import LOOSENING_KEYS, METHODS, SpeculativeConfig, parse_speculative_config
+from paceline.config.speculative import DraftModelConfig, SuffixConfig
 from paceline.core.errors import ConfigError
 
 
@@ -77,3 +81,41 @@ def test_replacements_come_as_lists() -> None:
     (config,) = parse_speculative_config(text)
     assert config.vocab_replacements == (("a", "b"),)
     assert hash(config) == hash(parse_speculative_config(text)[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_a_small_configuration_of_its_own(method: str) -> None:
+    values = {"draft_layers": 2} if method == "self" else {"model": "x"}
+    (config,) = parse_speculative_config({"method": method, **values})
+    assert type(config) is METHODS[method].config
+    assert len(fields(config)) <= 15
+    assert config == SpeculativeConfig(method, **values)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_class_serves_its_methods_alone() -> None:
+    assert SuffixConfig() == SpeculativeConfig("suffix") != SpeculativeConfig("ngram")
+    with pytest.raises(ConfigError, match="SuffixConfig is not for draft_model; DraftModelConfig"):
+        SuffixConfig("draft_model", "x")
+    with pytest.raises(TypeError, match="prompt_lookup_max"):
+        DraftModelConfig(model="x", prompt_lookup_max=3)
+
+
+def test_a_key_of_another_method_is_checked_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    usual = {"method": "suffix", "dtype": "auto", "draft_layers": None}
+    assert parse_speculative_config(usual) == (SuffixConfig(),)
+    assert not caplog.messages
+    assert parse_speculative_config({"method": "suffix", "draft_layers": 2}) == (SuffixConfig(),)
+    assert caplog.messages == [
+        'draft_layers is for method "self"; suffix has no such key, and drafts without it'
+    ]
+    with pytest.raises(ConfigError, match="draft_layers is 0; allowed: whole numbers"):
+        parse_speculative_config({"method": "suffix", "draft_layers": 0})
+
+
+def test_the_page_says_what_each_method_drafts() -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "proposers.md"
+    rows = [line.split("|") for line in page.read_text(encoding="utf-8").splitlines()]
+    told = [(row[1], row[2].strip()) for row in rows if len(row) == 6]
+    for name, method in METHODS.items():
+        assert any(f"`{name}`" in shown and text == method.help for shown, text in told), name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.methods import ENTRY_POINTS
+from paceline.config.speculative import ENTRY_POINTS
 from tests.cli.conftest import Result
 from tests.proposers.plugins import installer
 

@@ -14,7 +14,7 @@ from paceline.api.llm import LLM
 from paceline.build.bundled_drafts import bundled_drafts
 from paceline.build.default_drafts import default_speculative_config
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import HEAD_METHODS
 from paceline.core.errors import ConfigError
 from paceline.loading.catalogue import users_catalogue
 from paceline.loading.checkpoint import load_checkpoint

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.config import SpeculativeConfig
-from paceline.config.objective import Objective
+from paceline.config import Objective, SpeculativeConfig
 from paceline.core.errors import EngineClosedError, RequestFailedError, UnservableRequestError
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread

@@ -19,8 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from paceline.config import SpeculativeConfig
-from paceline.config.objective import Objective
+from paceline.config import Objective, SpeculativeConfig
 from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_aware import CostAwarePlanner

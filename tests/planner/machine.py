@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.config.objective import Objective
+from paceline.config import Objective
 from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_aware import CostAwarePlanner

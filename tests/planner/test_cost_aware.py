@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.config.objective import Objective
+from paceline.config import Objective
 from paceline.planner.cost_aware import CostAwarePlanner
 from paceline.planner.drafting_cost import DraftTime
 from paceline.planner.exploration import SHARE

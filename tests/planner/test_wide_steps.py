@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.config.objective import Objective
+from paceline.config import Objective
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_points import StepShape
 from paceline.planner.cost_table import CostTable

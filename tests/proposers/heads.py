@@ -124,7 +124,8 @@ def as_original(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any
 
 def head_options(method: str = "eagle3", **options: Any) -> SpeculativeConfig:
     options = {"min_accept_prob": 0.0, "dtype": "float32", "deterministic": True} | options
-    return SpeculativeConfig(method, **({"model": "toy"} | options))
+    chain = {"model": "toy", "max_tree_nodes": 0, "max_branching": 1, "num_speculative_tokens": 4}
+    return SpeculativeConfig(method, **(chain | options))
 
 
 def target_info(runner: ModelRunner) -> TargetInfo:

@@ -146,7 +146,8 @@ def gguf_file(path: Path, tensors: Tensors, count: int = 1, qtype: str = "F32") 
 
 def mtp_options(**options: Any) -> SpeculativeConfig:
     options = {"min_accept_prob": 0.0, "dtype": "float32", "deterministic": True} | options
-    return SpeculativeConfig("mtp", **options)
+    chain = {"max_tree_nodes": 0, "max_branching": 1, "num_speculative_tokens": 4}
+    return SpeculativeConfig("mtp", **(chain | options))
 
 
 def info(runner: ModelRunner, checkpoint: Checkpoint | None) -> TargetInfo:

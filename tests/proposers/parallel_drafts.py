@@ -18,7 +18,7 @@ MASK = VOCAB - 1
 
 
 def parallel_config(**options: Any) -> SpeculativeConfig:
-    options = {"min_accept_prob": 0.0, "deterministic": True} | options
+    options = {"min_accept_prob": 0.0, "deterministic": True, "num_speculative_tokens": 4} | options
     return SpeculativeConfig("parallel_draft", model="toy", **options)
 
 

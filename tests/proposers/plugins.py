@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from paceline.config import SpeculativeConfig
-from paceline.config.methods import ENTRY_POINTS
+from paceline.config import SpeculativeConfig, speculative
+from paceline.config.speculative import ENTRY_POINTS, PluginConfig
 from paceline.proposers.base import Proposer
 from paceline.proposers.plugin import PluginProposer
 from paceline.request.request import Request, VerifyResult
@@ -59,6 +60,6 @@ class Repeats:
 
 def repeating_plugin() -> Proposer:
     # Which methods there are is checked where a plugin is installed; here is only its object.
-    config = SpeculativeConfig(options={})
-    object.__setattr__(config, "method", "repeats")
+    with patch.object(speculative, "plugins", return_value=("repeats",)):
+        config = PluginConfig("repeats")
     return PluginProposer(config, Repeats(config, None))

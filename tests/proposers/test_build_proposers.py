@@ -131,7 +131,7 @@ def test_equal_sizes_are_not_equal_vocabularies(
 
 def test_the_registry_imports_no_model_code() -> None:
     code = (
-        "import sys, paceline.proposers; from paceline.config.methods import plugins\n"
+        "import sys, paceline.proposers; from paceline.config.speculative import plugins\n"
         "plugins(); assert 'torch' not in sys.modules"
     )
     paths = os.pathsep.join(sys.path)

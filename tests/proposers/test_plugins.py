@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoints
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.config import METHODS, methods, parse_speculative_config
-from paceline.config.methods import BUILT_IN, ENTRY_POINTS
+from paceline.config import METHODS, parse_speculative_config, speculative
 from paceline.core.errors import ConfigError, RequestError
 from paceline.engine.contained import MAX_FAILURES
 from paceline.planner.cost_aware import CostAwarePlanner
@@ -107,12 +105,10 @@ def test_a_plugin_that_cannot_be_built(
     assert f"no drafts by {method}" in caplog.text
 
 
-def test_the_built_in_ones_are_registered_in_the_same_way_and_need_no_metadata(
+def test_the_built_in_ones_need_no_metadata(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][ENTRY_POINTS] == BUILT_IN
-    monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints())
+    monkeypatch.setattr(speculative, "entry_points", lambda group: EntryPoints())
     monkeypatch.syspath_prepend(str(tmp_path))  # looked at anew, since the path is another
     assert all(callable(find_builder(method)) for method in METHODS)
     assert build("suffix").name == "suffix"

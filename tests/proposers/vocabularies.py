@@ -13,7 +13,6 @@ from tokenizers import decoders, models
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
-from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
@@ -78,7 +77,7 @@ def foreign_drafter(
     runner = runner or toy_runner(prefix_caching=False, noise=0.2)
     runner.kv.poison_free()
     config = draft_config(use_heterogeneous_vocab=True, **options)
-    drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
+    drafter = ShadowDrafter(shadow_config(config), runner, pair, config.tree_branching)
     return HeterogeneousProposer(config, drafter, pair)
 
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, build_engine
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import HEAD_METHODS
 from paceline.engine.compute_thread import COMPUTE
 from paceline.planner.cost_points import CostPoint
 from paceline.planner.cost_table import CostTable

@@ -323,7 +323,7 @@ def test_the_default_stays_the_best_until_another_clearly_beats_it() -> None:
 
 
 def test_the_default_is_replayed_as_it_is_configured(small_grid: None) -> None:
-    usual = SpeculativeConfig("suffix", num_speculative_tokens=3)
+    usual = SpeculativeConfig("suffix", None, 3, max_tree_nodes=0, max_branching=1)
     found = tune(simulator(repetitive(1, 5)), {}, BOTH, FOREVER, default=(usual,))
     assert found.default is not None
     assert found.default.name == "default: suffix 3"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import HEAD_METHODS
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.loading.gguf.names import HEADS
 from paceline.loading.gguf.shard_names import is_later_shard, sibling_shards

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.build.bundled_drafts import bundled_drafts
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
+from paceline.config.speculative import DEFAULT_METHOD, EMBEDDED_METHOD, DraftModelConfig
 from paceline.core.errors import ModelLoadError
 from paceline.core.reading import checked_path
 from paceline.loading.catalogue import find_entry
@@ -38,8 +38,7 @@ def drafts_of(model: str) -> tuple[SpeculativeConfig, ...]:
         return bundled_drafts(model)
     ngram = parse_speculative_config({"method": "ngram_model", "model": embedded_ngram_model()})
     # One level with several candidates: a forward per level is slow compared with this target.
-    draft = SpeculativeConfig(
-        method="draft_model",
+    draft = DraftModelConfig(
         model=embedded_model("draft"),
         num_speculative_tokens=1,
         max_branching=4,

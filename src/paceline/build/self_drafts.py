@@ -13,7 +13,7 @@ from collections.abc import Callable
 from paceline.backends.native.packing import FORMAT_OF, WEIGHT_BITS
 from paceline.cache.kv_room import DEFAULT_MEMORY_SHARE
 from paceline.cache.state_room import LEAST_NODES
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import SelfDraftConfig
 from paceline.core.errors import ConfigError
 from paceline.core.memory import memory
 from paceline.models.config import ModelConfig
@@ -33,7 +33,7 @@ GAIN = 2.0
 read in each."""
 
 
-def self_draft(decoder: Decoder, kv_bytes: int) -> SpeculativeConfig | None:
+def self_draft(decoder: Decoder, kv_bytes: int) -> SelfDraftConfig | None:
     """How a target drafts for itself; None where it is in memory, or a copy has no room."""
     placement, shape = decoder.placement, decoder.config
     if placement is None or not placement.streamed:
@@ -46,9 +46,9 @@ def self_draft(decoder: Decoder, kv_bytes: int) -> SpeculativeConfig | None:
         if copy <= WORTH * layers and copy <= ROOM * left:
             log.warning("drafts with a copy of its layers in %s bits, %.2f GB", bits, copy / 1e9)
             if shape.recurrent:  # whose logs have room for a chain, and no more
-                return SpeculativeConfig("self", dtype=dtype, num_speculative_tokens=LEAST_NODES)
-            return SpeculativeConfig(
-                "self", dtype=dtype, num_speculative_tokens=32, max_branching=3, max_tree_nodes=128
+                return SelfDraftConfig(dtype=dtype, num_speculative_tokens=LEAST_NODES)
+            return SelfDraftConfig(
+                dtype=dtype, num_speculative_tokens=32, max_branching=3, max_tree_nodes=128
             )
         small = copy > WORTH * layers
         why = "the layers take little more" if small else f"{left / 1e9:.2f} GB are left"

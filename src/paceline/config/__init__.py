@@ -1,22 +1,25 @@
-"""Engine options, resolved once by pure functions. Knows no models and no files.
+"""Engine options and what the planner aims at, resolved once by pure functions.
 
-Names of speculative configurations are offered here too: whoever builds an engine needs them as
-well.
+Knows no models and no files. Names of speculative configurations are offered here too: whoever
+builds an engine needs them as well.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
+from typing import Any
 
-from paceline.config.methods import METHOD_ALIASES, METHODS, check_method
-from paceline.config.objective import Objective, parse_objective
 from paceline.config.speculative import (
     DTYPES,
-    GRAMMAR_DRAFTS,
     LOOSENING_KEYS,
     MAX_SPECULATIVE_TOKENS,
     MAX_TREE_NODES,
+    METHOD_ALIASES,
+    METHODS,
     SpeculativeConfig,
+    check_method,
     parse_speculative_config,
 )
 from paceline.core.checks import (
@@ -35,7 +38,6 @@ from paceline.core.errors import ConfigError
 __all__ = [
     "BACKENDS",
     "DTYPES",
-    "GRAMMAR_DRAFTS",
     "KV_DTYPES",
     "LOOSENING_KEYS",
     "MAX_SPECULATIVE_TOKENS",
@@ -43,14 +45,16 @@ __all__ = [
     "MAX_TREE_NODES",
     "METHODS",
     "METHOD_ALIASES",
+    "OBJECTIVES",
     "PACKED_DTYPES",
     "PLANNERS",
     "REFERENCE_DTYPES",
     "EngineConfig",
+    "Objective",
     "SpeculativeConfig",
     "check_method",
-    "check_number",
     "environment_name",
+    "parse_objective",
     "parse_speculative_config",
 ]
 
@@ -64,6 +68,57 @@ BACKENDS = ("auto", "native", "reference")
 PLANNERS = ("auto", "fixed")
 MAX_THREADS = 1024
 """That the native kernels take."""
+OBJECTIVES = ("throughput", "latency", "tpot")
+_ALLOWED = 'allowed: throughput, latency and {"tpot_ms": milliseconds per token}'
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What the nodes of a step are chosen for.
+
+    Attributes:
+        kind: ``throughput``: most tokens per second over all requests; ``latency``: least time
+            per token of each request; ``tpot``: most tokens per second, where a request may be
+            held up by the drafts of others as long as it keeps ``tpot_ms``.
+        tpot_ms: wanted milliseconds per output token; with ``tpot`` only.
+
+    Raises:
+        ConfigError: an unknown kind, or a time that is missing, out of place or out of range.
+    """
+
+    kind: str = "throughput"
+    tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in OBJECTIVES:
+            raise ConfigError(f"objective is {self.kind!r}; {_ALLOWED}")
+        if (self.kind == "tpot") != (self.tpot_ms is not None):
+            raise ConfigError(f"objective {self.kind} has tpot_ms {self.tpot_ms}; {_ALLOWED}")
+        if self.tpot_ms is not None:
+            check_number("tpot_ms", self.tpot_ms, 0.001, 1e9, float)
+
+
+def parse_objective(source: str | Mapping[str, Any] | Objective) -> Objective:
+    """Read an objective: a name, ``{"tpot_ms": 20}``, or that as JSON text.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(source, Objective):
+        return source
+    value: Any = source
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        try:
+            value = json.loads(source)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"objective {source[:60]!r} is not valid JSON: {error}; {_ALLOWED}"
+            ) from error
+    if isinstance(value, Mapping):
+        if set(value) != {"tpot_ms"}:
+            raise ConfigError(f"objective is {dict(value)}; {_ALLOWED}")
+        return Objective("tpot", value["tpot_ms"])
+    return Objective(value)
 
 
 @dataclass(frozen=True, slots=True)

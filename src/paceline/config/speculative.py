@@ -1,86 +1,48 @@
-"""Proposers as a user configures them, checked key by key, and what methods draft by default.
+"""Proposers as a user configures them: a small configuration per method, and the methods there are.
 
-Knows no models and no files.
+A method's name, its keys with their defaults, what builds its proposer and what it drafts are said
+here, once, in :data:`METHODS`. Methods of other packages are entry points of the group
+``paceline.proposers``, named as the method; each leads to a class, or a function, that takes a
+configuration and what the proposer has to fit to. Imports none of them; knows no models and no
+files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar
 
-from paceline.config.methods import HEAD_METHODS, METHODS, MODEL_METHODS, check_method
-from paceline.core.checks import check_choice, check_number
-from paceline.core.errors import ConfigError
+from paceline.core.checks import (
+    check_number,
+    check_settings,
+    check_switch,
+    number,
+    one_of,
+    optional,
+    setting,
+    whole,
+)
+from paceline.core.errors import ConfigError, PacelineError
+
+log = logging.getLogger(__name__)
 
 DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4", "int3", "int2")
 BITS = {8: "int8", 4: "int4", 3: "int3", 2: "int2"}
 """What ``bits`` is short for, as a ``dtype``."""
 MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_NODES = 256
-_RANGES: tuple[tuple[str, float, float, type], ...] = (
-    ("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS, int),
-    ("max_tree_nodes", 0, MAX_TREE_NODES, int),
-    ("max_branching", 1, 16, int),
-    ("min_accept_prob", 0.0, 1.0, float),
-    ("prompt_lookup_min", 1, 32, int),
-    ("prompt_lookup_window", 1, 1 << 24, int),
-    ("suffix_decoding_max_tree_depth", 1, 256, int),
-    ("suffix_decoding_max_spec_factor", 0.0, 1000.0, float),
-    ("suffix_decoding_min_token_prob", 0.0, 1.0, float),
-    ("suffix_decoding_max_cached_requests", 0, 1 << 24, int),
-    ("suffix_decoding_max_cached_tokens", 1, 1 << 28, int),
-    ("ngram_window", 0, 1 << 24, int),
-    ("catch_up_tokens", 1, 1 << 20, int),
-)
-_OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
-    ("draft_layers", 1, 1 << 16, int),
-    ("temperature", 0.0, 100.0, float),
-    ("top_p", 1e-9, 1.0, float),
-    ("top_k", -1, 1 << 31, int),
-)
-OPTIONAL_MODELS = ("mtp",)
-"""Methods that take ``model``, and without it draft by a part of the target."""
-NEEDED_MODELS = {
-    "draft_model": "the draft's folder or hub id",
-    "ngram_model": "a file that paceline train ngram wrote",
-    "parallel_draft": "the folder or hub id of a draft that was trained for it",
-    **{
-        method: "the folder, GGUF file or hub id of a head that was trained for the target"
-        for method in HEAD_METHODS
-        if method not in OPTIONAL_MODELS
-    },
-}
-"""What ``model`` must name, by the built-in methods that need one."""
-GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
-"""What a grammar is sure of goes further than what others guess."""
-SUFFIX_DRAFTS: dict[str, Any] = {
-    "num_speculative_tokens": 16,
-    "max_tree_nodes": 16,
-    "max_branching": 4,
-}
-"""Trees that go on for as long as their match lets hope."""
-NGRAM_DRAFTS: dict[str, Any] = {
-    "num_speculative_tokens": 8,
-    "max_tree_nodes": 16,
-    "max_branching": 4,
-}
-"""Look-ups cost nothing worth mentioning, and the planner verifies no more than pays."""
-PARALLEL_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 8}
-"""Further tokens of a forward that is made anyway."""
-HEAD_DRAFTS: dict[str, Any] = {
-    "num_speculative_tokens": 5,
-    "max_tree_nodes": 16,
-    "max_branching": 4,
-}
-"""A head's forward is cheap beside the target's, and the planner stops where a level does not pay.
-"""
-BLOCK_DRAFTS: dict[str, Any] = {**HEAD_DRAFTS, "num_speculative_tokens": 8}
-"""All tokens of a draft come at once, and the planner verifies no more than pays."""
-PARALLEL_FLAG = "parallel_drafting"
-_PARALLEL = {"draft_model": "parallel_draft", "eagle3": "peagle"}
-"""What vLLM's flag makes of a method."""
+LONGEST_MATCH = 32
+"""Tokens of a match of ``prompt_lookup``."""
+ENTRY_POINTS = "paceline.proposers"
+METHOD_ALIASES = {"ngram": "prompt_lookup"}
+DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
+"""Who drafts for any model, and who for the embedded one as well, where nothing was said."""
 LOOSENING_KEYS = (
     "acceptance_threshold",
     "min_acceptance_ratio",
@@ -91,168 +53,56 @@ LOOSENING_KEYS = (
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 )
-_DRAFTS = {
-    "grammar": GRAMMAR_DRAFTS,
-    "suffix": SUFFIX_DRAFTS,
-    "ngram_model": NGRAM_DRAFTS,
-    "parallel_draft": PARALLEL_DRAFTS,
-    "eagle3": HEAD_DRAFTS,
-    "peagle": BLOCK_DRAFTS,
-    "mtp": HEAD_DRAFTS,
-    "dflash": BLOCK_DRAFTS,
-    "dspark": BLOCK_DRAFTS,
-}
 _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
+_PARALLEL_FLAG = "parallel_drafting"
+_PARALLEL = {"draft_model": "parallel_draft", "eagle3": "peagle"}
+"""What vLLM's flag makes of a method."""
+_A_HEAD = "the folder, GGUF file or hub id of a head that was trained for the target"
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculativeConfig:
-    """One proposer and how it drafts. Keys are vLLM's where it has one.
+def _method(default: str) -> Any:
+    return setting(
+        default,
+        "One of METHODS, an alias, or an installed plugin's. grammar drafts for requests with "
+        "structured output alone and joins the others by itself.",
+    )
 
-    Attributes:
-        method: one of :data:`~paceline.config.methods.METHODS`, an alias, or an installed
-            plugin's. ``grammar`` drafts for requests with structured output alone and joins the
-            others by itself.
-        use_heterogeneous_vocab: the draft model may have another vocabulary than the target.
-        vocab_replacements: texts of the target and what the draft model reads instead, such as
-            the markers of chats.
-        draft_layers: layers of the target that ``self`` runs; None is all of them.
-        model: folder, GGUF file or hub id of the draft model, of the head or of the model whose
-            MTP layer drafts, None for the target; the file of the n-gram model.
-        num_speculative_tokens: most tokens along one path of a draft.
-        max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
-            ``max_branching`` chains have where that is above 1.
-        max_branching: most children of one node.
-        min_accept_prob: nodes less likely to be reached and accepted than this are not verified,
-            the first one included. Chooses what is verified, never what is accepted.
-        prompt_lookup_min, prompt_lookup_max: shortest and longest match, in tokens.
-        prompt_lookup_window: how far back a match may lie, in tokens.
-        suffix_decoding_max_tree_depth: longest match of ``suffix`` that is told from a longer one.
-        suffix_decoding_max_spec_factor: longest draft as a multiple of its match; 8 tokens are
-            always allowed.
-        suffix_decoding_min_token_prob: least share of what followed a match that a token must have
-            to be drafted.
-        suffix_decoding_max_cached_requests: finished requests whose answers are matched, too; the
-            least recently used go first. 0 is none.
-        suffix_decoding_max_cached_tokens: most tokens of these answers.
-        ngram_window: how far back ``ngram_model`` learns from the request's own text, in tokens; 0
-            leaves that to the trained model.
-        temperature, top_p, top_k: how the draft model ranks candidates; None takes the request's.
-        dtype: precision of the draft model.
-        deterministic: run the draft on the target's reproducible kernels (slower).
-        catch_up_tokens: most tokens per step with which a lagging draft model catches up.
-        options: what a plugin's proposer is told, in its own keys.
-    """
 
-    method: str = "prompt_lookup"
-    model: str | None = None
-    num_speculative_tokens: int = 4
-    max_tree_nodes: int = 0
-    max_branching: int = 1
-    min_accept_prob: float = 0.02
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
-    prompt_lookup_window: int = 8192
-    suffix_decoding_max_tree_depth: int = 24
-    suffix_decoding_max_spec_factor: float = 1.0
-    suffix_decoding_min_token_prob: float = 0.1
-    suffix_decoding_max_cached_requests: int = 10_000
-    suffix_decoding_max_cached_tokens: int = 1 << 20
-    ngram_window: int = 8192
-    use_heterogeneous_vocab: bool = False
-    vocab_replacements: tuple[tuple[str, str], ...] = ()
-    draft_layers: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    dtype: str = "auto"
-    deterministic: bool = False
-    catch_up_tokens: int = 512
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+def _depth(default: int) -> Any:
+    return setting(
+        default, "Most tokens along one path of a draft.", whole(1, MAX_SPECULATIVE_TOKENS)
+    )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "method", check_method(self.method))
-        for key, low, high, kind in _RANGES:
-            check_number(key, getattr(self, key), low, high, kind)
-        check_number("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
-        for key, low, high, kind in _OPTIONAL_RANGES:
-            if getattr(self, key) is not None:
-                check_number(key, getattr(self, key), low, high, kind)
-        check_choice("dtype", self.dtype, DTYPES)
-        for key in ("deterministic", "use_heterogeneous_vocab"):
-            if not isinstance(getattr(self, key), bool):
-                raise ConfigError(f"{key} is {getattr(self, key)!r}; allowed: true and false")
-        self._check_replacements()
-        self._check_model()
-        if self.method == "self":
-            self._check_self()
-        self._check_options()
-        if self.max_branching > 1 and self.max_tree_nodes == 0:
-            nodes = min(MAX_TREE_NODES, self.num_speculative_tokens * self.max_branching)
-            object.__setattr__(self, "max_tree_nodes", nodes)
 
-    def _check_model(self) -> None:
-        if self.model is not None and not isinstance(self.model, str):
-            raise ConfigError(f"model is {self.model!r}; it must be a string")
-        needed = NEEDED_MODELS.get(self.method)
-        if needed and not self.model:
-            raise ConfigError(f'method "{self.method}" needs "model": {needed}')
+def _nodes(default: int) -> Any:
+    return setting(
+        default,
+        "Most nodes of one draft tree; 0 means a chain, or as many as max_branching chains have "
+        "where that is above 1.",
+        whole(0, MAX_TREE_NODES),
+    )
 
-    def _check_replacements(self) -> None:
-        pairs = self.vocab_replacements
-        if not isinstance(pairs, list | tuple) or not all(map(_is_replacement, pairs)):
-            raise ConfigError(
-                f"vocab_replacements is {pairs!r}; it must be a list of [text of the target, text "
-                "of the draft], the first of which is not empty"
-            )
-        object.__setattr__(self, "vocab_replacements", tuple(map(tuple, pairs)))
-        if self.use_heterogeneous_vocab and self.method != "draft_model":
-            raise ConfigError(
-                f'use_heterogeneous_vocab is for method "draft_model"; {self.method} has no draft '
-                "of another vocabulary"
-            )
-        if pairs and not self.use_heterogeneous_vocab:
-            raise ConfigError(
-                "vocab_replacements needs use_heterogeneous_vocab: a draft of the target's own "
-                "vocabulary reads its tokens as they are"
-            )
 
-    def _check_self(self) -> None:
-        if self.model is not None:
-            raise ConfigError('method "self" takes no "model": the target itself drafts')
-        if self.draft_layers is None and self.dtype == "auto":
-            raise ConfigError(
-                'method "self" needs "draft_layers", fewer "bits", or both: the whole target in '
-                "its own precision would cost as much as it drafts for"
-            )
+def _branching(default: int) -> Any:
+    return setting(default, "Most children of one node.", whole(1, 16))
 
-    def _check_options(self) -> None:
-        if not isinstance(self.options, Mapping):
-            raise ConfigError(f"options is {self.options!r}; it must be an object")
-        if self.options and self.method in METHODS:
-            raise ConfigError(
-                f"options is for plugins; {self.method} takes its keys next to its method"
-            )
 
-    @property
-    def needs_constraint(self) -> bool:
-        """It drafts only for requests whose output has to fit a grammar."""
-        return self.method == "grammar"
+def _check_model(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{name} is {value!r}; it must be a string")
 
-    @property
-    def needs_forwards(self) -> bool:
-        """It drafts by forwards of a model of its own."""
-        return self.method in MODEL_METHODS
 
-    @property
-    def has_own_kv(self) -> bool:
-        """The model by which it drafts has a KV cache beside the target's."""
-        return self.needs_forwards and self.method != "self"
+def _check_object(name: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {value!r}; it must be an object")
 
-    @property
-    def tree_nodes(self) -> int:
-        """Node cap of one draft, the chain's length when no tree was asked for."""
-        return max(self.max_tree_nodes, self.num_speculative_tokens)
+
+def _check_replacements(name: str, pairs: object) -> None:
+    if not isinstance(pairs, list | tuple) or not all(map(_is_replacement, pairs)):
+        raise ConfigError(
+            f"{name} is {pairs!r}; it must be a list of [text of the target, text of the draft], "
+            "the first of which is not empty"
+        )
 
 
 def _is_replacement(pair: object) -> bool:
@@ -267,6 +117,422 @@ def _is_replacement(pair: object) -> bool:
 def _is_encodable(text: str) -> bool:
     """Whether it has no lone surrogates, which JSON can spell and UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """One proposer and how it drafts: what every method has. Keys are vLLM's where it has one.
+
+    Made with a method's name it is the configuration of that method, whose keys it takes as well:
+    ``SpeculativeConfig("suffix")`` is a :class:`SuffixConfig`.
+
+    Raises:
+        ConfigError: an unknown method, or a value that is not allowed.
+    """
+
+    needs_constraint: ClassVar[bool] = False
+    """It drafts only for requests whose output has to fit a grammar."""
+    needs_forwards: ClassVar[bool] = False
+    """It drafts by forwards of a model of its own."""
+    has_own_kv: ClassVar[bool] = False
+    """The model by which it drafts has a KV cache beside the target's."""
+    takes_model: ClassVar[bool] = False
+    needed_model: ClassVar[str | None] = None
+    """What ``model`` has to name; None where it may be left out."""
+
+    method: str = _method("prompt_lookup")
+    model: str | None = setting(
+        None,
+        "Folder, GGUF file or hub id of the draft model, of the head or of the model whose MTP "
+        "layer drafts, None for the target; the file of the n-gram model.",
+        _check_model,
+    )
+    num_speculative_tokens: int = _depth(4)
+    max_tree_nodes: int = _nodes(0)
+    max_branching: int = _branching(1)
+    min_accept_prob: float = setting(
+        0.02,
+        "Nodes less likely to be reached and accepted than this are not verified, the first one "
+        "included. Chooses what is verified, never what is accepted.",
+        number(0.0, 1.0),
+    )
+
+    def __new__(cls, method: str = "prompt_lookup", *_: Any, **__: Any) -> SpeculativeConfig:
+        """The configuration of the method, which :meth:`__init__` fills."""
+        return object.__new__(config_class(method) if cls is SpeculativeConfig else cls)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", check_method(self.method))
+        if config_class(self.method) is not type(self):
+            wanted = config_class(self.method).__name__
+            raise ConfigError(f"{type(self).__name__} is not for {self.method}; {wanted} is")
+        check_settings(self)
+        self._check_own()
+        if self.needed_model and not self.model:
+            raise ConfigError(f'method "{self.method}" needs "model": {self.needed_model}')
+        if self.max_branching > 1 and self.max_tree_nodes == 0:
+            nodes = min(MAX_TREE_NODES, self.num_speculative_tokens * self.max_branching)
+            object.__setattr__(self, "max_tree_nodes", nodes)
+
+    def _check_own(self) -> None:
+        """Raise :class:`ConfigError` where values that are allowed by themselves do not fit."""
+
+    @property
+    def tree_nodes(self) -> int:
+        """Node cap of one draft, the chain's length when no tree was asked for."""
+        return max(self.max_tree_nodes, self.num_speculative_tokens)
+
+    @property
+    def tree_branching(self) -> int:
+        """Most children of one node; 1 where no tree was asked for."""
+        return self.max_branching if self.max_tree_nodes else 1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookupConfig(SpeculativeConfig):
+    """Drafts of what followed the latest matches in the request."""
+
+    prompt_lookup_min: int = setting(2, "Shortest match, in tokens.", whole(1, LONGEST_MATCH))
+    prompt_lookup_max: int = setting(4, "Longest match, in tokens.", whole(1, LONGEST_MATCH))
+    prompt_lookup_window: int = setting(
+        8192, "How far back a match may lie, in tokens.", whole(1, 1 << 24)
+    )
+
+    def _check_own(self) -> None:
+        check_number(
+            "prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, LONGEST_MATCH
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixConfig(SpeculativeConfig):
+    """Drafts of what followed the longest match: trees that go on for as long as it lets hope."""
+
+    method: str = _method("suffix")
+    num_speculative_tokens: int = _depth(16)
+    max_tree_nodes: int = _nodes(16)
+    max_branching: int = _branching(4)
+    suffix_decoding_max_tree_depth: int = setting(
+        24, "Longest match that is told from a longer one.", whole(1, 256)
+    )
+    suffix_decoding_max_spec_factor: float = setting(
+        1.0,
+        "Longest draft as a multiple of its match; 8 tokens are always allowed.",
+        number(0.0, 1000.0),
+    )
+    suffix_decoding_min_token_prob: float = setting(
+        0.1,
+        "Least share of what followed a match that a token must have to be drafted.",
+        number(0.0, 1.0),
+    )
+    suffix_decoding_max_cached_requests: int = setting(
+        10_000,
+        "Finished requests whose answers are matched, too; the least recently used go first. "
+        "0 is none.",
+        whole(0, 1 << 24),
+    )
+    suffix_decoding_max_cached_tokens: int = setting(
+        1 << 20, "Most tokens of these answers.", whole(1, 1 << 28)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NgramModelConfig(SpeculativeConfig):
+    """Drafts by a trained n-gram model: look-ups cost next to nothing, and the planner verifies no
+    more than pays."""
+
+    takes_model = True
+    needed_model = "a file that paceline train ngram wrote"
+
+    method: str = _method("ngram_model")
+    num_speculative_tokens: int = _depth(8)
+    max_tree_nodes: int = _nodes(16)
+    max_branching: int = _branching(4)
+    ngram_window: int = setting(
+        8192,
+        "How far back it learns from the request's own text, in tokens; 0 leaves that to the "
+        "trained model.",
+        whole(0, 1 << 24),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarConfig(SpeculativeConfig):
+    """Drafts of what a grammar forces, which go further than what others guess."""
+
+    needs_constraint = True
+
+    method: str = _method("grammar")
+    num_speculative_tokens: int = _depth(16)
+    max_tree_nodes: int = _nodes(24)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardingConfig(SpeculativeConfig):
+    """What all methods have that draft by forwards of a model."""
+
+    needs_forwards = has_own_kv = True
+
+    temperature: float | None = setting(
+        None,
+        "For ranking candidates; None takes the request's.",
+        optional(number(0.0, 100.0)),
+    )
+    top_p: float | None = setting(
+        None, "For ranking candidates; None takes the request's.", optional(number(1e-9, 1.0))
+    )
+    top_k: int | None = setting(
+        None, "For ranking candidates; None takes the request's.", optional(whole(-1, 1 << 31))
+    )
+    dtype: str = setting("auto", "Precision of the model that drafts.", one_of(DTYPES))
+    deterministic: bool = setting(
+        False, "Draft with the target's reproducible kernels (slower).", check_switch
+    )
+    catch_up_tokens: int = setting(
+        512, "Most tokens per step with which a lagging draft catches up.", whole(1, 1 << 20)
+    )
+
+    @property
+    def may_translate(self) -> bool:
+        """The model that drafts may have another vocabulary than the target."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelConfig(ForwardingConfig):
+    """Drafts by a smaller model."""
+
+    takes_model = True
+    needed_model = "the draft's folder or hub id"
+
+    method: str = _method("draft_model")
+    use_heterogeneous_vocab: bool = setting(
+        False, "The draft model may have another vocabulary than the target.", check_switch
+    )
+    vocab_replacements: tuple[tuple[str, str], ...] = setting(
+        (),
+        "Texts of the target and what the draft model reads instead, such as the markers of chats.",
+        _check_replacements,
+    )
+
+    @property
+    def may_translate(self) -> bool:
+        return self.use_heterogeneous_vocab
+
+    def _check_own(self) -> None:
+        pairs = tuple((ours, theirs) for ours, theirs in self.vocab_replacements)
+        object.__setattr__(self, "vocab_replacements", pairs)
+        if pairs and not self.use_heterogeneous_vocab:
+            raise ConfigError(
+                "vocab_replacements needs use_heterogeneous_vocab: a draft of the target's own "
+                "vocabulary reads its tokens as they are"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelDraftConfig(ForwardingConfig):
+    """Drafts of several tokens in one forward: further tokens of one that is made anyway."""
+
+    takes_model = True
+    needed_model = "the folder or hub id of a draft that was trained for it"
+
+    method: str = _method("parallel_draft")
+    num_speculative_tokens: int = _depth(8)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDraftConfig(ForwardingConfig):
+    """Drafts by the target itself, with fewer layers, fewer bits, or both."""
+
+    has_own_kv = False
+
+    method: str = _method("self")
+    draft_layers: int | None = setting(
+        None, "Layers of the target that run; None is all of them.", optional(whole(1, 1 << 16))
+    )
+
+    def _check_own(self) -> None:
+        if self.model is not None:
+            raise ConfigError('method "self" takes no "model": the target itself drafts')
+        if self.draft_layers is None and self.dtype == "auto":
+            raise ConfigError(
+                'method "self" needs "draft_layers", fewer "bits", or both: the whole target in '
+                "its own precision would cost as much as it drafts for"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig(ForwardingConfig):
+    """Drafts by a head that reads the target's hidden states, which no trace holds.
+
+    Its forward is cheap beside the target's, and the planner stops where a level does not pay.
+    """
+
+    takes_model = True
+    needed_model: ClassVar[str | None] = _A_HEAD
+
+    method: str = _method("eagle3")
+    num_speculative_tokens: int = _depth(5)
+    max_tree_nodes: int = _nodes(16)
+    max_branching: int = _branching(4)
+
+
+@dataclass(frozen=True, slots=True)
+class MtpConfig(HeadConfig):
+    """Drafts by the MTP layer that came with the target, or with the model that is named."""
+
+    needed_model: ClassVar[str | None] = None
+
+    method: str = _method("mtp")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeadConfig(HeadConfig):
+    """Drafts by a head all of whose tokens come at once; the planner verifies what pays."""
+
+    method: str = _method("dflash")
+    num_speculative_tokens: int = _depth(8)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginConfig(SpeculativeConfig):
+    """Drafts by a proposer of another package."""
+
+    takes_model = True
+
+    method: str = _method("")
+    options: Mapping[str, Any] = setting(
+        MISSING,
+        "What a plugin's proposer is told, in its own keys.",
+        _check_object,
+        default_factory=dict,
+        hash=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to draft that is built in.
+
+    Attributes:
+        config: the class of its configurations.
+        builder: ``module:function`` that makes a proposer of such a configuration and of what it
+            has to fit to.
+        help: what it drafts.
+    """
+
+    config: type[SpeculativeConfig]
+    builder: str
+    help: str
+
+
+_HEADS = "paceline.proposers.heads:build"
+METHODS: dict[str, Method] = {
+    "prompt_lookup": Method(
+        PromptLookupConfig,
+        "paceline.proposers.prompt_lookup:build",
+        "what followed the latest matches in the request",
+    ),
+    "suffix": Method(
+        SuffixConfig,
+        "paceline.proposers.suffix:build",
+        "what followed the longest match, in the request and in earlier answers",
+    ),
+    "ngram_model": Method(
+        NgramModelConfig,
+        "paceline.proposers.ngram_model:build",
+        "what usually follows, as trained, and in the request",
+    ),
+    "draft_model": Method(
+        DraftModelConfig,
+        "paceline.proposers.draft_model:build",
+        "what a smaller model would say",
+    ),
+    "parallel_draft": Method(
+        ParallelDraftConfig,
+        "paceline.proposers.draft_model.parallel:build",
+        "several tokens in one forward, by mask tokens",
+    ),
+    "self": Method(
+        SelfDraftConfig,
+        "paceline.proposers.draft_model.self_draft:build",
+        "what the target would say with fewer layers or bits",
+    ),
+    "eagle3": Method(HeadConfig, _HEADS, "what a head that reads the target's hidden states says"),
+    "peagle": Method(
+        BlockHeadConfig, _HEADS, "several tokens at once, out of the target's hidden states"
+    ),
+    "mtp": Method(MtpConfig, _HEADS, "what the MTP layer that came with the target says"),
+    "dflash": Method(
+        BlockHeadConfig, _HEADS, "several tokens at once, out of the target's hidden states"
+    ),
+    "dspark": Method(
+        BlockHeadConfig, _HEADS, "several tokens at once, out of the target's hidden states"
+    ),
+    "grammar": Method(GrammarConfig, "paceline.proposers.grammar:build", "what a grammar forces"),
+}
+"""The built-in methods, by name. No plugin takes the place of one of them."""
+HEAD_METHODS = tuple(name for name in METHODS if issubclass(METHODS[name].config, HeadConfig))
+
+
+def config_class(method: object) -> type[SpeculativeConfig]:
+    """The class of a method's configurations; ``ConfigError`` where there is no such method."""
+    name = check_method(method)
+    return METHODS[name].config if name in METHODS else PluginConfig
+
+
+def plugins() -> dict[str, EntryPoint]:
+    """The proposers of other packages that are installed, by their methods."""
+    return _plugins(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _plugins(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Of one search path: reading the metadata of all packages takes milliseconds."""
+    by_method: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name not in METHODS:
+            by_method.setdefault(entry.name, entry)
+    return by_method
+
+
+def check_method(
+    name: object, key: str = "method", error: type[PacelineError] = ConfigError
+) -> str:
+    """The method of this name or alias.
+
+    Raises:
+        PacelineError: of type ``error``: it is neither built in nor an installed plugin's.
+    """
+    method = METHOD_ALIASES.get(name, name) if isinstance(name, str) else None
+    if method is not None and (method in METHODS or method in plugins()):
+        return method
+    others = ", ".join(sorted(plugins())) or "none"
+    raise error(
+        f"{key} is {str(name)[:60]!r}; allowed: {', '.join(METHODS)}, and installed plugins "
+        f"(entry points {ENTRY_POINTS}): {others}"
+    )
+
+
+def find_entry_point(method: str) -> EntryPoint:
+    """Where the proposers of a method come from; ``ConfigError`` if nowhere."""
+    if check_method(method) in METHODS:
+        return EntryPoint(method, METHODS[method].builder, ENTRY_POINTS)
+    return plugins()[method]
+
+
+def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeConfig, ...]:
+    """The same proposers, which forget a request when it ends.
+
+    For whatever runs a prompt more than once to measure it: drafts out of the answer that it got
+    before would flatter speculation.
+    """
+    return tuple(
+        replace(config, suffix_decoding_max_cached_requests=0)
+        if isinstance(config, SuffixConfig)
+        else config
+        for config in configs
+    )
 
 
 def parse_speculative_config(
@@ -296,41 +562,75 @@ def _parse_one(item: object) -> SpeculativeConfig:
         return item
     if not isinstance(item, Mapping):
         raise ConfigError(f"a speculative configuration must be an object, not {item!r}")
-    allowed = [*(f.name for f in fields(SpeculativeConfig)), "bits"]
+    values = _known_values(_without_flag(item))
+    if "bits" in values:
+        values["dtype"] = _dtype_of(values.pop("bits"), values.get("dtype"))
+    if "model" in values:
+        values.setdefault("method", "draft_model")
+    config = config_class(values.setdefault("method", "prompt_lookup"))
+    own = {each.name for each in fields(config)}
+    for name in [name for name in values if name not in own]:
+        _check_foreign(name, values.pop(name), values["method"])
+    if config is PromptLookupConfig:
+        _widen_lookup(values)
+    return config(**values)
+
+
+def _known_values(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said, by the names that keys have here."""
+    settings = _settings()
     values: dict[str, Any] = {}
-    for key, value in _without_flag(item).items():
+    for key, value in item.items():
         if key in LOOSENING_KEYS:
             raise ConfigError(
                 f"{key!r} is refused: it would accept tokens that the target did not choose. "
                 "Outputs here are always those of plain decoding"
             )
         name = _KEY_ALIASES.get(key, key)
-        if name not in allowed:
-            known = ", ".join([*allowed, *_KEY_ALIASES])
+        if name not in settings and name != "bits":
+            known = ", ".join([*settings, "bits", *_KEY_ALIASES])
             raise ConfigError(f"unknown speculative key {key!r}; allowed: {known}")
         if name in values:
             raise ConfigError(f"{key!r} is given twice, under two names")
         values[name] = value
-    if "bits" in values:
-        values["dtype"] = _dtype_of(values.pop("bits"), values.get("dtype"))
-    if "model" in values:
-        values.setdefault("method", "draft_model")
-    values = _DRAFTS.get(str(values.get("method")), {}) | values
-    _widen_lookup(values)
-    return SpeculativeConfig(**values)
+    return values
+
+
+def _settings() -> dict[str, Field[Any]]:
+    """The keys of all methods."""
+    classes = [*(method.config for method in METHODS.values()), PluginConfig]
+    return {each.name: each for config in reversed(classes) for each in fields(config)}
+
+
+def _check_foreign(name: str, value: object, method: str) -> None:
+    """A key of other methods changes nothing; what would have changed most is refused.
+
+    Raises:
+        ConfigError: its value is not allowed, or it asks for what the method cannot do.
+    """
+    said = _settings()[name]
+    said.metadata["check"](name, value)
+    if not value or value == said.default:
+        return
+    owners = [one for one in METHODS if name in METHODS[one].config.__dataclass_fields__]
+    whom = f"method {' and '.join(json.dumps(one) for one in owners)}" if owners else "plugins"
+    message = f"{name} is for {whom}; {method} has no such key"
+    if name in ("options", "use_heterogeneous_vocab", "vocab_replacements"):
+        raise ConfigError(message)
+    log.warning("%s, and drafts without it", message)
 
 
 def _without_flag(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """vLLM asks for drafts of several tokens at once by a flag of other methods."""
-    if PARALLEL_FLAG not in item:
+    if _PARALLEL_FLAG not in item:
         return item
-    flag, rest = item[PARALLEL_FLAG], {k: v for k, v in item.items() if k != PARALLEL_FLAG}
+    flag, rest = item[_PARALLEL_FLAG], {k: v for k, v in item.items() if k != _PARALLEL_FLAG}
     method = rest.get("method", "draft_model")
     if not isinstance(flag, bool) or (flag and method not in _PARALLEL):
         allowed = " and ".join(f'"{one}", which it makes "{_PARALLEL[one]}",' for one in _PARALLEL)
         raise ConfigError(
-            f"{PARALLEL_FLAG} is {flag!r} for method {method!r}; it is true or false, and true for "
-            f"{allowed} alone"
+            f"{_PARALLEL_FLAG} is {flag!r} for method {method!r}; it is true or false, and true "
+            f"for {allowed} alone"
         )
     return {**rest, "method": _PARALLEL[method]} if flag else rest
 
@@ -347,6 +647,6 @@ def _widen_lookup(values: dict[str, Any]) -> None:
     """Let one bound of the match length, given alone, move the other's default."""
     low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     if low is None and isinstance(high, int) and high >= 1:
-        values["prompt_lookup_min"] = min(high, SpeculativeConfig().prompt_lookup_min)
+        values["prompt_lookup_min"] = min(high, PromptLookupConfig().prompt_lookup_min)
     elif high is None and isinstance(low, int):
-        values["prompt_lookup_max"] = max(low, SpeculativeConfig().prompt_lookup_max)
+        values["prompt_lookup_max"] = max(low, PromptLookupConfig().prompt_lookup_max)

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from paceline.cache.model_runner import ForwardResult, ModelRunner
-from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
+from paceline.config import EngineConfig
+from paceline.config.speculative import GrammarConfig
 from paceline.core.errors import ConfigError, RequestFailedError, UnknownAdapterError
 from paceline.engine.admission import Admission
 from paceline.engine.commit import Committed, commit_step, step_output
@@ -343,8 +344,7 @@ class Engine:
         """Add the proposer of grammars to any others; it costs no forwards."""
         drafting = self.drafting
         if drafting.is_on and not any(p.config.needs_constraint for p in drafting.proposers):
-            config = SpeculativeConfig(method="grammar", **GRAMMAR_DRAFTS)
-            drafting.join(GrammarProposer(config))
+            drafting.join(GrammarProposer(GrammarConfig()))
 
     def stats(self) -> EngineStats:
         """A copy of the counters."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import HEAD_METHODS
 from paceline.models.config import MASK_TOKEN_KEYS
 
 EAGLE3, PEAGLE, MTP, DFLASH, DSPARK = "eagle3", "peagle", "mtp", "dflash", "dspark"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from paceline.config.objective import Objective
+from paceline.config import Objective
 from paceline.planner.asking import Asking
 from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.config.objective import Objective
+from paceline.config import Objective
 from paceline.planner import drafts
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_aware import CostAwarePlanner

@@ -18,7 +18,7 @@ from operator import mul
 from paceline.build.build import DRAFT_SHARE, BuiltEngine, build_engine, expert_cost, kv_budget
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import ForwardingConfig, HeadConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.compute_thread import COMPUTE
 from paceline.loading.checkpoint import Checkpoint
@@ -142,7 +142,10 @@ def _measure(
     built, limits = _with_room(model, config, len(settings.contexts))
     subjects, make = [_target(built)], None
     if draft is not None:
-        drafting, make = (_head if draft.method in HEAD_METHODS else _draft)(draft, built)
+        assert isinstance(draft, ForwardingConfig)
+        drafting, make = (
+            _head(draft, built) if isinstance(draft, HeadConfig) else _draft(draft, built)
+        )
         subjects.append(drafting)
     tasks: dict[tuple[int, Step], Task] = {}
     benches: list[StepBench] = []
@@ -206,7 +209,7 @@ def _target(built: BuiltEngine) -> _Subject:
     return _Subject(checkpoint.name, runner, config.dtype, config.kv_cache_dtype, checkpoint)
 
 
-def _head(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
+def _head(draft: HeadConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
     head = open_head(draft, built.target)
     proposer = build_head(head, draft, replace(built.target, kv_bytes=_kv_bytes(built)))
     subject = _drafting(head.decoder, proposer.runner, draft, built)
@@ -215,7 +218,7 @@ def _head(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]
     return subject, head_maker(proposer)
 
 
-def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
+def _draft(draft: ForwardingConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
     checkpoint = open_draft(draft, built.target)
     # Whatever its vocabulary: what it says is not looked at.
     vocab_size = checkpoint.config.vocab_size
@@ -229,7 +232,7 @@ def _kv_bytes(built: BuiltEngine) -> int:
 
 
 def _drafting(
-    checkpoint: Checkpoint, runner: ModelRunner, draft: SpeculativeConfig, built: BuiltEngine
+    checkpoint: Checkpoint, runner: ModelRunner, draft: ForwardingConfig, built: BuiltEngine
 ) -> _Subject:
     dtype = draft_dtype(draft, checkpoint, built.target)
     kv_dtype = runner.decoder.ops.default_kv_dtype

@@ -16,14 +16,13 @@ from typing import NamedTuple
 
 from paceline.build.build import BuiltEngine
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError
 from paceline.loading.checkpoint import Checkpoint
 from paceline.planner.cost_table import CostTable
 from paceline.planner.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
 from paceline.profiling.profile_host import FEW, MANY, STEPS, Silent, decode, has_room
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
-from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.build import vocabulary_pair
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.loading import PaddedRunner
@@ -37,7 +36,7 @@ from paceline.request.span import DraftTree
 LEVELS, BRANCHING = 4, 4
 """Of the drafts; those of one level and of one node per level are the others."""
 
-Make = Callable[[SpeculativeConfig], tuple[Proposer, ModelRunner]]
+Make = Callable[[ForwardingConfig], tuple[Proposer, ModelRunner]]
 """A proposer and what it runs."""
 
 
@@ -74,7 +73,7 @@ class _Timed(Silent):
 
 
 def measure_drafting(
-    built: BuiltEngine, draft: SpeculativeConfig, make: Make, table: CostTable
+    built: BuiltEngine, draft: ForwardingConfig, make: Make, table: CostTable
 ) -> DraftingHostTime:
     """What drafting for an engine without requests takes, on whose compute thread this is called.
 
@@ -151,7 +150,7 @@ def run(built: BuiltEngine, made: tuple[Proposer, ModelRunner], requests: int, l
 def head_maker(proposer: FeatureDrafter) -> Make:
     """Makes one head draft as each configuration says, between requests."""
 
-    def make(config: SpeculativeConfig) -> tuple[Proposer, ModelRunner]:
+    def make(config: ForwardingConfig) -> tuple[Proposer, ModelRunner]:
         proposer.config = config
         return proposer, proposer.runner
 
@@ -162,7 +161,7 @@ def model_maker(checkpoint: Checkpoint, runner: ModelRunner, built: BuiltEngine)
     """Makes proposers that draft with a loaded model, as they do in an engine."""
     target = built.target
 
-    def make(config: SpeculativeConfig) -> tuple[Proposer, ModelRunner]:
+    def make(config: ForwardingConfig) -> tuple[Proposer, ModelRunner]:
         if config.method == "self":
             own = ModelRunner(runner.decoder, built.engine.runner.kv)
             return SelfDraftProposer(config, own), own
@@ -171,7 +170,7 @@ def model_maker(checkpoint: Checkpoint, runner: ModelRunner, built: BuiltEngine)
         if pair is None:
             wide = _as_wide(runner, target)
             return DraftModelProposer(config, wide), wide
-        drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
+        drafter = ShadowDrafter(shadow_config(config), runner, pair, config.tree_branching)
         return HeterogeneousProposer(config, drafter, pair), runner
 
     return make

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 from paceline.build.build import BuiltEngine
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig
+from paceline.config.speculative import PromptLookupConfig, SuffixConfig
 from paceline.engine.engine import Engine
 from paceline.models.backend import PackedBatch
 from paceline.planner.cost_aware import CostAwarePlanner
@@ -52,10 +53,13 @@ LEAST_SELDOM = 8
 """Drafted steps among others that tell more than those of a run in which all steps are."""
 SLOWEST = 0.1
 """Part of them that is left out: what else a machine does is no time of the host's."""
-CALLED = (
-    SpeculativeConfig("suffix", num_speculative_tokens=LONG, suffix_decoding_max_cached_requests=0),
-    SpeculativeConfig("prompt_lookup"),
+_CHAIN = SuffixConfig(
+    num_speculative_tokens=LONG,
+    max_tree_nodes=0,
+    max_branching=1,
+    suffix_decoding_max_cached_requests=0,
 )
+CALLED = (_CHAIN, PromptLookupConfig())
 """Whose calls are measured in any case: they need no model."""
 
 
@@ -187,7 +191,7 @@ class _Echo(Proposer):
     """A proposer that drafts a request's latest tokens once more, whatever that is worth."""
 
     name = "echo"
-    config = SpeculativeConfig("suffix", num_speculative_tokens=LONG)
+    config = _CHAIN
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         limits = zip(requests, budget.max_depth, strict=True)

@@ -1,6 +1,6 @@
 """From configurations to proposers, built-in ones and plugins alike. Owns nothing of any of them.
 
-What an entry point of :mod:`paceline.config.methods` leads to is called with a configuration
+What an entry point of :mod:`paceline.config.speculative` leads to is called with a configuration
 and what the proposer has to fit to, and returns the proposer. Knows no engine.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.config import METHODS, SpeculativeConfig
-from paceline.config.methods import find_entry_point
+from paceline.config.speculative import find_entry_point
 from paceline.core.errors import PacelineError
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.plugin import PluginProposer, contained

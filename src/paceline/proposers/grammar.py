@@ -11,7 +11,7 @@ import heapq
 import logging
 from collections.abc import Sequence
 
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import GrammarConfig
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
 from paceline.request.request import Constraint, Request
 from paceline.request.span import ROOT, DraftTree
@@ -31,8 +31,9 @@ class GrammarProposer(Proposer):
     """See the module's docstring. It drafts for requests that carry a constraint."""
 
     name = NAME
+    config: GrammarConfig
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    def __init__(self, config: GrammarConfig) -> None:
         self.config = config
         self._drafts: dict[int, tuple[int, DraftTree]] = {}
 
@@ -99,5 +100,5 @@ def _next(constraint: Constraint, path: list[int]) -> tuple[list[int], float]:
     return tokens, 1.0 / max(1, len(tokens))
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> GrammarProposer:
+def build(config: GrammarConfig, target: TargetInfo) -> GrammarProposer:
     return GrammarProposer(config)

@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
+from paceline.config.speculative import MAX_SPECULATIVE_TOKENS, PromptLookupConfig
 from paceline.planner.drafts import Drafted, TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.request.request import Request
@@ -239,8 +239,9 @@ class PromptLookupProposer(TextProposer):
     """
 
     name = NAME
+    config: PromptLookupConfig
 
-    def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
+    def __init__(self, config: PromptLookupConfig, is_native: bool | None = None) -> None:
         super().__init__(config, is_native)
         native = self._native
         self._make_text: Any = native.PromptText if native else PromptText
@@ -262,5 +263,5 @@ class PromptLookupProposer(TextProposer):
         return text
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> PromptLookupProposer:
+def build(config: PromptLookupConfig, target: TargetInfo) -> PromptLookupProposer:
     return PromptLookupProposer(config)

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from paceline.config import check_method, check_number
-from paceline.core.checks import setting
+from paceline.config import check_method
+from paceline.core.checks import check_number, setting
 from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
 

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config import EngineConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import TraceError
 from paceline.engine.engine import Engine
 from paceline.loading.checkpoint import Checkpoint
@@ -99,7 +100,7 @@ class DraftQuality:
 
 def draft_quality(
     engine: Engine,
-    config: SpeculativeConfig,
+    config: ForwardingConfig,
     traces: Sequence[Trace],
     meta: Mapping[str, Any],
     max_tokens: int,

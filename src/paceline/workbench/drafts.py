@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from paceline.cache.kv_cache import KVCache
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.proposers.base import Proposer
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates
@@ -27,7 +27,7 @@ NOWHERE = ROOT - 1
 
 
 def cached_proposer(
-    config: SpeculativeConfig, drafts: RecordedDrafts, places: Sequence[int]
+    config: ForwardingConfig, drafts: RecordedDrafts, places: Sequence[int]
 ) -> Proposer:
     """A proposer whose drafts are those of a model, out of what was recorded of it.
 
@@ -61,7 +61,7 @@ class CachedDrafts(Drafter):
     num_rows = 0
 
     def __init__(
-        self, config: SpeculativeConfig, drafts: RecordedDrafts, places: Sequence[int]
+        self, config: ForwardingConfig, drafts: RecordedDrafts, places: Sequence[int]
     ) -> None:
         super().__init__(config, KVCache(_NoMemory(), prefix_caching=False), drafts.key.max_len)
         self.name = config.method
@@ -158,7 +158,7 @@ class _CachedShadows(CachedDrafts):
     """Drafts for shadows; a place of a trace is where the real request is."""
 
     def __init__(
-        self, config: SpeculativeConfig, drafts: RecordedDrafts, places: Sequence[int]
+        self, config: ForwardingConfig, drafts: RecordedDrafts, places: Sequence[int]
     ) -> None:
         super().__init__(config, drafts, places)
         self.shadows: dict[int, Shadow] = {}

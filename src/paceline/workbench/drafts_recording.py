@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 from paceline.cache.model_runner import ModelRunner
 from paceline.cache.sequence_kv import blocks_for
 from paceline.config import MAX_TREE_NODES, SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError, TraceError
 from paceline.engine.compute_thread import COMPUTE
 from paceline.models.backend import BLOCK_SIZE
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.base.estimates import Candidates
-from paceline.proposers.base.growth import Growth, branching
+from paceline.proposers.base.growth import Growth
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.build import EXPANSION, foreign_runner
 from paceline.proposers.draft_model.heterogeneous import (
@@ -70,6 +71,7 @@ from paceline.workbench.drafts_store import (
 from paceline.workbench.trace_requests import trace_request
 
 log = logging.getLogger(__name__)
+Config = TypeVar("Config", bound=SpeculativeConfig)
 FOLDER = "drafts"
 BATCH = 16
 """Traces that are recorded side by side."""
@@ -81,7 +83,7 @@ def cached_drafts(
     folder: str | Path,
     traces: Sequence[Trace],
     meta: Mapping[str, Any],
-    config: SpeculativeConfig,
+    config: ForwardingConfig,
     target: TargetInfo,
     advance: Callable[[int], None] = lambda done: None,
 ) -> RecordedDrafts:
@@ -124,31 +126,31 @@ def cached_drafts(
 
 
 def record_all(
-    wanted: Sequence[SpeculativeConfig], record: Callable[[SpeculativeConfig], RecordedDrafts]
-) -> Callable[[SpeculativeConfig], RecordedDrafts]:
+    wanted: Sequence[SpeculativeConfig], record: Callable[[ForwardingConfig], RecordedDrafts]
+) -> Callable[[ForwardingConfig], RecordedDrafts]:
     """Recorded drafts of every configuration of a draft model, found by it.
 
     Configurations whose trees are parts of the same largest ones share a recording.
     """
     found = {
         _kind(config): record(config)
-        for config in widest(each for each in wanted if each.needs_forwards)
+        for config in widest(each for each in wanted if isinstance(each, ForwardingConfig))
     }
     return lambda config: found[_kind(config)]
 
 
-def widest(configs: Iterable[SpeculativeConfig]) -> list[SpeculativeConfig]:
+def widest(configs: Iterable[Config]) -> list[Config]:
     """Of configurations that differ in size alone the largest, whose drafts hold the others'."""
-    found: dict[SpeculativeConfig, SpeculativeConfig] = {}
+    found: dict[Config, Config] = {}
     for config in configs:
         kind = _kind(config)
         found[kind] = _wider(found.get(kind, config), config)
     return list(found.values())
 
 
-def _kind(config: SpeculativeConfig) -> SpeculativeConfig:
+def _kind(config: Config) -> Config:
     """Equal for configurations that differ in the size of their trees alone."""
-    children = branching(config)
+    children = config.tree_branching
     return dataclasses.replace(
         config,
         num_speculative_tokens=1,
@@ -158,7 +160,7 @@ def _kind(config: SpeculativeConfig) -> SpeculativeConfig:
     )
 
 
-def _wider(one: SpeculativeConfig, two: SpeculativeConfig) -> SpeculativeConfig:
+def _wider(one: Config, two: Config) -> Config:
     return dataclasses.replace(
         one,
         num_speculative_tokens=max(one.num_speculative_tokens, two.num_speculative_tokens),
@@ -205,7 +207,7 @@ class Recorder:
     grow: Callable[[Sequence[Request], DraftBudget], list[Growth | None]]
     finish: Callable[[Request], None]
 
-    def __init__(self, config: SpeculativeConfig, runner: ModelRunner) -> None:
+    def __init__(self, config: ForwardingConfig, runner: ModelRunner) -> None:
         self.config, self.num_blocks = config, runner.kv.pool.num_blocks
         self._open(runner)
 
@@ -345,10 +347,8 @@ def _stacked(levels: Sequence[Candidates]) -> DraftTree:
 class ForeignRecorder(Recorder):
     """Runs a draft model of another vocabulary, and counts how much it writes."""
 
-    def __init__(
-        self, config: SpeculativeConfig, runner: ModelRunner, pair: VocabularyPair
-    ) -> None:
-        self._drafter = _GrownShadows(shadow_config(config), runner, pair, branching(config))
+    def __init__(self, config: ForwardingConfig, runner: ModelRunner, pair: VocabularyPair) -> None:
+        self._drafter = _GrownShadows(shadow_config(config), runner, pair, config.tree_branching)
         self._proposer = HeterogeneousProposer(config, self._drafter, pair)
         self._paces: list[tuple[float, float]] = []
         super().__init__(config, runner)

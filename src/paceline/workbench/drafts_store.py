@@ -31,12 +31,11 @@ from safetensors.numpy import save_file
 
 from paceline import __version__
 from paceline.backends.resolve import resolve_ops
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import DraftModelConfig, ForwardingConfig
 from paceline.core.errors import ConfigError, TraceError
 from paceline.core.writing import whole_file
 from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.build import EXPANSION, vocabulary_pair
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
@@ -58,7 +57,7 @@ class DraftsKey:
         text: everything that decides about drafts, as JSON.
     """
 
-    config: SpeculativeConfig
+    config: ForwardingConfig
     max_len: int
     text: str
 
@@ -66,7 +65,7 @@ class DraftsKey:
     def digest(self) -> str:
         return xxhash.xxh3_128(self.text.encode()).hexdigest()
 
-    def check_covers(self, config: SpeculativeConfig) -> None:
+    def check_covers(self, config: ForwardingConfig) -> None:
         """Raise :class:`ConfigError` unless drafts by ``config`` are part of what was recorded."""
         largest = self.config
         known, wanted = _ranking(largest), _ranking(config)
@@ -88,10 +87,10 @@ class DraftsKey:
             )
 
 
-def _ranking(config: SpeculativeConfig) -> dict[str, Any]:
+def _ranking(config: ForwardingConfig) -> dict[str, Any]:
     """What decides about the candidates below a node, whatever the size of trees."""
     names = ("temperature", "top_p", "top_k")
-    return {"branching": branching(config), **{name: getattr(config, name) for name in names}}
+    return {"branching": config.tree_branching, **{name: getattr(config, name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +101,10 @@ class DraftSource:
     pair: VocabularyPair | None
 
 
-def draft_source(config: SpeculativeConfig, target: TargetInfo) -> DraftSource:
+def draft_source(config: ForwardingConfig, target: TargetInfo) -> DraftSource:
     """The draft model that a configuration names, if there is one that can be translated."""
     checkpoint = open_draft(config, target)
-    if not config.use_heterogeneous_vocab:
+    if not isinstance(config, DraftModelConfig) or not config.may_translate:
         return DraftSource(checkpoint, None)
     return DraftSource(checkpoint, vocabulary_pair(checkpoint, config, target))
 
@@ -113,7 +112,7 @@ def draft_source(config: SpeculativeConfig, target: TargetInfo) -> DraftSource:
 def drafts_key(
     traces: Sequence[Trace],
     meta: Mapping[str, Any],
-    config: SpeculativeConfig,
+    config: ForwardingConfig,
     target: TargetInfo,
     source: DraftSource,
 ) -> DraftsKey:
@@ -147,13 +146,14 @@ def drafts_key(
     return DraftsKey(config, max_len, json.dumps(said, sort_keys=True))
 
 
-def _form(source: DraftSource, config: SpeculativeConfig, target: TargetInfo) -> str:
+def _form(source: DraftSource, config: ForwardingConfig, target: TargetInfo) -> str:
     """What is kept of a draft: its levels one by one, those of one forward (``masks``), or tokens
     of which vocabulary they were translated from, and to which."""
     if source.pair is None:
         return "masks" if config.method == "parallel_draft" else "levels"
     tokenizer = source.checkpoint.tokenizer
     assert tokenizer is not None
+    assert isinstance(config, DraftModelConfig)
     replacements = json.dumps(config.vocab_replacements)
     return f"translated from {tokenizer.fingerprint} to {target.fingerprint}, {replacements}"
 
@@ -194,7 +194,7 @@ def _weights_digest(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _arithmetic(checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo) -> str:
+def _arithmetic(checkpoint: Checkpoint, config: ForwardingConfig, target: TargetInfo) -> str:
     """How :func:`~paceline.proposers.draft_model.loading.load_draft` will run the model."""
     dtype = draft_dtype(config, checkpoint, target)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig, SelfDraftConfig
 from paceline.core.errors import ProfileError
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import CostTable
@@ -66,7 +67,7 @@ class Simulator:
     meta: Mapping[str, Any]
     table: CostTable
     draft_tables: Mapping[str, CostTable]
-    drafts: Callable[[SpeculativeConfig], RecordedDrafts]
+    drafts: Callable[[ForwardingConfig], RecordedDrafts]
     config: EngineConfig
     target: TargetInfo = ANY_TARGET
     learnt: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class Simulator:
         return [self._proposer(config) for config in configs]
 
     def _proposer(self, config: SpeculativeConfig) -> Proposer:
-        if config.needs_forwards:
+        if isinstance(config, ForwardingConfig):
             return cached_proposer(config, self.drafts(config), self._places)
         (proposer,) = build_proposers([config], self.target, strict=True)
         return proposer
@@ -167,7 +168,7 @@ class Simulator:
         return DraftingCost({config.method: self._draft_time(config) for config in configs})
 
     def _draft_time(self, config: SpeculativeConfig) -> DraftTime:
-        if not config.needs_forwards:
+        if not isinstance(config, ForwardingConfig):
             return DraftTime(self.table.host.call(config.method))
         requests = min(self.config.max_num_seqs, len(self.traces))
         table, depth = self.draft_tables[draft_name(config)], config.num_speculative_tokens
@@ -180,9 +181,11 @@ class Simulator:
         return replace(time, token=0.0) if config.method == "self" else time
 
 
-def draft_name(config: SpeculativeConfig) -> str:
+def draft_name(config: ForwardingConfig) -> str:
     """Which model drafts by forwards: as configurations name it, or which part of the target."""
-    return config.model or f"{config.method}: {config.draft_layers or 'all'} layers, {config.dtype}"
+    if config.model is not None or not isinstance(config, SelfDraftConfig):
+        return config.model or config.method
+    return f"{config.method}: {config.draft_layers or 'all'} layers, {config.dtype}"
 
 
 def draft_time(table: CostTable, requests: int, nodes: int = 1) -> DraftTime:

@@ -25,6 +25,7 @@ from paceline.build.build import (
 )
 from paceline.build.weight_memory import placement_for
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ProfileError, TraceError
 from paceline.engine.compute_thread import COMPUTE
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
@@ -135,7 +136,7 @@ def open_simulator(
     draft_tables = costs.of_drafts(wanted, target, table, draft_table)
     count = sum(len(trace.output_token_ids) for trace in traces)
 
-    def record(each: SpeculativeConfig) -> RecordedDrafts:
+    def record(each: ForwardingConfig) -> RecordedDrafts:
         return cached_drafts(folder, traces, meta, each, target, lambda done: advance(done / count))
 
     drafts = record_all(wanted, record)
@@ -241,10 +242,10 @@ class _Costs:
         """By the name of every draft model that is wanted; ``given`` is that of all of them."""
         if isinstance(given, float):
             given = CostTable("as given", [CostPoint(1, 0, 1, 1, given)], table.is_relative)
-        models = {draft_name(each): each for each in wanted if each.needs_forwards}
+        models = {draft_name(each): each for each in wanted if isinstance(each, ForwardingConfig)}
         return {name: given or self.of_draft(each, target, table) for name, each in models.items()}
 
-    def of_draft(self, draft: SpeculativeConfig, target: TargetInfo, table: CostTable) -> CostTable:
+    def of_draft(self, draft: ForwardingConfig, target: TargetInfo, table: CostTable) -> CostTable:
         checkpoint = open_draft(draft, target)
         dtype = draft_dtype(draft, checkpoint, target)
         ops = COMPUTE.call(

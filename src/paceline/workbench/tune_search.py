@@ -18,6 +18,7 @@ from itertools import product
 from math import ceil
 
 from paceline.config import SpeculativeConfig
+from paceline.config.speculative import SuffixConfig, without_memory
 from paceline.planner.planners import PLANNERS
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
@@ -96,7 +97,7 @@ def configured_candidate(
     return Candidate(
         tuple(names.get((each.method, each.model), each.method) for each in configs),
         max(config.tree_nodes for config in configs),
-        tuple(replace(each, suffix_decoding_max_cached_requests=0) for each in configs),
+        without_memory(configs),
         planner,
     )
 
@@ -106,7 +107,7 @@ def suffix_candidates(planners: Sequence[str]) -> list[Candidate]:
 
     Each request is by itself: the search replays a part of the answers, and those again and again.
     """
-    usual = SpeculativeConfig(SUFFIX, suffix_decoding_max_cached_requests=0)
+    usual = SuffixConfig(suffix_decoding_max_cached_requests=0)
     return draft_candidates(SUFFIX, usual, planners)
 
 

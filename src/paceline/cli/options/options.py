@@ -18,7 +18,7 @@ from typer.models import OptionInfo
 
 from paceline.cli.options.config_file import take_config_file, without_overruled
 from paceline.config import METHODS, EngineConfig, environment_name
-from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
+from paceline.config.speculative import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.config.template_options import parse_template_options
 from paceline.core.errors import ConfigError
 from paceline.request.sampling_params import SamplingParams

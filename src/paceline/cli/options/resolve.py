@@ -25,8 +25,7 @@ from paceline.cli.options.options import (
     SpeculationOptions,
 )
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.config.methods import HEAD_METHODS, METHODS, check_method
-from paceline.config.speculative import NEEDED_MODELS, OPTIONAL_MODELS
+from paceline.config.speculative import HEAD_METHODS, check_method, config_class
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.loading.embedded import embedded_model, embedded_ngram_model
 from paceline.request.sampling_params import SamplingParams
@@ -40,15 +39,6 @@ COMPARED = SamplingParams(max_tokens=COMPARED_TOKENS, temperature=0.0)
 ADAPTER = "adapter"
 """The name of what ``--lora`` of a command that answers prompts says."""
 NO_MEMORY = "no drafts out of earlier answers: each prompt is measured as if it were new"
-
-
-def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeConfig, ...]:
-    """The same proposers, which forget a request when it ends.
-
-    For whatever runs a prompt more than once to measure it: drafts out of the answer that it got
-    before would flatter speculation.
-    """
-    return tuple(replace(config, suffix_decoding_max_cached_requests=0) for config in configs)
 
 
 def speculative_config(options: SpeculationOptions, model: str) -> tuple[SpeculativeConfig, ...]:
@@ -113,16 +103,16 @@ def replayed_config(options: SpeculationOptions, model: str) -> tuple[Speculativ
 def _by_method(name: str, drafts: Sequence[str], model: str) -> tuple[SpeculativeConfig, ...]:
     """One method, once for each draft, or without any."""
     method = check_method(name)
-    takes_none = method in METHODS and method not in (*NEEDED_MODELS, *OPTIONAL_MODELS)
-    if drafts and takes_none:
+    config = config_class(method)
+    if drafts and not config.takes_model:
         raise ConfigError(
             f"--method {method} takes no --draft; that is for draft models, heads and ngram_model"
         )
     if not drafts and is_embedded(model) and method in ("draft_model", "ngram_model"):
         own = {"draft_model": embedded_model("draft"), "ngram_model": embedded_ngram_model()}
         drafts = [own[method]]
-    if not drafts and method in NEEDED_MODELS:
-        raise ConfigError(f"--method {method} needs --draft: {NEEDED_MODELS[method]}")
+    if not drafts and config.needed_model:
+        raise ConfigError(f"--method {method} needs --draft: {config.needed_model}")
     return tuple(_draft_by(method, each) for each in drafts) or (_draft_by(method, None),)
 
 

@@ -12,6 +12,7 @@ from paceline.cli.options.resolve import engine_options, method_of
 from paceline.cli.speed_up.profile_view import profile_texts
 from paceline.cli.terminal.display import Screen, printable
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config.speculative import SelfDraftConfig
 from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
 from paceline.core.writing import write_json
@@ -144,7 +145,7 @@ def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
             raise ConfigError(
                 "--draft-layers and --draft-dtype are of the model itself: leave out --draft"
             )
-        return SpeculativeConfig("self", draft_layers=layers, dtype=dtype or "auto")
+        return SelfDraftConfig(draft_layers=layers, dtype=dtype or "auto")
     if options.draft is not None:
         return SpeculativeConfig(method=method_of(options.draft), model=options.draft)
     found = drafts_of(options.model)

@@ -36,6 +36,7 @@ from paceline.cli.speed_up.tune_view import (
 )
 from paceline.cli.speed_up.tuned_options import configuration, how_to_use
 from paceline.cli.terminal.display import Screen, printable
+from paceline.config.speculative import ForwardingConfig
 from paceline.planner.planners import PLANNERS
 from paceline.workbench.draft_quality import DraftQuality, draft_quality
 from paceline.workbench.plots import plot_tuning
@@ -100,7 +101,7 @@ def _qualities(
     comparable = {
         name: draft
         for name, draft in drafts.items()
-        if draft.needs_forwards and not draft.use_heterogeneous_vocab
+        if isinstance(draft, ForwardingConfig) and not draft.may_translate
     }
     if not comparable:
         return found

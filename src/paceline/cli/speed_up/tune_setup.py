@@ -25,7 +25,7 @@ from paceline.cli.speed_up.simulate import check_concurrency
 from paceline.cli.speed_up.trace import TraceOptions, trace_command
 from paceline.cli.terminal.display import Screen, printable
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import HEAD_METHODS, SelfDraftConfig
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
 
@@ -246,7 +246,7 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
         found[path if name in found else name] = config
     layers, dtype = options.draft_layers, options.draft_dtype
     if layers is not None or dtype is not None:
-        config = SpeculativeConfig("self", draft_layers=layers, dtype=dtype or "auto")
+        config = SelfDraftConfig(draft_layers=layers, dtype=dtype or "auto")
         num_draft_layers(config, target.config.num_layers)
         said = [f"{layers} layers"] if layers is not None else []
         found[", ".join(["self", *said, *([dtype] if dtype else [])])] = config

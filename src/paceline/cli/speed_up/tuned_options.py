@@ -44,8 +44,12 @@ def configuration(options: TuneOptions, tuning: Tuning) -> dict[str, Any]:
 
 def _said(config: SpeculativeConfig) -> dict[str, Any]:
     """A configuration without what it would have anyway, and without what only the search wants."""
-    default, values = asdict(SpeculativeConfig()), asdict(config)
-    said = {name: values[name] for name in WHO if values[name] != default[name]}
+    values = asdict(config)
+    said = {
+        field.name: values[field.name]
+        for field in fields(config)
+        if field.name in WHO and values[field.name] != field.default
+    }
     said["method"] = config.method
     (usual,) = parse_speculative_config(said)
     kept = (*said, "num_speculative_tokens")

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from paceline.api.outputs import GenerationOutput
 from paceline.cli.options.options import DEFAULTS, RunOptions
 from paceline.cli.options.prompts import Prompt, encoder_of
-from paceline.cli.options.resolve import NO_MEMORY, engine_options, without_memory
+from paceline.cli.options.resolve import NO_MEMORY, engine_options
 from paceline.cli.terminal.display import Screen, banner, closing_line, table
 from paceline.cli.terminal.report import Figures, Report, check_answered
 from paceline.config import SpeculativeConfig
+from paceline.config.speculative import without_memory
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.load import Load, current_load
 from paceline.core.speedup import Claim, Round, claim

@@ -11,8 +11,8 @@ from pathlib import Path
 from paceline.backends.native.native import why_not_native
 from paceline.cli.options.options import argument, option
 from paceline.cli.terminal.display import Screen
-from paceline.config import MAX_THREADS, PACKED_DTYPES, check_number
-from paceline.core.checks import check_choice
+from paceline.config import MAX_THREADS, PACKED_DTYPES
+from paceline.core.checks import check_choice, check_number
 from paceline.core.errors import ConfigError
 from paceline.models.threads import set_num_threads
 

@@ -22,7 +22,6 @@ from paceline.cli.options.resolve import (
     sampling_params,
     speculative_config,
     structured_outputs,
-    without_memory,
 )
 from paceline.cli.terminal.display import (
     OriginSplitter,
@@ -34,6 +33,7 @@ from paceline.cli.terminal.display import (
 from paceline.cli.terminal.report import Figures, Report
 from paceline.cli.terminal.streaming import stream_answer, tell_cut
 from paceline.cli.use.compare import compare_command
+from paceline.config.speculative import without_memory
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
 from paceline.profiling.chrome_trace import StepClock, write_trace

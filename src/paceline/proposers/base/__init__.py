@@ -168,7 +168,7 @@ class TextProposer(Proposer):
         if is_native is None:
             is_native = why_not_native() is None
         self._native: Any = native_module() if is_native else None
-        self._branching = config.max_branching if config.max_tree_nodes else 1
+        self._branching = config.tree_branching
         self._texts: dict[int, TextDrafter] = {}
 
     def _open(self, request: Request) -> TextDrafter:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from paceline.cache.kv_cache import KVCache
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.planner.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer, draft_states
@@ -32,8 +32,9 @@ class Drafter(Proposer, ABC):
     """See the module's docstring. Subclasses say where candidates come from."""
 
     costs_forwards = True
+    config: ForwardingConfig
 
-    def __init__(self, config: SpeculativeConfig, kv: KVCache, max_len: int) -> None:
+    def __init__(self, config: ForwardingConfig, kv: KVCache, max_len: int) -> None:
         self.config = config
         self._kv = kv
         self.max_len = max_len

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig, SelfDraftConfig
 from paceline.models.pruned_head import PrunedHead
-from paceline.proposers.base.growth import branching
 from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.logit_edits import SamplingRow
 from paceline.sampling.sampler import Logits, rank_candidates
@@ -54,24 +53,24 @@ MORE_BITS = Likeness(0.99, 0.1)
 def ranked(
     logits: Logits,
     rows: Sequence[SamplingRow],
-    config: SpeculativeConfig,
+    config: ForwardingConfig,
     head: PrunedHead | None,
 ) -> Iterable[Candidates]:
     """What may follow each row by its logits, as the target would rank them."""
-    count = branching(config)
+    count = config.tree_branching
     tokens, scores = rank_candidates(logits, rows, num_ranked(config, logits.shape[1]), head)
     estimates = acceptance_estimates(rows, scores, likeness(config))[:, :count]
     return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
 
 
-def num_ranked(config: SpeculativeConfig, columns: int) -> int:
+def num_ranked(config: ForwardingConfig, columns: int) -> int:
     """Candidates that are ranked of so many columns."""
-    return min(columns, max(branching(config), RANKED))
+    return min(columns, max(config.tree_branching, RANKED))
 
 
-def likeness(config: SpeculativeConfig) -> Likeness:
+def likeness(config: ForwardingConfig) -> Likeness:
     """How alike a draft and its target are, as far as the draft's configuration says."""
-    if config.method != "self":
+    if not isinstance(config, SelfDraftConfig):
         return ANOTHER_MODEL
     if config.draft_layers is not None:
         return FEWER_LAYERS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree, Span
@@ -139,12 +139,7 @@ class Growth:
         return self.tree if order == list(range(len(self.tree))) else self.tree.select(order)
 
 
-def branching(config: SpeculativeConfig) -> int:
-    """Most children of one node; 1 where a configuration asks for no tree."""
-    return config.max_branching if config.max_tree_nodes else 1
-
-
-def ranking_params(config: SpeculativeConfig, params: SamplingParams) -> SamplingParams:
+def ranking_params(config: ForwardingConfig, params: SamplingParams) -> SamplingParams:
     """How candidates for a request are ranked: as it is sampled, unless a draft ranks otherwise.
 
     Raises:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.planner.prices import Prices
 from paceline.proposers.base.estimates import blur_of, likeness, num_ranked
-from paceline.proposers.base.growth import Growth, branching
+from paceline.proposers.base.growth import Growth
 from paceline.request.span import Span
 from paceline.sampling import native
 from paceline.tensors.arrays import Floats
@@ -32,7 +32,7 @@ def can_grow(runner: ModelRunner, growths: Sequence[Growth]) -> bool:
 
 
 def grow(
-    config: SpeculativeConfig,
+    config: ForwardingConfig,
     runner: ModelRunner,
     growths: Sequence[Growth],
     spans: Sequence[Span],
@@ -60,7 +60,7 @@ def grow(
             for growth, table in zip(growths, tables, strict=True)
         ],
         ranked=num_ranked(config, columns),
-        branching=min(branching(config), columns),
+        branching=min(config.tree_branching, columns),
         min_path_prob=config.min_accept_prob,
         sureness=like.sureness,
         column_ids=None if head is None else head.token_ids,

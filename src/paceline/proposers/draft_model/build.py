@@ -6,10 +6,9 @@ import logging
 from dataclasses import replace
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import DraftModelConfig, ForwardingConfig
 from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import Proposer, TargetInfo
-from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.loading import (
     check_goes_back,
@@ -29,7 +28,7 @@ EXPANSION = 4
 text is forgotten sooner."""
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
+def build(config: DraftModelConfig, target: TargetInfo) -> Proposer:
     """The proposer of a draft model.
 
     Raises:
@@ -48,12 +47,12 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
         checkpoint.name,
     )
     runner = foreign_runner(checkpoint, config, target)
-    drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
+    drafter = ShadowDrafter(shadow_config(config), runner, pair, config.tree_branching)
     return HeterogeneousProposer(config, drafter, pair)
 
 
 def vocabulary_pair(
-    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
+    checkpoint: Checkpoint, config: ForwardingConfig, target: TargetInfo
 ) -> VocabularyPair | None:
     """The vocabularies of a target and a draft, which can be translated; None where they are one.
 
@@ -70,12 +69,12 @@ def vocabulary_pair(
     return VocabularyPair(
         Vocabulary(target.tokenizer, target.vocab_size),
         Vocabulary(tokenizer, checkpoint.config.vocab_size),
-        config.vocab_replacements,
+        config.vocab_replacements if isinstance(config, DraftModelConfig) else (),
     )
 
 
 def foreign_runner(
-    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
+    checkpoint: Checkpoint, config: ForwardingConfig, target: TargetInfo
 ) -> ModelRunner:
     """A draft of another vocabulary ready to run; its logits stay as they are."""
     check_goes_back(checkpoint.config, "another vocabulary")

@@ -20,10 +20,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.config import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, SpeculativeConfig
+from paceline.config.speculative import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, ForwardingConfig
 from paceline.planner.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.proposer import NAME
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
 from paceline.proposers.draft_model.translation import Translation
@@ -51,11 +50,11 @@ class HeterogeneousProposer(Proposer):
     costs_forwards = True
 
     def __init__(
-        self, config: SpeculativeConfig, drafter: ShadowDrafter, pair: VocabularyPair
+        self, config: ForwardingConfig, drafter: ShadowDrafter, pair: VocabularyPair
     ) -> None:
         self.config = config
         self._pair = pair
-        self._is_chain = branching(config) == 1
+        self._is_chain = config.tree_branching == 1
         self._drafter = drafter
         self._shadows = drafter.shadows
         self._limit = drafter.max_len - min(ROOM, drafter.max_len // 4)
@@ -145,7 +144,7 @@ def pace(translation: Translation) -> tuple[float, int]:
     return (1.0, 0) if translation.is_direct else (translation.ratio, MORE)
 
 
-def shadow_config(config: SpeculativeConfig) -> SpeculativeConfig:
+def shadow_config(config: ForwardingConfig) -> ForwardingConfig:
     """How the draft model drafts in its own tokens: as far as any budget may say."""
     return replace(
         config,

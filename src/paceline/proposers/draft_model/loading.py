@@ -11,8 +11,12 @@ import numpy as np
 from paceline.backends.resolve import resolve_dtype, resolve_ops
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ForwardResult, ModelRunner
-from paceline.config import SpeculativeConfig
-from paceline.config.methods import HEAD_METHODS
+from paceline.config.speculative import (
+    DraftModelConfig,
+    ForwardingConfig,
+    HeadConfig,
+    SelfDraftConfig,
+)
 from paceline.core.errors import ConfigError
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.backend import PackedBatch
@@ -24,7 +28,7 @@ from paceline.request.span import Span
 from paceline.tensors.arrays import Floats
 
 
-def load_draft(config: SpeculativeConfig, target: TargetInfo) -> ModelRunner:
+def load_draft(config: ForwardingConfig, target: TargetInfo) -> ModelRunner:
     """Load the model that a configuration names, with a KV cache within ``target.kv_bytes``.
 
     Raises:
@@ -36,7 +40,7 @@ def load_draft(config: SpeculativeConfig, target: TargetInfo) -> ModelRunner:
     return draft_runner(checkpoint, config, target)
 
 
-def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
+def open_draft(config: ForwardingConfig, target: TargetInfo) -> Checkpoint:
     """The model that a configuration names, whatever its vocabulary; for ``self`` the first layers
     of the target as a model of their own.
 
@@ -45,9 +49,9 @@ def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
         ConfigError: the target has fewer layers, or is not there; or the configuration names a
             head, which is no model by itself.
     """
-    if config.method in HEAD_METHODS:
+    if isinstance(config, HeadConfig):
         raise replays_no_head(config.method)
-    if config.method == "self":
+    if isinstance(config, SelfDraftConfig):
         if target.checkpoint is None:
             raise ConfigError('method "self" drafts with the target, and none is loaded here')
         most = target.checkpoint.config.num_layers
@@ -66,7 +70,7 @@ def replays_no_head(method: str) -> ConfigError:
     )
 
 
-def num_draft_layers(config: SpeculativeConfig, most: int) -> int:
+def num_draft_layers(config: SelfDraftConfig, most: int) -> int:
     """How many of a target's ``most`` layers ``self`` runs; raises :class:`ConfigError`."""
     count = most if config.draft_layers is None else config.draft_layers
     if count > most:
@@ -84,15 +88,15 @@ def check_goes_back(shape: ModelConfig, use: str) -> None:
         )
 
 
-def draft_dtype(config: SpeculativeConfig, checkpoint: Checkpoint, target: TargetInfo) -> str:
+def draft_dtype(config: ForwardingConfig, checkpoint: Checkpoint, target: TargetInfo) -> str:
     """The precision in which a draft is run; raises :class:`ConfigError` where it cannot be."""
-    as_target = config.method == "self" and config.dtype == "auto"
+    as_target = isinstance(config, SelfDraftConfig) and config.dtype == "auto"
     dtype = target.dtype if as_target else config.dtype
     return resolve_dtype(dtype, target.device, checkpoint, target.backend)
 
 
 def draft_runner(
-    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo, expansion: int = 1
+    checkpoint: Checkpoint, config: ForwardingConfig, target: TargetInfo, expansion: int = 1
 ) -> ModelRunner:
     """A draft ready to run.
 
@@ -175,11 +179,9 @@ def check_unread_vocabulary(draft: Checkpoint, vocab_size: int, has_tokenizer: b
         )
 
 
-def _check_vocabulary(
-    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
-) -> None:
+def _check_vocabulary(checkpoint: Checkpoint, config: ForwardingConfig, target: TargetInfo) -> None:
     """Equal vocabularies may be padded to different sizes."""
-    if config.method == "self":  # the target's own layers
+    if isinstance(config, SelfDraftConfig):  # the target's own layers
         return
     name, size, tokenizer = checkpoint.name, checkpoint.config.vocab_size, checkpoint.tokenizer
     if tokenizer is None or target.fingerprint is None:
@@ -190,9 +192,9 @@ def _check_vocabulary(
             "name it by --draft, which translates, or set use_heterogeneous_vocab in "
             "--speculative-config"
         )
-        if config.use_heterogeneous_vocab:
+        if config.may_translate:
             what_to_do = "drafting with another vocabulary works in an engine alone"
-        elif config.method != "draft_model":
+        elif not isinstance(config, DraftModelConfig):
             what_to_do = f"{config.method} needs a draft of the target's vocabulary"
         raise ConfigError(
             f"{name} has {size} tokens, and the target {target.vocab_size} other ones; {what_to_do}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.estimates import Candidates
@@ -30,7 +30,7 @@ class ParallelDraftProposer(MaskDrafter, DraftModelProposer):
         mask_token: what it reads where a token is not known.
     """
 
-    def __init__(self, config: SpeculativeConfig, runner: ModelRunner, mask_token: int) -> None:
+    def __init__(self, config: ForwardingConfig, runner: ModelRunner, mask_token: int) -> None:
         super().__init__(config, runner)
         self._mask_token = mask_token
 
@@ -41,7 +41,7 @@ class ParallelDraftProposer(MaskDrafter, DraftModelProposer):
         return super()._candidates(*self._masked(spans, rows))
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> ParallelDraftProposer:
+def build(config: ForwardingConfig, target: TargetInfo) -> ParallelDraftProposer:
     """Load the draft that a configuration names.
 
     Raises:
@@ -53,7 +53,7 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> ParallelDraftPropose
     return ParallelDraftProposer(config, runner, needed_mask_token(config, runner))
 
 
-def needed_mask_token(config: SpeculativeConfig, runner: ModelRunner) -> int:
+def needed_mask_token(config: ForwardingConfig, runner: ModelRunner) -> int:
     """What a draft reads where a token is not known; raises :class:`ConfigError` without any."""
     mask_token = runner.decoder.config.mask_token_id
     if mask_token is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.planner.prices import Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates, ranked
@@ -26,7 +26,7 @@ class DraftModelProposer(Drafter):
 
     name = NAME
 
-    def __init__(self, config: SpeculativeConfig, runner: ModelRunner) -> None:
+    def __init__(self, config: ForwardingConfig, runner: ModelRunner) -> None:
         super().__init__(config, runner.kv, runner.decoder.max_len)
         self._runner = runner
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from paceline.backends.fewer_bits import read_layers
 from paceline.backends.resolve import fewer_bits
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import SelfDraftConfig
 from paceline.core.errors import ConfigError
 from paceline.loading.checkpoint import Checkpoint
 from paceline.models.decoder import Decoder
@@ -46,6 +46,7 @@ class SelfDraftProposer(DraftModelProposer):
     """
 
     name = "self"
+    config: SelfDraftConfig
 
     def grow(self, requests: Sequence[Request], budget: DraftBudget) -> list[Growth | None]:
         try:
@@ -94,7 +95,7 @@ class SelfDraftProposer(DraftModelProposer):
         return super()._reserve(growth, ROOT_SLOTS + drafted)
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> SelfDraftProposer:
+def build(config: SelfDraftConfig, target: TargetInfo) -> SelfDraftProposer:
     """A proposer over the target's own weights and KV.
 
     Raises:
@@ -108,7 +109,7 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> SelfDraftProposer:
     return SelfDraftProposer(config, ModelRunner(decoder, target.runner.kv))
 
 
-def cheaper_decoder(config: SpeculativeConfig, whole: Decoder, checkpoint: Checkpoint) -> Decoder:
+def cheaper_decoder(config: SelfDraftConfig, whole: Decoder, checkpoint: Checkpoint) -> Decoder:
     """The first layers of a decoder, or all of them, in its own precision or in fewer bits.
 
     Args:

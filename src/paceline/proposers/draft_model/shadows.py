@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import ForwardingConfig
 from paceline.proposers.base.drafter import Drafter, grammar_mask
 from paceline.proposers.base.estimates import (
     LOGIT_BLUR,
@@ -19,7 +19,6 @@ from paceline.proposers.base.estimates import (
     Candidates,
     acceptance_estimates,
 )
-from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
@@ -56,7 +55,7 @@ class ShadowDrafter(DraftModelProposer):
 
     def __init__(
         self,
-        config: SpeculativeConfig,
+        config: ForwardingConfig,
         runner: ModelRunner,
         pair: VocabularyPair,
         direct_branching: int,
@@ -107,7 +106,7 @@ class ShadowDrafter(DraftModelProposer):
 
     def _rank_texts(self, logits: Floats, rows: Sequence[SamplingRow]) -> Iterable[Candidates]:
         """By the draft's own logits, among the tokens that write what has to be written."""
-        count = branching(self.config)
+        count = self.config.tree_branching
         plain = [SamplingRow(row.request, row.path, GREEDY, self._mask(row)) for row in rows]
         tokens, scores = rank_candidates(logits, plain, max(count, RANKED))
         # The target draws its token without regard to this order, the more evenly the hotter.

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.backends.resolve import resolve_dtype, resolve_ops
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import HeadConfig
 from paceline.core.errors import ConfigError
 from paceline.loading.head_kinds import MTP, PEAGLE
 from paceline.models.backend import Ops
@@ -29,7 +29,7 @@ from paceline.proposers.heads.vocabulary import check_vocabulary
 from paceline.tensors.arrays import Floats, floats
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:
+def build(config: HeadConfig, target: TargetInfo) -> FeatureDrafter:
     """A proposer by the head that a configuration names.
 
     Raises:
@@ -40,7 +40,7 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:
     return build_head(open_head(config, target), config, target)
 
 
-def open_head(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
+def open_head(config: HeadConfig, target: TargetInfo) -> HeadCheckpoint:
     """The head that a configuration names; raises as :func:`build`."""
     if config.method == MTP:
         return load_mtp(config, target)
@@ -48,9 +48,7 @@ def open_head(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
     return load_head(config.model)
 
 
-def build_head(
-    head: HeadCheckpoint, config: SpeculativeConfig, target: TargetInfo
-) -> FeatureDrafter:
+def build_head(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> FeatureDrafter:
     """:func:`build` of a head that is opened already."""
     if target.runner is None:
         raise ConfigError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import HeadConfig
 from paceline.planner.drafting_cost import USUAL_LAG
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Growth
@@ -59,7 +59,7 @@ class FeatureDrafter(Drafter):
 
     def __init__(
         self,
-        config: SpeculativeConfig,
+        config: HeadConfig,
         runner: ModelRunner,
         taps: Sequence[int],
         features: Features,

@@ -8,7 +8,7 @@ is the affair of :mod:`paceline.loading.mtp_head`.
 
 from __future__ import annotations
 
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import HeadConfig
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.json_file import read_json
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
@@ -23,7 +23,7 @@ from paceline.proposers.heads.checkpoint import HeadCheckpoint, layer_config, pl
 from paceline.tensors.stored import StoredTensors
 
 
-def load_mtp(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
+def load_mtp(config: HeadConfig, target: TargetInfo) -> HeadCheckpoint:
     """The MTP layer of the model that a configuration names, or else of the target.
 
     Raises:

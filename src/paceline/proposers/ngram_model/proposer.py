@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import NgramModelConfig
 from paceline.planner.drafts import TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.proposers.ngram_model.file import read_tables
@@ -27,9 +27,10 @@ class NgramModelProposer(TextProposer):
     """
 
     name = NAME
+    config: NgramModelConfig
 
     def __init__(
-        self, config: SpeculativeConfig, tables: NgramTables, *, is_native: bool | None = None
+        self, config: NgramModelConfig, tables: NgramTables, *, is_native: bool | None = None
     ) -> None:
         super().__init__(config, is_native)
         native = self._native
@@ -48,7 +49,7 @@ class NgramModelProposer(TextProposer):
         return text
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> NgramModelProposer:
+def build(config: NgramModelConfig, target: TargetInfo) -> NgramModelProposer:
     """Raises ModelLoadError for an unusable file, ConfigError for another vocabulary's."""
     assert config.model is not None
     tables = read_tables(config.model)

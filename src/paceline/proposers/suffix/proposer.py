@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import SuffixConfig
 from paceline.planner.drafts import TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.proposers.suffix import automaton, growth
@@ -23,9 +23,10 @@ class SuffixProposer(TextProposer):
     """See the module's docstring."""
 
     name = NAME
+    config: SuffixConfig
     sees_matches = True
 
-    def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
+    def __init__(self, config: SuffixConfig, is_native: bool | None = None) -> None:
         super().__init__(config, is_native)
         native = self._native
         self._make_automaton: Any = (native or automaton).SuffixAutomaton
@@ -78,5 +79,5 @@ class SuffixProposer(TextProposer):
         return text
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> SuffixProposer:
+def build(config: SuffixConfig, target: TargetInfo) -> SuffixProposer:
     return SuffixProposer(config)

@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from paceline.config import SpeculativeConfig
+from paceline.config.speculative import NgramModelConfig, PromptLookupConfig
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.ngram_model import NgramModelProposer
 from paceline.proposers.ngram_model.lookup import LONGEST_CONTEXT, NgramLookup
@@ -18,6 +19,13 @@ from paceline.request.sampling_params import SamplingParams
 from paceline.training.ngram.counts import Example
 
 CANDIDATES = (1, 2, 4)
+_ONE_LEVEL: dict[str, Any] = {
+    "num_speculative_tokens": 1,
+    "max_tree_nodes": max(CANDIDATES),
+    "max_branching": max(CANDIDATES),
+    "min_accept_prob": 0.0,
+}
+"""As many candidates for the next token as are looked at."""
 _LEAST_PROB = 1e-12
 """What a token is taken to have that the model rules out."""
 
@@ -61,16 +69,15 @@ def measure(tables: NgramTables, held_out: Sequence[Example]) -> NgramReport:
         count,
         {order: hits[order] / max(1, count) for order in range(1, tables.order + 1)},
         loss / max(1, count),
-        acceptance_of(_trained(tables, 0), held_out),
+        acceptance_of(_trained(tables, ngram_window=0), held_out),
     )
 
 
 def measure_others(tables: NgramTables, held_out: Sequence[Example]) -> dict[str, Acceptance]:
     """The model with what each text itself teaches, and prompt lookup on the same texts."""
-    window = SpeculativeConfig().ngram_window
     makers: dict[str, Callable[[], Proposer]] = {
-        "with the text itself": _trained(tables, window),
-        "prompt lookup": lambda: PromptLookupProposer(_one_level("prompt_lookup")),
+        "with the text itself": _trained(tables),
+        "prompt lookup": lambda: PromptLookupProposer(PromptLookupConfig(**_ONE_LEVEL)),
     }
     return {name: acceptance_of(make, held_out) for name, make in makers.items()}
 
@@ -98,13 +105,6 @@ def acceptance_of(make: Callable[[], Proposer], held_out: Sequence[Example]) -> 
     return Acceptance(drafted / total, tuple(each / total for each in accepted))
 
 
-def _trained(tables: NgramTables, window: int) -> Callable[[], Proposer]:
-    config = _one_level("ngram_model", window)
+def _trained(tables: NgramTables, **settings: Any) -> Callable[[], Proposer]:
+    config = NgramModelConfig(model="held-out report", **_ONE_LEVEL, **settings)
     return lambda: NgramModelProposer(config, tables)
-
-
-def _one_level(method: str, window: int = 0) -> SpeculativeConfig:
-    """As many candidates for the next token as are looked at."""
-    most = max(CANDIDATES)
-    model = "held-out report" if method == "ngram_model" else None
-    return SpeculativeConfig(method, model, 1, most, most, min_accept_prob=0.0, ngram_window=window)
