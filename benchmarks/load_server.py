@@ -32,6 +32,7 @@ from server_process import ENGINE, HTTP, Reading, ServerProcess, growth
 from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.api.outputs import Completion
 from paceline.build.default_drafts import default_speculative_config
+from paceline.config.speculative import SuffixConfig
 from paceline.workbench.serving.client import new_session
 
 # --- requests whose answers are known -------------------------------------------------------------
@@ -422,6 +423,8 @@ def speculative() -> str:
     """The default proposers, whose store of earlier answers is full when the warm-up ends."""
     configs = (
         replace(config, suffix_decoding_max_cached_tokens=CACHED_TOKENS)
+        if isinstance(config, SuffixConfig)
+        else config
         for config in default_speculative_config("embedded")
     )
     return json.dumps([asdict(config) for config in configs])

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.api.llm import embedded_model
 from paceline.config import SpeculativeConfig
+from paceline.config.speculative import without_memory
 from paceline.loading.checkpoint import load_checkpoint
 from tests.programs import module
 from tests.proposers.heads import head_config, head_tensors, write_head
@@ -79,7 +80,7 @@ def test_the_arms_differ_in_who_drafts_and_in_what_shape() -> None:
     assert (chain.tree_nodes, chain.max_branching) == (tree.tree_nodes, 1)
     lengths = [arms[name][0].num_speculative_tokens for name in report.CHAINS]
     assert lengths == list(report.CHAINS.values())
-    assert all(c.suffix_decoding_max_cached_requests == 0 for own in arms.values() for c in own)
+    assert all(own == without_memory(own) for own in arms.values())
 
 
 # Rows
