@@ -14,9 +14,9 @@ from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.calls.json_formats import HERMES, LLAMA
-from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.parts import CallArguments, CallOpening, Part, Words
-from paceline.server.chat.tool_formats import FORMATS
+from paceline.server.chat.tool_calls import OfferedTool, ToolUse
+from paceline.server.chat.tool_formats import TOOL_FORMATS
 from paceline.server.chat.wrapping import Wrapping
 from tests.server.answer_parts import added_up, in_order
 
@@ -174,7 +174,7 @@ TEXTS = st.lists(FRAGMENTS | st.text(alphabet='{}"\\<>/ a;:,', max_size=4), max_
 @given(
     text=TEXTS,
     sizes=st.lists(st.integers(1, 9), min_size=1),
-    form=st.sampled_from([*FORMATS.values(), None]),
+    form=st.sampled_from([*TOOL_FORMATS.values(), None]),
     thoughts=st.sampled_from([None, POSSIBLE, OPENED]),
     max_calls=st.sampled_from([None, 1]),
 )
@@ -212,7 +212,7 @@ def places(parts: list[Part]) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=TEXTS, form=st.sampled_from([*FORMATS.values(), None]))
+@given(text=TEXTS, form=st.sampled_from([*TOOL_FORMATS.values(), None]))
 def test_words_know_where_they_stood(text: str, form: ToolFormat | None) -> None:
     parser = AnswerParser(POSSIBLE, form and tool_use(form), Wrapping("<a>", "</a>"))
     text = f"<think>a</think> <a> {text} </a> a"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.server.chat.parts import PlacedText
-from paceline.server.chat.reasoning import FORMATS, reasoning_format
+from paceline.server.chat.reasoning import THOUGHT_FORMATS, reasoning_format
 from paceline.server.chat.wrapping import Unwrapper, Wrapping
 from paceline.server.http.config import REASONING_PARSERS
 from paceline.text.tokenizer import Tokenizer
@@ -23,12 +23,12 @@ NAMES = [name for name in REASONING_PARSERS if name not in ("auto", "none", "ope
 
 
 def test_every_name_has_its_format() -> None:
-    assert sorted(FORMATS) == sorted(NAMES)
+    assert sorted(THOUGHT_FORMATS) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_family_by_its_name(name: str) -> None:
-    form = FORMATS[name]
+    form = THOUGHT_FORMATS[name]
     for opening, closing in zip(form.opening, form.closing, strict=True):
         server = ChatServer(f"{opening} Hm. {closing}\nYes.", reasoning_parser=name)
         status, body = server.post()
@@ -44,7 +44,7 @@ def test_a_family_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_family_by_its_template(name: str) -> None:
-    form = FORMATS[name]
+    form = THOUGHT_FORMATS[name]
     template = f"{CHATML}{{# {form.opening[0]} {form.closing[0]} {'...'.join(form.answer)} #}}"
     assert reasoning_format("auto", chat_tokenizer(template)) == form
     assert reasoning_format("none", chat_tokenizer(template)) is None
@@ -56,7 +56,7 @@ def test_formats_begin_behind_the_marks_of_the_family() -> None:
     status, body = server.post(response_format={"type": "json_object"})
     assert status == 200, body
     after = server.grammar.after
-    assert after.closing == FORMATS["granite"].closing
+    assert after.closing == THOUGHT_FORMATS["granite"].closing
     assert replace(server.grammar, after=None).kind == "json_object"
 
 

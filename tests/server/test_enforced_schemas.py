@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from paceline.json_schema.enforceable import Enforceable
-from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
+from paceline.server.chat.constraints import constraint
 from paceline.server.chat.shapes import enforced
-from paceline.server.chat.tool_formats import FORMATS
+from paceline.server.chat.tool_calls import OfferedTool, ToolUse
+from paceline.server.chat.tool_formats import TOOL_FORMATS
 from paceline.server.http.errors import ApiError
 from tests.server.byte_texts import byte_matcher, drawn
 from tests.server.schema_cases import CASES, LEFT, LEFT_BARE, LEFT_COUNTS, of
@@ -51,13 +52,13 @@ QUICK = list(zip(itertools.cycle(("qwen3_coder", "gemma4", "deepseek_v32")), CAS
 
 
 def offered(name: str, schema: Any, strict: bool = False) -> Enforceable:
-    return enforced(schema, strict, "parameters", FORMATS[name].call.unenforced)
+    return enforced(schema, strict, "parameters", TOOL_FORMATS[name].call.unenforced)
 
 
 def calls(name: str, schema: Any, draws: int) -> Iterator[dict[str, Any]]:
     """Arguments of forced calls, drawn in the same way each time."""
     tool = OfferedTool("f", schema)
-    forced = constraint(ToolUse(FORMATS[name], [tool], True, 1), None, None)
+    forced = constraint(ToolUse(TOOL_FORMATS[name], [tool], True, 1), None, None)
     assert forced is not None
     matcher = byte_matcher(forced)
     draw = random.Random(zlib.crc32(name.encode()))

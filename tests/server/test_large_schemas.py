@@ -11,9 +11,10 @@ from paceline.core.errors import RequestError
 from paceline.json_schema.normal_form import normal_form
 from paceline.json_schema.resolver import MOST_JOINED
 from paceline.request.structured_outputs import MAX_SOURCE_BYTES
-from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
+from paceline.server.chat.constraints import constraint
 from paceline.server.chat.shapes import blamed
-from paceline.server.chat.tool_formats import FORMATS
+from paceline.server.chat.tool_calls import OfferedTool, ToolUse
+from paceline.server.chat.tool_formats import TOOL_FORMATS
 from tests.server.byte_texts import byte_matcher
 from tests.server.schema_cases import INT, NULL, TEXT, of
 from tests.server.test_enforced_schemas import offered
@@ -52,7 +53,9 @@ SLOW = {
 @pytest.mark.parametrize("case", SLOW)
 def test_schemas_that_lead_far_are_served(name: str, case: str) -> None:
     found = offered(name, SLOW[case])
-    assert constraint(ToolUse(FORMATS[name], [OfferedTool("f", found.schema)], True, 1), None, None)
+    assert constraint(
+        ToolUse(TOOL_FORMATS[name], [OfferedTool("f", found.schema)], True, 1), None, None
+    )
 
 
 def test_a_way_that_is_too_long_is_named() -> None:
@@ -76,7 +79,7 @@ def test_many_values_and_parameters(name: str) -> None:
     found = offered(name, schema)
     assert found.unenforced == ()
     tools = [OfferedTool("f", found.schema)]
-    forced = constraint(ToolUse(FORMATS[name], tools, True, 1), None, None)
+    forced = constraint(ToolUse(TOOL_FORMATS[name], tools, True, 1), None, None)
     assert forced is not None
     assert not byte_matcher(forced).is_error()
 
@@ -87,14 +90,14 @@ def test_what_closing_adds_does_not_count() -> None:
     written = json.dumps(normal_form(schema), separators=(",", ":"))
     assert len(json.dumps(schema, separators=(",", ":"))) < MAX_SOURCE_BYTES < len(written)
     tools = [OfferedTool("f", offered("hermes", schema).schema)]
-    assert constraint(ToolUse(FORMATS["hermes"], tools, True, 1), None, None)
+    assert constraint(ToolUse(TOOL_FORMATS["hermes"], tools, True, 1), None, None)
 
 
 def test_errors_do_not_show_what_was_composed() -> None:
     schema = {"properties": {"a": {**INT, "allOf": [to(0)]}}, "$defs": {"d0": to(0)}}
     tools = [OfferedTool("f", offered("qwen3_coder", schema).schema)]
     with pytest.raises(RequestError) as caught:
-        constraint(ToolUse(FORMATS["qwen3_coder"], tools, True, 1), None, None)
+        constraint(ToolUse(TOOL_FORMATS["qwen3_coder"], tools, True, 1), None, None)
     assert str(blamed(caught.value, "tools")) == (
         "tools cannot be served: its $ref '#/$defs/d0' leads back to itself with no way out"
     )

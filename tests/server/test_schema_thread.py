@@ -12,9 +12,9 @@ import pytest
 from paceline.json_schema.resolver import MOST_STEPS
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.calls.texts import whole_match
-from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.parts import CallArguments
-from paceline.server.chat.tool_formats import FORMATS
+from paceline.server.chat.tool_calls import OfferedTool, ToolUse
+from paceline.server.chat.tool_formats import TOOL_FORMATS
 from paceline.server.hosting.serving import SchemaThread
 from paceline.server.http.errors import ApiError
 from tests.server.asgi import application, client_of
@@ -102,7 +102,7 @@ def test_what_is_gone_through_is_bounded() -> None:
 def test_calls_by_schemas_that_lead_too_far_are_read(name: str, call: str) -> None:
     names = range(MOST_STEPS // 50)
     schema = {"allOf": [{"properties": dict.fromkeys(map(str, names), True)} for _ in range(60)]}
-    use = ToolUse(FORMATS[name], [OfferedTool("f", {**schema, "type": "object"})])
+    use = ToolUse(TOOL_FORMATS[name], [OfferedTool("f", {**schema, "type": "object"})])
     parts = AnswerParser(None, use).push(call, final=True)
     told = "".join(part.text for part in parts if isinstance(part, CallArguments))
     assert json.loads(told) == {"p0": 5}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.server.chat.parts import CallArguments, CallOpening, Part, PlacedText
 from paceline.server.chat.tool_calls import ToolCallReader
-from paceline.server.chat.tool_formats import FORMATS, tool_format
+from paceline.server.chat.tool_formats import TOOL_FORMATS, tool_format
 from paceline.server.http.config import TOOL_CALL_PARSERS
 from paceline.text.chat_templates import MARK_FAMILIES, SHOWN_MARKS
 from tests.server.answer_parts import added_up, in_order
@@ -28,7 +28,7 @@ def read(name: str, pieces: Iterable[str], tools: Any = SCHEMAS) -> tuple[str, l
 
 
 def parts_of(name: str, pieces: Iterable[str], tools: Any = SCHEMAS) -> Iterator[Part]:
-    reader = ToolCallReader(FORMATS[name], tools)
+    reader = ToolCallReader(TOOL_FORMATS[name], tools)
     for piece in pieces:
         yield from reader.push(PlacedText(piece), final=False)
     yield from reader.push(PlacedText(), final=True)
@@ -39,9 +39,11 @@ def parsed(calls: list[Any]) -> list[Any]:
 
 
 def test_every_name_has_its_format() -> None:
-    assert sorted([*FORMATS, "auto", "openai"]) == sorted(TOOL_CALL_PARSERS)  # Harmony, by itself
-    assert {form.name for form in FORMATS.values()} == set(SAMPLES)
-    assert all(FORMATS[name].name == name for name in SAMPLES)
+    assert sorted([*TOOL_FORMATS, "auto", "openai"]) == sorted(
+        TOOL_CALL_PARSERS
+    )  # Harmony, by itself
+    assert {form.name for form in TOOL_FORMATS.values()} == set(SAMPLES)
+    assert all(TOOL_FORMATS[name].name == name for name in SAMPLES)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -306,7 +308,7 @@ def test_strings_between_tags_stream_as_they_come() -> None:
 def test_long_arguments_are_read_in_linear_time(name: str) -> None:
     """A quadratic reader would need minutes."""
     begin = SAMPLES[name].partition("Rome")[0]
-    reader = ToolCallReader(FORMATS[name], SCHEMAS)
+    reader = ToolCallReader(TOOL_FORMATS[name], SCHEMAS)
     reader.push(PlacedText(begin), False)
     for _ in range(20_000):
         reader.push(PlacedText('\\" <'), False)
@@ -357,7 +359,7 @@ def test_a_format_is_found_by_its_template(name: str) -> None:
         assert form.name == name
     assert tool_format("auto", chat_tokenizer(TEMPLATES[name].replace("tools", "t"))) is None
     other = tool_format("xlam", tokenizer)
-    assert other is FORMATS["xlam"]
+    assert other is TOOL_FORMATS["xlam"]
 
 
 @pytest.mark.parametrize(
@@ -376,8 +378,8 @@ def test_formats_that_are_not_read_are_not_taken_for_others(template: str) -> No
 def test_the_template_says_how_a_format_is_written() -> None:
     old = tool_format("mistral", chat_tokenizer("{{ tools }}[TOOL_CALLS]{{ calls }}"))
     assert old is not None
-    assert old is not FORMATS["mistral"]
-    assert tool_format("mistral", chat_tokenizer("{{ tools }}")) is FORMATS["mistral"]
+    assert old is not TOOL_FORMATS["mistral"]
+    assert tool_format("mistral", chat_tokenizer("{{ tools }}")) is TOOL_FORMATS["mistral"]
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
+from paceline.server.chat.constraints import constraint
 from paceline.server.chat.parts import PlacedText, Words
-from paceline.server.chat.tool_calls import ToolCallReader
-from paceline.server.chat.tool_formats import FORMATS, tool_format
+from paceline.server.chat.tool_calls import OfferedTool, ToolCallReader, ToolUse
+from paceline.server.chat.tool_formats import TOOL_FORMATS, tool_format
 from tests.server.chats import PHI4_CHAT, chat_tokenizer
 from tests.server.grammars import close, marked_tokenizer, matches, matches_in_tokens
 from tests.server.tool_samples import BARE, SAMPLES, SCHEMAS
@@ -27,7 +27,7 @@ def grammar(
     name: str, schemas: Any = SCHEMAS, forced: bool = True, max_calls: int | None = None
 ) -> StructuredOutputs:
     tools = [OfferedTool(each, schema, strict=True) for each, schema in schemas.items()]
-    found = constraint(ToolUse(FORMATS[name], tools, forced, max_calls), None, None)
+    found = constraint(ToolUse(TOOL_FORMATS[name], tools, forced, max_calls), None, None)
     assert found is not None
     return found
 
@@ -162,7 +162,7 @@ def test_schemas_in_formats_of_their_own(
     assert [text for text in good if not matches(forced, text)] == []
     assert [text for text in bad if matches(forced, text)] == []
     for text in good:  # what the grammar allows is read as a call
-        reader = ToolCallReader(FORMATS[name], {"f": schema})
+        reader = ToolCallReader(TOOL_FORMATS[name], {"f": schema})
         parts = reader.push(PlacedText(text), final=True)
         assert not any(isinstance(part, Words) for part in parts)
         assert reader.num_calls == 1
@@ -210,7 +210,7 @@ def test_bare_strings_are_held_to_their_schema(
     forced = grammar(name, {"f": of(s={**TEXT, **rules})})
     assert [text for text in good if not matches(forced, RAW[name] % text)] == []
     assert [text for text in bad if matches(forced, RAW[name] % text)] == []
-    assert FORMATS[name].call.unenforced(of(s={**TEXT, **rules})) == frozenset()
+    assert TOOL_FORMATS[name].call.unenforced(of(s={**TEXT, **rules})) == frozenset()
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "deepseek_v32"])
@@ -245,9 +245,9 @@ def test_what_bare_strings_are_not_held_to_is_named(
     name: str, rules: dict[str, Any], left: set[str]
 ) -> None:
     schema = of(s={**TEXT, **rules})
-    assert FORMATS[name].call.unenforced(schema) == left
+    assert TOOL_FORMATS[name].call.unenforced(schema) == left
     assert matches(grammar(name, {"f": schema}), RAW[name] % "c")
-    assert FORMATS["hermes"].call.unenforced(schema) == frozenset()
+    assert TOOL_FORMATS["hermes"].call.unenforced(schema) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -266,4 +266,4 @@ def test_what_bare_strings_are_not_held_to_is_named(
     ],
 )
 def test_what_calls_are_not_held_to_is_named(name: str, schema: Any, left: set[str]) -> None:
-    assert FORMATS[name].call.unenforced(schema) == left
+    assert TOOL_FORMATS[name].call.unenforced(schema) == left

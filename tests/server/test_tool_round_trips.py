@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
-from paceline.server.chat.tool_formats import FORMATS
+from paceline.server.chat.constraints import constraint
+from paceline.server.chat.tool_calls import OfferedTool, ToolUse
+from paceline.server.chat.tool_formats import TOOL_FORMATS
 from tests.server.grammars import any_text, close
 from tests.server.test_tool_formats import read
 from tests.server.tool_samples import SAMPLES
@@ -61,7 +62,7 @@ def of(properties: dict[str, Any]) -> dict[str, Any]:
 
 def written(name: str, schemas: Any, seed: int = 0, most: int | None = 1) -> str:
     tools = [OfferedTool(each, schema) for each, schema in schemas.items()]
-    forced = constraint(ToolUse(FORMATS[name], tools, True, most), None, None)
+    forced = constraint(ToolUse(TOOL_FORMATS[name], tools, True, most), None, None)
     assert forced is not None
     return any_text(forced, seed)
 
@@ -76,18 +77,20 @@ def is_read(name: str, schema: dict[str, Any], arguments: dict[str, Any]) -> boo
 
 @pytest.mark.parametrize("name", NAMES)
 def test_odd_names_of_parameters(name: str) -> None:
-    kept = [key for key in KEYS if not FORMATS[name].call.unenforced(of({key: {"const": "v"}}))]
+    kept = [
+        key for key in KEYS if not TOOL_FORMATS[name].call.unenforced(of({key: {"const": "v"}}))
+    ]
     assert {"first name", "user[id]", "from", "a=b", "x:y"} <= set(kept)
     assert is_read(name, of({key: {"const": "v"} for key in kept}), dict.fromkeys(kept, "v"))
     lost = of({key: {"const": "v"} for key in KEYS if key not in kept})
-    assert FORMATS[name].call.unenforced(lost) <= {"required"}
+    assert TOOL_FORMATS[name].call.unenforced(lost) <= {"required"}
     assert is_read(name, lost, {})  # a call all the same, of what can be written
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_odd_strings(name: str) -> None:
     schemas = {f"p{i}": {"type": "string", "enum": [text]} for i, text in enumerate(TEXTS)}
-    call = FORMATS[name].call
+    call = TOOL_FORMATS[name].call
     kept = {key: each for key, each in schemas.items() if not call.unenforced(of({key: each}))}
     assert len(kept) >= len(TEXTS) - 1  # only what ends a value cannot be written
     assert is_read(name, of(kept), {key: each["enum"][0] for key, each in kept.items()})
@@ -104,7 +107,7 @@ def test_odd_names_of_functions(name: str) -> None:
     for function in FUNCTIONS:
         text = written(name, {function: of({})})
         assert read(name, text, tools) == ("", [(function, "{}")])
-    form = FORMATS[name]
+    form = TOOL_FORMATS[name]
     if not form.before:
         return
     one = written(name, {"2fa": of({})})

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,18 +32,73 @@ from paceline.server.http.openapi import errors
 from paceline.server.http.security import refuse_foreign_page
 from paceline.server.http.sse import encode_json
 from paceline.server.metrics.server_metrics import CONTENT_TYPE
-from paceline.server.protocol.answers import (
-    Health,
-    ModelCard,
-    ModelList,
-    ModelMeta,
-    Sampling,
-    Version,
-)
 from paceline.server.protocol.common import ErrorBody
 from paceline.text.tokenizer import Tokenizer
 
 router = APIRouter()
+
+
+class ModelMeta(BaseModel):
+    """The model's size under llama.cpp's names; ``size`` is in bytes, as the weights are stored."""
+
+    n_vocab: int
+    n_embd: int
+    n_params: int
+    size: int
+
+
+class Sampling(BaseModel):
+    """How a request that says nothing is sampled, and whose choice that is."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    source: str
+
+
+class ModelCard(BaseModel):
+    """One name under which the model is served, or an adapter of the model ``parent``.
+
+    ``promise`` says whether answers with speculation are those of plain decoding bit for bit, or
+    up to rounding, where near-ties can fall otherwise. What only a loaded model tells is null until
+    it was loaded for the first time.
+
+    ``state`` is ``unloaded``, ``loading`` or ``leaving``, and of a loaded model its engine's:
+    ``ready``, ``starting``, ``hung``, ``draining`` or ``failed``. ``pooling`` is that of embeddings
+    whose requests do not say.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["paceline"] = "paceline"
+    root: str
+    parent: str | None = None
+    state: str
+    max_model_len: int | None = None
+    promise: Literal["identical", "up to rounding"] | None = None
+    proposers: list[str] | None = None
+    dtype: str | None = None
+    backend: str | None = None
+    architecture: str | None = None
+    pooling: str | None = None
+    meta: ModelMeta | None = None
+    sampling: Sampling | None = None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Health(BaseModel):
+    status: str
 
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.calls.kind import unfinished_tag
-from paceline.server.chat.constraints import ToolUse
 from paceline.server.chat.parts import Part, PlacedText, Thoughts, Words, add
 from paceline.server.chat.thought_tokens import ThoughtPlaces
-from paceline.server.chat.tool_calls import ToolCallReader
+from paceline.server.chat.tool_calls import ToolCallReader, ToolUse
 from paceline.server.chat.wrapping import Unwrapper, Wrapping
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from paceline.request import structural_tags
 from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
-from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.calls.forms import (
     Form,
     const,
@@ -24,34 +22,9 @@ from paceline.server.chat.calls.forms import (
     separated,
     tag,
 )
+from paceline.server.chat.tool_calls import ToolUse
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedTool:
-    """A function that the model may call; ``strict`` calls match the schema of the arguments.
-
-    ``unenforced`` are the keywords that were left out of the schema.
-    """
-
-    name: str
-    schema: Mapping[str, Any]
-    strict: bool = False
-    unenforced: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """The tools of one request, and whether the answer must call one of them.
-
-    ``format`` is None where the answer is in Harmony, whose calls are messages.
-    """
-
-    format: ToolFormat | None
-    tools: Sequence[OfferedTool]
-    must_call: bool = False
-    max_calls: int | None = None
 
 
 def constraint(

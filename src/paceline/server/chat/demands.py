@@ -13,15 +13,11 @@ from paceline.json_schema.normal_form import normal_form
 from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.calls.format import ToolFormat
-from paceline.server.chat.constraints import (
-    ANY_OBJECT,
-    OfferedTool,
-    ToolUse,
-    constraint,
-)
+from paceline.server.chat.constraints import ANY_OBJECT, constraint
 from paceline.server.chat.harmony import Harmony, HarmonyParser
 from paceline.server.chat.harmony_shapes import harmony_constraint
 from paceline.server.chat.shapes import blamed, enforced, response_shape, shape_param
+from paceline.server.chat.tool_calls import OfferedTool, ToolUse
 from paceline.server.chat.wrapping import Wrapping
 from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.calls.forms import Form
-from paceline.server.chat.constraints import ANY_OBJECT, OfferedTool, ToolUse, shape_form
+from paceline.server.chat.constraints import ANY_OBJECT, shape_form
 from paceline.server.chat.harmony import (
     ASSISTANT,
     CHANNEL,
@@ -22,6 +22,7 @@ from paceline.server.chat.harmony import (
     HarmonyParser,
     Place,
 )
+from paceline.server.chat.tool_calls import OfferedTool, ToolUse
 
 _ANYTHING: Form = {"type": "any_text"}
 

@@ -69,7 +69,7 @@ _LIKE_THINK = (
     *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
     *("nemotron_v3", "olmo3", "qwen3", "smollm3", "step3", "step3p5"),
 )
-FORMATS = {
+THOUGHT_FORMATS = {
     "granite": GRANITE,
     "mistral": MISTRAL,
     "seed_oss": SEED_OSS,
@@ -94,9 +94,9 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """
     if name == "none":
         return None
-    if name in FORMATS:
-        return FORMATS[name]
-    for form in (*FORMATS.values(), GIGACHAT3):
+    if name in THOUGHT_FORMATS:
+        return THOUGHT_FORMATS[name]
+    for form in (*THOUGHT_FORMATS.values(), GIGACHAT3):
         if any(tokenizer.template_mentions(word) for word in form.shown_by):
             return form
     return None

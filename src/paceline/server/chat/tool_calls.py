@@ -8,11 +8,39 @@ pieces. A tool that was not offered is no call. What a call looks like is a matt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.calls.kind import Call, Tools, unfinished_tag
 from paceline.server.chat.parts import CallArguments, Part, PlacedText, add, opening
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A function that the model may call; ``strict`` calls match the schema of the arguments.
+
+    ``unenforced`` are the keywords that were left out of the schema.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    strict: bool = False
+    unenforced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request, and whether the answer must call one of them.
+
+    ``format`` is None where the answer is in Harmony, whose calls are messages.
+    """
+
+    format: ToolFormat | None
+    tools: Sequence[OfferedTool]
+    must_call: bool = False
+    max_calls: int | None = None
 
 
 class ToolCallReader:

@@ -15,12 +15,11 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.request.sampling_defaults import NEUTRAL
-from paceline.server.api.health import health
+from paceline.server.api.health import Health, health
 from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
 from paceline.server.http.sse import encode_json
 from paceline.server.openai.common import PlainRoute, known, received
-from paceline.server.protocol.answers import Health
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.common import ErrorBody
 from paceline.text.tokenizer import Tokenizer
@@ -49,7 +48,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         "model_path": info.model,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"paceline {__version__}",
-        **_texts(tokenizer),
+        **_own_texts(tokenizer),
     }
 
 
@@ -61,11 +60,11 @@ async def tokenizer_info(request: Request, model: str | None = None) -> dict[str
         "tokenizer_class": "PreTrainedTokenizerFast",
         "vocab_size": tokenizer.vocab_size,
         "model_max_length": serving.client.info.max_model_len,
-        **_texts(tokenizer),
+        **_own_texts(tokenizer),
     }
 
 
-def _texts(tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _own_texts(tokenizer: Tokenizer | None) -> dict[str, Any]:
     if tokenizer is None:
         return {"chat_template": None, "bos_token": None, "eos_token": None}
     return {

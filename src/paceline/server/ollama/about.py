@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from paceline import __version__
 from paceline.request.sampling_defaults import OLLAMA
+from paceline.server.api.health import Version
 from paceline.server.chat.harmony import speaks_harmony
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.tool_formats import tool_format
@@ -26,7 +27,6 @@ from paceline.server.http.openapi import BODY_ERRORS, errors, takes
 from paceline.server.ollama.answer import timestamp
 from paceline.server.ollama.fields import ShowRequest
 from paceline.server.openai.common import known
-from paceline.server.protocol.answers import Version
 
 API_VERSION = "0.12.6"
 """Of the Ollama whose API this is; clients ask whether it is new enough for what they send."""

@@ -33,8 +33,8 @@ from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, tak
 from paceline.server.http.sse import Deadline
 from paceline.server.openai.common import Answering, PlainRoute, encode, received, respond
 from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
-from paceline.server.protocol.answers import UNENFORCED, ChatCompletionResponse
-from paceline.server.protocol.chat import ChatCompletionRequest
+from paceline.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from paceline.server.protocol.common import UNENFORCED
 
 router = APIRouter(route_class=PlainRoute)
 

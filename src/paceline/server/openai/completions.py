@@ -30,7 +30,7 @@ from paceline.server.openai.common import (
     respond,
 )
 from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
-from paceline.server.protocol.answers import UNENFORCED
+from paceline.server.protocol.common import UNENFORCED
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
 from paceline.text.tokenizer import Tokenizer
 

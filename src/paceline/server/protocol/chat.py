@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from paceline.server.protocol.common import (
     MAX_TOP_LOGPROBS,
@@ -21,6 +21,7 @@ from paceline.server.protocol.common import (
     LenientModel,
     at_most,
 )
+from paceline.server.protocol.completions import UsageBody
 from paceline.server.protocol.neutral import INSTEAD
 from paceline.server.protocol.response_format import ResponseFormat
 from paceline.server.protocol.thoughts import MayHaveThoughts
@@ -267,3 +268,30 @@ class ChatCompletionRequest(GenerationFields):
         later = self.max_completion_tokens
         limit = self.max_tokens if later is None else later
         return None if limit == NO_LIMIT else limit
+
+
+class ChatResponseMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatResponseMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None
+
+
+class ChatCompletionResponse(BaseModel):
+    """What a chat is answered with; events of a stream have ``delta`` in place of ``message``."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageBody | None

@@ -39,6 +39,8 @@ from paceline.server.protocol.neutral import (
     refusal,
 )
 
+UNENFORCED = "x-paceline-unenforced-schema-keywords"
+"""The header of an answer whose schema has keywords that no grammar can enforce: their names."""
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BIASED_TEXT = 256

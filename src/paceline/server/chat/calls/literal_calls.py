@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import NARROWING
 from paceline.json_schema.resolver import Members, Resolver
+from paceline.server.chat.calls.format import LIST_END, ToolFormat
 from paceline.server.chat.calls.forms import (
     Form,
     const,
@@ -26,11 +28,15 @@ from paceline.server.chat.calls.forms import (
     tag,
     text_of,
 )
+from paceline.server.chat.calls.json_formats import LIST
 from paceline.server.chat.calls.kind import (
+    NAME,
     Brackets,
     Call,
+    EitherKind,
     Nesting,
     Schema,
+    Syntax,
     Tools,
     find_head,
 )
@@ -234,3 +240,56 @@ class LiteralText:
         except MalformedError:
             return Call()
         return Call(head.name, arguments, found.end)
+
+
+_IN_NAMES = f"{string.ascii_letters}{string.digits}_.-"
+_PYTHON = LiteralCalls(rf"\s*(?:\[\s*)?{NAME}\s*(?=\()", "%s", "")
+PYTHONIC = ToolFormat(
+    "pythonic",
+    _PYTHON,
+    opening=("<|python_start|>",),
+    closing=(*LIST_END, "<|python_end|>"),
+    start="[",
+    again=_IN_NAMES + "[",
+    before="[",
+    after="]",
+    separator=", ",
+)
+OLMO3 = ToolFormat(
+    "olmo3",
+    _PYTHON,
+    opening=("<function_calls>",),
+    closing=("</function_calls>",),
+    again=_IN_NAMES + "[",
+    before="<function_calls>\n",
+    after="\n</function_calls>",
+    separator="\n",
+)
+LFM2 = ToolFormat(
+    "lfm2",
+    EitherKind((_PYTHON, LIST)),
+    opening=("<|tool_call_start|>",),
+    closing=(*LIST_END, "<|tool_call_end|>"),
+    again=_IN_NAMES + "[{",
+    before="<|tool_call_start|>[",
+    after="]<|tool_call_end|>",
+    separator=", ",
+)
+
+
+def _gemma(name: str, begin: str, end: str, quote: str) -> ToolFormat:
+    literals = Literals(
+        # Models write quotation marks too; as apostrophes they begin nothing.
+        Syntax((quote, '"', "'"), "{}[]", before=":,{["),
+        key=re.compile(r"[^:,{}\[\]]+"),
+        word=re.compile(rf"(?:(?!{re.escape(quote)})[^,{{}}\[\]])+"),
+        is_python=False,
+    )
+    call = LiteralCalls(
+        rf"\s*call:\s*{NAME}\s*(?=\{{)", f"{begin}call:%s", end, literals, "{}", ":", ",", quote
+    )
+    return ToolFormat(name, call, opening=(begin,), closing=(end,))
+
+
+GEMMA4 = _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>")
