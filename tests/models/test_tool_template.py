@@ -12,8 +12,8 @@ from paceline.core.errors import ModelLoadError
 from paceline.loading.catalogue import catalogue
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.loading.embedded import embedded_model
-from paceline.server.chat.calls.json_formats import HERMES
-from paceline.server.chat.tool_formats import tool_format
+from paceline.server.chat.calls.json_calls import HERMES
+from paceline.server.chat.formats import tool_format
 from paceline.text.chat_templates import BUILT_IN
 from paceline.text.tokenizer import Tokenizer
 from tests.models.catalogues import isolate, name_models

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import TemplateError
+from paceline.server.chat.answer import ToolCallReader
+from paceline.server.chat.formats import tool_format
 from paceline.server.chat.parts import PlacedText
-from paceline.server.chat.tool_calls import ToolCallReader
-from paceline.server.chat.tool_formats import tool_format
 from tests.conftest import REPOSITORY
 from tests.server.answer_parts import added_up
 from tests.server.chats import chat_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.anthropic.answer import stop_of
+from paceline.server.anthropic.messages import stop_of
 from tests.server.chats import THINKING, ChatServer
 
 PATH = "/v1/messages"

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from paceline.server.chat.answer import Unwrapper, Wrapping
+from paceline.server.chat.formats import THOUGHT_FORMATS, reasoning_format
 from paceline.server.chat.parts import PlacedText
-from paceline.server.chat.reasoning import THOUGHT_FORMATS, reasoning_format
-from paceline.server.chat.wrapping import Unwrapper, Wrapping
 from paceline.server.http.config import REASONING_PARSERS
 from paceline.text.tokenizer import Tokenizer
 from tests.server.chats import CHATML, ChatServer, chat_tokenizer

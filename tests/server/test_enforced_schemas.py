@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from paceline.json_schema.enforceable import Enforceable
-from paceline.server.chat.constraints import constraint
+from paceline.server.chat.answer import OfferedTool, ToolUse
+from paceline.server.chat.demands import constraint
+from paceline.server.chat.formats import TOOL_FORMATS
 from paceline.server.chat.shapes import enforced
-from paceline.server.chat.tool_calls import OfferedTool, ToolUse
-from paceline.server.chat.tool_formats import TOOL_FORMATS
 from paceline.server.http.errors import ApiError
 from tests.server.byte_texts import byte_matcher, drawn
 from tests.server.schema_cases import CASES, LEFT, LEFT_BARE, LEFT_COUNTS, of

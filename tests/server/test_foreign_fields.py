@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
+from paceline.server.protocol.foreign import ASKS_FOR_NOTHING
 from tests.conftest import REPOSITORY
 from tests.server.asgi import application, post
 from tests.server.chats import CHATML, THINKING, USER, ChatServer

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from paceline.request.structured_outputs import StructuredOutputs
+from paceline.server.chat.answer import OfferedTool, ToolUse
+from paceline.server.chat.demands import harmony_constraint
 from paceline.server.chat.harmony import Harmony, HarmonyParser, Place, words_of
-from paceline.server.chat.harmony_shapes import harmony_constraint
 from paceline.server.chat.parts import CallArguments, CallOpening, Part
-from paceline.server.chat.tool_calls import OfferedTool, ToolUse
 from paceline.structured.grammar import GrammarCompiler
 from paceline.text.chat_templates import HARMONY
 from paceline.text.detokenizer import TextStream

@@ -11,10 +11,10 @@ from paceline.core.errors import RequestError
 from paceline.json_schema.normal_form import normal_form
 from paceline.json_schema.resolver import MOST_JOINED
 from paceline.request.structured_outputs import MAX_SOURCE_BYTES
-from paceline.server.chat.constraints import constraint
+from paceline.server.chat.answer import OfferedTool, ToolUse
+from paceline.server.chat.demands import constraint
+from paceline.server.chat.formats import TOOL_FORMATS
 from paceline.server.chat.shapes import blamed
-from paceline.server.chat.tool_calls import OfferedTool, ToolUse
-from paceline.server.chat.tool_formats import TOOL_FORMATS
 from tests.server.byte_texts import byte_matcher
 from tests.server.schema_cases import INT, NULL, TEXT, of
 from tests.server.test_enforced_schemas import offered

@@ -12,8 +12,8 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
-from paceline.server.protocol.common import GUIDED, UNENFORCED
-from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
+from paceline.server.protocol.foreign import ASKS_FOR_NOTHING
+from paceline.server.protocol.generation import GUIDED, UNENFORCED
 from tests.server.asgi import application, engine_of, events, post, refused
 from tests.server.chats import USER, WEATHER, WEATHER_TOOL, ChatServer
 

@@ -9,9 +9,9 @@ import openai
 import pydantic
 import pytest
 
-from paceline.server.protocol.common import GUIDED
-from paceline.server.responses.conversation import decoded, encoded
-from paceline.server.responses.store import Kept, ResponseStore
+from paceline.server.protocol.generation import GUIDED
+from paceline.server.responses.answer import Kept, ResponseStore
+from paceline.server.responses.request import decoded, encoded
 from tests.server.chats import THINKING, USER, ChatServer
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'

@@ -19,8 +19,7 @@ from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.shapes import response_shape
 from paceline.server.http.errors import ApiError
-from paceline.server.ollama.conversation import completion_of
-from paceline.server.ollama.fields import GenerateRequest, Options
+from paceline.server.ollama.request import GenerateRequest, Options, completion_of
 from paceline.server.openai.sampling import sampling_params
 from paceline.server.protocol.completions import CompletionRequest
 from tests.server.fakes import FakeEngine, embedded_tokenizer

@@ -15,11 +15,9 @@ from tokenizers import decoders, models
 from paceline.request.request import TokenLogprobs
 from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
-from paceline.server.chat.choice import ChatChoice
+from paceline.server.chat.choice import ChatChoice, WordLogprobs
 from paceline.server.chat.harmony import ASSISTANT, Harmony, HarmonyParser
-from paceline.server.chat.logprobs import WordLogprobs
-from paceline.server.chat.thought_tokens import ThoughtCount, ThoughtTokens
-from paceline.server.chat.token_places import Placed, TokenPlaces
+from paceline.server.chat.parts import Placed, ThoughtCount, ThoughtTokens, TokenPlaces
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.text.tokenizer import Tokenizer

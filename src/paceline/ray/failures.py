@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from paceline.server.anthropic import endpoints as anthropic
+from paceline.server.anthropic import messages as anthropic
 from paceline.server.http.errors import error_event, is_anthropic, is_ollama, to_api_error
 from paceline.server.http.sse import encode_json, event
 

@@ -20,7 +20,7 @@ from paceline.server.http.errors import install_error_handlers
 from paceline.server.http.openapi import install_openapi
 from paceline.server.http.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
 from paceline.server.http.tracing import TraceMiddleware
-from paceline.server.llama_cpp import compatible, completion, tokenize
+from paceline.server.llama_cpp import completion, model
 from paceline.server.openai import chat, completions, embeddings
 from paceline.server.page import page_router
 
@@ -33,18 +33,8 @@ def create_app(
     Raises: as :class:`~paceline.server.hosting.models.Models`.
     """
     config = config or ServerConfig()
-    apis = (
-        chat,
-        completions,
-        completion,
-        embeddings,
-        tokenize,
-        adapters,
-        health,
-        compatible,
-        speedup,
-    )
-    routers = [*(api.router for api in apis), compatible.reports]
+    apis = (chat, completions, embeddings, completion, model, adapters, health, speedup)
+    routers = [*(api.router for api in apis), model.reports]
     routers += [anthropic.router, *responses.routers, *ollama.routers, page_router()]
     routes = [route for router in routers for route in router.routes]
     # As they are: ``include_router`` would make each of them anew, in every application.

@@ -1,6 +1,6 @@
 """``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``: adapters come and go, as in vLLM.
 
-Owns when that is refused. Requests choose an adapter by ``model``.
+Owns their bodies, and when they are refused. Requests choose an adapter by ``model``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,8 +18,26 @@ from paceline.core.reading import read_as
 from paceline.server.hosting.models import Models
 from paceline.server.http.errors import NOT_FOUND, ApiError
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
-from paceline.server.openai.common import PlainRoute, received
-from paceline.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from paceline.server.openai.answering import PlainRoute, received
+from paceline.server.protocol.generation import ApiModel
+
+
+class LoadAdapterRequest(ApiModel):
+    """``lora_path`` is a folder on the server's machine; ``model`` the adapter's, the first where
+    it is not given."""
+
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_path: str = Field(min_length=1, max_length=4096)
+    load_inplace: bool = False
+    model: str | None = None
+
+
+class UnloadAdapterRequest(ApiModel):
+    """``lora_int_id`` is vLLM's own number of an adapter, which is not needed."""
+
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_int_id: int | None = None
+
 
 router = APIRouter(route_class=PlainRoute)
 _ERRORS = errors(*BODY_ERRORS, 403, 500, 503)

@@ -32,7 +32,7 @@ from paceline.server.http.openapi import errors
 from paceline.server.http.security import refuse_foreign_page
 from paceline.server.http.sse import encode_json
 from paceline.server.metrics.server_metrics import CONTENT_TYPE
-from paceline.server.protocol.common import ErrorBody
+from paceline.server.protocol.generation import ErrorBody
 from paceline.text.tokenizer import Tokenizer
 
 router = APIRouter()

@@ -1,24 +1,43 @@
 """What a chat request demands of its answer: tools that may or must be called, and its shape.
 
-Owns the way from the fields of the request to a grammar, and which field an error is laid to.
+Owns the way from the fields of the request to a structural tag, in the model's own format of calls
+or in Harmony, and which field an error is laid to. Compiles nothing.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.errors import RequestError
 from paceline.json_schema.normal_form import normal_form
+from paceline.request import structural_tags
 from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
-from paceline.server.chat.answer import AnswerParser
-from paceline.server.chat.calls.format import ToolFormat
-from paceline.server.chat.constraints import ANY_OBJECT, constraint
-from paceline.server.chat.harmony import Harmony, HarmonyParser
-from paceline.server.chat.harmony_shapes import harmony_constraint
+from paceline.server.chat.answer import AnswerParser, OfferedTool, ToolUse, Wrapping
+from paceline.server.chat.calls.kind import (
+    Form,
+    ToolFormat,
+    const,
+    json_of,
+    one_of,
+    optional,
+    regex,
+    separated,
+    tag,
+)
+from paceline.server.chat.harmony import (
+    ASSISTANT,
+    CHANNEL,
+    END,
+    FUNCTIONS,
+    MESSAGE,
+    Harmony,
+    HarmonyParser,
+    Place,
+)
 from paceline.server.chat.shapes import blamed, enforced, response_shape, shape_param
-from paceline.server.chat.tool_calls import OfferedTool, ToolUse
-from paceline.server.chat.wrapping import Wrapping
 from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
 
@@ -151,3 +170,139 @@ def _offered(
         return OfferedTool(function.name, normal_form(schema))
     found = enforced(schema, strict, param, form.call.unenforced if form is not None else None)
     return OfferedTool(function.name, found.schema, strict, found.unenforced)
+
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def constraint(
+    tool_use: ToolUse | None, response: StructuredOutputs | None, thoughts: ThoughtMarks | None
+) -> StructuredOutputs | None:
+    """What holds for an answer behind its thoughts; None where anything may be said.
+
+    An answer that must call a tool does so whatever ``response`` asks for.
+
+    Raises:
+        RequestError: what it is composed of is too large.
+    """
+    form: Form | None = None
+    if tool_use is not None and tool_use.must_call:
+        form = _calls(tool_use)
+    elif response is not None and tool_use is not None:
+        form = one_of([_calls(tool_use), shape_form(response)])
+    elif tool_use is not None and any(tool.strict for tool in tool_use.tools):
+        form = _strict(tool_use)
+    if form is not None:
+        response = StructuredOutputs(structural_tag={"format": form}, composed=True)
+    if response is None and thoughts is not None and thoughts.budget is not None:
+        return StructuredOutputs(free=True, after=thoughts)
+    return response and replace(response, after=thoughts)
+
+
+def shape_form(response: StructuredOutputs) -> Form:
+    """The format of what is asked for."""
+    source = response.source
+    match response.kind:
+        case "json":
+            return json_of(json.loads(source))
+        case "json_object":
+            return json_of(ANY_OBJECT)
+        case "choice":
+            return one_of(map(const, json.loads(source)))
+        case "regex":
+            return regex(source)
+        case "grammar":
+            return {"type": "grammar", "grammar": source}
+    return structural_tags.parsed(source).model_dump()
+
+
+def _calls(use: ToolUse) -> Form:
+    """Calls and nothing else, between the marks of the format if it has such."""
+    form = use.format
+    assert form is not None
+    calls = separated(_tags(use), form.separator, at_least_one=True, only_one=use.max_calls == 1)
+    return tag(form.before, calls, form.after) if form.before else calls
+
+
+def _tags(use: ToolUse) -> list[Form]:
+    """A tag for the calls of each tool."""
+    form, forced = use.format, use.must_call
+    assert form is not None
+    return [
+        form.call.tag(tool.name, tool.schema if forced or tool.strict else ANY_OBJECT)
+        for tool in use.tools
+    ]
+
+
+def _strict(use: ToolUse) -> Form:
+    """Words and calls as the model likes; but a call that begins is well formed."""
+    form = use.format
+    assert form is not None
+    if form.start:
+        words = regex(rf"[^{re.escape(form.start)}\s](.|\n)*")
+        return one_of([_calls(use), optional(words)])
+    tags = [_calls(use)] if form.before else _tags(use)
+    triggers = [each for each in form.opening if any(t["begin"].startswith(each) for t in tags)]
+    marks = *form.opening, *form.inner
+    others = [each for each in marks if not any(each in trigger for trigger in triggers)]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "excludes": others}
+
+
+_ANYTHING: Form = {"type": "any_text"}
+
+
+def harmony_constraint(
+    harmony: Harmony, use: ToolUse | None, response: StructuredOutputs | None
+) -> StructuredOutputs | None:
+    """What holds for an answer; None where anything may be said.
+
+    Raises:
+        RequestError: what it is composed of is too large.
+    """
+    must_call = use is not None and use.must_call
+    is_strict = use is not None and any(tool.strict for tool in use.tools)
+    begun = HarmonyParser(harmony)
+    if not must_call and begun.place is Place.WORDS:  # the final message goes on
+        return response
+    if not must_call and response is None and not is_strict:
+        return None
+    shape = _ANYTHING if response is None else shape_form(response)
+    endings = [_call(tool, must_call) for tool in use.tools] if use else []
+    if not must_call:
+        endings.append(_sequence(_text(f"{CHANNEL}final{MESSAGE}"), shape))
+    before = {"type": "star", "content": _one_of(_message("analysis"), _message("commentary"))}
+    form = _sequence(*_rest_of(begun), before, _one_of(*endings))
+    return StructuredOutputs(structural_tag={"format": form}, composed=True)
+
+
+def _rest_of(begun: HarmonyParser) -> list[Form]:
+    """What comes before the head of the next message."""
+    if begun.place is Place.HEAD:
+        return [] if begun.has_start else [_text(ASSISTANT)]
+    return [_ANYTHING, _text(END + ASSISTANT)]
+
+
+def _message(channel: str) -> Form:
+    begin, end = f"{CHANNEL}{channel}{MESSAGE}", END + ASSISTANT
+    return {"type": "tag", "begin": begin, "content": _ANYTHING, "end": end}
+
+
+def _call(tool: OfferedTool, must_call: bool) -> Form:
+    """Models name the recipient behind the channel, and templates before it."""
+    to, kind = f" to={FUNCTIONS}{tool.name}", f" <|constrain|>json{MESSAGE}"
+    heads = f"{CHANNEL}commentary{to}{kind}", f"{to}{CHANNEL}commentary{kind}"
+    schema = tool.schema if must_call or tool.strict else ANY_OBJECT
+    arguments = {"type": "json_schema", "json_schema": schema}
+    return _sequence(_one_of(*map(_text, heads)), arguments)
+
+
+def _text(value: str) -> Form:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: Any) -> Form:
+    return {"type": "sequence", "elements": [*elements]}
+
+
+def _one_of(*elements: Form) -> Form:
+    return {"type": "or", "elements": [*elements]}

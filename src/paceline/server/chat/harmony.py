@@ -4,7 +4,7 @@ A message is ``<|start|>assistant<|channel|>NAME<|message|>``, its text, and a m
 the prompt ends behind ``assistant``. What is in the channel ``analysis`` are thoughts, what has one
 of the offered tools as its recipient (``to=functions.NAME``) is a call, and all else are words.
 What is found does not depend on how the text is cut into pieces. Knows no grammar:
-:mod:`paceline.server.chat.harmony_shapes` writes one.
+:mod:`paceline.server.chat.demands` writes one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from paceline.server.chat.parts import (
     CallArguments,
     Part,
     Places,
+    ThoughtPlaces,
     Thoughts,
     Words,
     add,
     opening,
     together,
 )
-from paceline.server.chat.thought_tokens import ThoughtPlaces
 from paceline.server.http.config import ServerConfig
 from paceline.text.tokenizer import Tokenizer
 

@@ -1,13 +1,21 @@
 """What an answer consists of, in the order in which it was written: thoughts, words and calls.
 
-Owns how parts follow each other, and a text that knows where its characters stood. Knows no
+Owns how parts follow each other, where they and their tokens stand in the answer's text, and how
+many tokens are thoughts. None of it depends on how the answer was cut into pieces. Knows no
 protocol but OpenAI's, whose form of a part is what the other protocols are made of.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from paceline.request.request import TokenLogprobs
+from paceline.server.engine_process.messages import Piece
+from paceline.text.detokenizer import IncrementalDecoder, has_text
+from paceline.text.tokenizer import Tokenizer
 
 Places = tuple[tuple[int, int], ...]
 """Stretches of the answer as it was generated, each from one character to before another."""
@@ -120,3 +128,116 @@ def together(first: Places, second: Places) -> Places:
         else:
             found.append((start, end))
     return tuple(found)
+
+
+class Placed(NamedTuple):
+    """A token whose text is certain: its first character, the one behind its last, and its
+    log-probs where there are some.
+    """
+
+    start: int
+    end: int
+    logprobs: TokenLogprobs | None
+
+
+class TokenPlaces:
+    """Follows one sample. Tokens without text, such as that of the end, have no place."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = IncrementalDecoder(tokenizer, prompt_token_ids)
+        self._length = 0  # of the text that is certain
+        self._uncertain: list[TokenLogprobs | None] = []  # of tokens whose text is to come
+
+    def take(self, piece: Piece) -> list[Placed]:
+        """The tokens whose text became certain with a piece.
+
+        Those that only together are whole characters have one place.
+        """
+        placed = list[Placed]()
+        count = len(piece.token_ids)
+        entries: Sequence[TokenLogprobs | None] = piece.logprobs or [None] * count
+        for token_id, entry in zip(piece.token_ids, entries, strict=True):
+            if has_text(self._tokenizer, token_id):
+                self._uncertain.append(entry)
+                placed += self._place(self._decoder.push(token_id))
+        if piece.finish_reason is not None:
+            placed += self._place(self._decoder.flush())
+        return placed
+
+    def _place(self, text: str) -> list[Placed]:
+        """Text has become certain: it is that of the tokens that had none yet."""
+        if not text:
+            return []
+        start, self._length = self._length, self._length + len(text)
+        placed = [Placed(start, self._length, entry) for entry in self._uncertain]
+        self._uncertain.clear()
+        return placed
+
+
+class ThoughtPlaces(NamedTuple):
+    """Where thoughts stand in an answer, as far as that is certain; places only grow at their end.
+
+    White space around thoughts, which is not told, is part of them.
+
+    Attributes:
+        inside: between the marks.
+        marked: with the marks.
+    """
+
+    inside: Places = ()
+    marked: Places = ()
+
+
+class ThoughtCount(NamedTuple):
+    """Tokens of thoughts: without those that only spell marks, and with them."""
+
+    inside: int = 0
+    marked: int = 0
+
+
+class ThoughtTokens:
+    """Counts the tokens of one sample whose text lies in its thoughts, in whole or in part.
+
+    vLLM counts those between the marks (``count_reasoning_tokens`` in ``vllm/reasoning``, commit
+    5d9dca91) and Anthropic those of the marks as well (``OutputTokensDetails`` of its package
+    2.14).
+    """
+
+    def __init__(self) -> None:
+        self._inside, self._marked = _Counter(), _Counter()
+
+    def take(self, placed: Iterable[Placed], places: ThoughtPlaces) -> ThoughtCount:
+        """What a piece adds.
+
+        Args:
+            placed: its tokens.
+            places: of the thoughts in the answer up to this piece.
+        """
+        for start, end, _ in placed:
+            self._inside.tokens.append((start, end))
+            self._marked.tokens.append((start, end))
+        return ThoughtCount(self._inside.count(places.inside), self._marked.count(places.marked))
+
+
+class _Counter:
+    """Counts the tokens at places that grow."""
+
+    def __init__(self) -> None:
+        self.tokens = deque[tuple[int, int]]()  # not counted, and not before the places' end
+        self._places: Places = ()
+
+    def count(self, places: Places) -> int:
+        """The tokens at these places that have not been counted; what is before them is dropped."""
+        if places == self._places:
+            return 0
+        self._places, count, last = places, 0, places[-1][1]
+        undecided = list[tuple[int, int]]()
+        while self.tokens and self.tokens[0][0] < last:
+            start, end = self.tokens.popleft()
+            if any(start < stop and begin < end for begin, stop in places):
+                count += 1
+            elif end > last:
+                undecided.append((start, end))
+        self.tokens.extendleft(reversed(undecided))
+        return count

@@ -16,9 +16,8 @@ from paceline.json_schema.normal_form import normal_form
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest
-from paceline.server.protocol.common import GUIDED, StructuredOutputFields
 from paceline.server.protocol.completions import CompletionRequest
-from paceline.server.protocol.response_format import ResponseFormat
+from paceline.server.protocol.generation import GUIDED, ResponseFormat, StructuredOutputFields
 
 STRUCTURED = "structured_outputs"
 CLOSING = "additionalProperties"

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from paceline.server.http.errors import ApiError
 from paceline.server.http.sse import ClientGoneError
-from paceline.server.protocol.common import ApiModel
+from paceline.server.protocol.generation import ApiModel
 
 _LARGE_NUMBER = re.compile(rb"[eE]\+?\d{2}|(?<!\d)\d{200}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -17,7 +17,7 @@ from paceline import __version__
 from paceline.server.http.config import OPEN_PATHS
 from paceline.server.http.errors import is_anthropic, is_ollama
 from paceline.server.http.sse import EVENTS
-from paceline.server.protocol.common import ErrorBody
+from paceline.server.protocol.generation import ErrorBody
 
 _PREFIX = "#/components/schemas/"
 _MEANING = {

@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.server.http.config import OPEN_PATHS, ServerConfig
 from paceline.server.http.errors import AUTHENTICATION, ApiError
 from paceline.server.http.tracing import REQUEST_ID
-from paceline.server.protocol.common import UNENFORCED
+from paceline.server.protocol.generation import UNENFORCED
 
 PAGE_HEADER = "x-paceline-page"
 """With it, calls of the server's own page may bring the key as their browser keeps it."""

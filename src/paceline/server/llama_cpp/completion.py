@@ -22,15 +22,15 @@ from paceline.server.engine_process.tokens import TokenTexts, finite
 from paceline.server.hosting.serving import Prompt
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import event
-from paceline.server.llama_cpp.fields import (
+from paceline.server.llama_cpp.model import mixed_ids, text_of
+from paceline.server.llama_cpp.request import (
     ORDER,
     InfillRequest,
     NativeAnswer,
     NativeCompletionRequest,
     NativeRequest,
 )
-from paceline.server.llama_cpp.tokenize import mixed_ids, text_of
-from paceline.server.openai.common import PlainRoute, check_length, received, respond
+from paceline.server.openai.answering import PlainRoute, check_length, received, respond
 from paceline.server.openai.completions import Completion
 from paceline.server.openai.sampling import LLAMA_CPP_DRAWN_SEED
 

@@ -1,13 +1,12 @@
 """Ollama's API, as an adapter of chats and completions: what is generated is theirs, byte for byte.
 
-``fields`` has the bodies, ``conversation`` makes a chat or a completion of one, ``answer`` makes
-Ollama's pieces of the answer, ``endpoints`` puts them together, ``embed`` is for vectors, ``about``
-tells of the model. Owns its exports.
+``request`` has the bodies and makes a chat or a completion of one, ``endpoints`` tells the answer
+in Ollama's form, ``about`` tells of the model. Owns its exports.
 """
 
-from paceline.server.ollama import embed, endpoints
+from paceline.server.ollama import endpoints
 from paceline.server.ollama.about import reports
 
-routers = (endpoints.router, embed.router, reports)
+routers = (endpoints.router, reports)
 
 __all__ = ["routers"]

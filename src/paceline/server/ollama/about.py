@@ -16,17 +16,16 @@ from starlette.requests import Request
 from paceline import __version__
 from paceline.request.sampling_defaults import OLLAMA
 from paceline.server.api.health import Version
+from paceline.server.chat.formats import reasoning_format, tool_format
 from paceline.server.chat.harmony import speaks_harmony
-from paceline.server.chat.reasoning import reasoning_format
-from paceline.server.chat.tool_formats import tool_format
 from paceline.server.engine_process.client import used_memory
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import LATEST, Serving
 from paceline.server.http.body import read_body
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
-from paceline.server.ollama.answer import timestamp
-from paceline.server.ollama.fields import ShowRequest
-from paceline.server.openai.common import known
+from paceline.server.ollama.endpoints import timestamp
+from paceline.server.ollama.request import ShowRequest
+from paceline.server.openai.answering import known
 
 API_VERSION = "0.12.6"
 """Of the Ollama whose API this is; clients ask whether it is new enough for what they send."""

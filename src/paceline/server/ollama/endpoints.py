@@ -1,31 +1,51 @@
-"""``POST /api/chat`` and ``/api/generate``. Owns the order of pieces in an answer."""
+"""``POST /api/chat``, ``/api/generate`` and ``/api/embed``, and the older ``/api/embeddings``.
+
+Owns the form of an answer: pieces with words, thoughts and whole calls, made of the parts of a
+chat's choice or of a completion's, then counts and times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Generic
+from datetime import UTC, datetime
+from typing import Any, Generic, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.server.chat.calls.literals import values_of
 from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.whole_answer import WholeAnswer
 from paceline.server.http.errors import ApiError, to_api_error
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline, StreamForm, encode_json, while_connected
-from paceline.server.ollama.answer import Shape, Telling, Times, joined, line, piece
-from paceline.server.ollama.conversation import chat_of, completion_of
-from paceline.server.ollama.fields import (
+from paceline.server.ollama.request import (
     Asked,
     ChatAnswer,
     ChatRequest,
+    EmbedAnswer,
+    EmbeddingAnswer,
+    EmbeddingRequest,
+    EmbedRequest,
     GenerateAnswer,
     GenerateRequest,
+    chat_of,
+    completion_of,
+)
+from paceline.server.openai.answering import (
+    Answering,
+    Body,
+    PlainRoute,
+    encode_all,
+    received,
+    respond,
 )
 from paceline.server.openai.chat import Chat
-from paceline.server.openai.common import Answering, Body, PlainRoute, received, respond
 from paceline.server.openai.completions import Completion
+from paceline.server.openai.embeddings import Pooling, floats
 
 NDJSON = "application/x-ndjson"
 _WORDS = {
@@ -161,3 +181,209 @@ class ToldCompletion(_Told[Any], Completion):
 async def _respond(request: Request, asked: ToldChat | ToldCompletion) -> Response:
     idle = line(asked.piece({"content": ""}))
     return await respond(request, asked, _error_line, StreamForm(NDJSON, idle))
+
+
+Shape = Literal["message", "response"]
+"""Where the words are: of a chat in a message, of a completion in a string."""
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds of the epoch, as Ollama writes them."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def line(value: Mapping[str, Any]) -> bytes:
+    """One piece of a stream."""
+    return encode_json(value) + b"\n"
+
+
+def piece(model: str, shape: Shape, told: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
+    """One of Ollama's objects.
+
+    Args:
+        told: ``content``, and ``thinking``, ``tool_calls`` and ``logprobs`` where there are some.
+    """
+    head: dict[str, Any] = {"model": model, "created_at": timestamp(time.time())}
+    words = {name: value for name, value in told.items() if name != "logprobs"}
+    logprobs = {"logprobs": told["logprobs"]} if "logprobs" in told else {}
+    if shape == "message":
+        head["message"] = {"role": "assistant", **words}
+    else:
+        head["response"] = words.pop("content")
+        head |= words
+    return {**head, **logprobs, "done": False, **rest}
+
+
+class Telling:
+    """What the parts of one choice add, as ``content``, ``thinking`` and the like.
+
+    A call is told when its arguments are complete, which they are when something else follows.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[dict[str, Any]] = []  # those that are not told yet: at most one
+        self._num_calls = 0
+        self.reason = "stop"
+
+    def take(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What became certain with a part."""
+        delta = part["delta"] if "delta" in part else {"content": part["text"]}
+        told = list[dict[str, Any]]()
+        words, thoughts = delta.get("content"), delta.get("reasoning_content")
+        if words or thoughts:
+            told += self._end_call()
+        logprobs = (part.get("logprobs") or {}).get("content")
+        if words or thoughts or logprobs:
+            told.append({"content": words or ""})
+            told[-1] |= {"thinking": thoughts} if thoughts else {}
+            told[-1] |= {"logprobs": logprobs} if logprobs else {}
+        for begun in delta.get("tool_calls", ()):
+            if "id" in begun:
+                told += self._end_call()
+                self._begin_call(begun)
+            else:
+                self._calls[-1]["arguments"] += begun["function"]["arguments"]
+        if part["finish_reason"] is not None:
+            self.reason = "length" if part["finish_reason"] == "length" else "stop"
+            told += self._end_call()
+        return told
+
+    def _begin_call(self, call: Mapping[str, Any]) -> None:
+        self._calls.append({"id": call["id"], "index": self._num_calls, **call["function"]})
+        self._num_calls += 1
+
+    def _end_call(self) -> list[dict[str, Any]]:
+        calls, self._calls = self._calls, []
+        return [{"content": "", "tool_calls": [_whole_call(call)]} for call in calls]
+
+
+def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are an object; an empty one where the answer ended in their middle."""
+    try:
+        arguments = values_of(call["arguments"])
+    except (ValueError, RecursionError):
+        arguments = {}
+    function = {"index": call["index"], "name": call["name"], "arguments": arguments}
+    return {"id": call["id"], "function": function}
+
+
+def joined(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all pieces tell together."""
+    whole: dict[str, Any] = {"content": ""}
+    for told in pieces:
+        for name, value in told.items():
+            whole[name] = whole[name] + value if name in whole else value
+    return whole
+
+
+class Times:
+    """When an answer began and when its first tokens came, by :func:`time.monotonic`."""
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._loaded = began
+        self._first: float | None = None
+
+    def note_loaded(self) -> None:
+        """The model is there, for which the request may have waited."""
+        self._loaded = time.monotonic()
+
+    def note_tokens(self) -> None:
+        self._first = self._first or time.monotonic()
+
+    def totals(self, usage: Mapping[str, Any]) -> dict[str, int]:
+        """Counts, and durations in nanoseconds; those that are divided by are never 0."""
+        end = time.monotonic()
+        first = self._first or end
+        return {
+            "total_duration": _nanoseconds(end - self._began),
+            "load_duration": int((self._loaded - self._began) * 1e9),
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": _nanoseconds(first - self._loaded),
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": _nanoseconds(end - first),
+        }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1e9))
+
+
+@router.post(
+    "/api/embed",
+    response_model=EmbedAnswer,
+    responses=errors(*GENERATION_ERRORS),
+    openapi_extra=takes(EmbedRequest),
+)
+async def embed(request: Request) -> Response:
+    serving, body, deadline = await received(request, EmbedRequest)
+
+    async def embedded() -> tuple[list[bytes], int]:
+        async with serving.using(body.keep_alive):
+            pooling = Pooling(
+                request,
+                serving,
+                deadline,
+                body.pooling,
+                body.dimensions,
+                adapter=serving.adapter_of(body.model),
+            )
+            return await _vectors(serving, pooling, body.texts, body.truncate is not False)
+
+    vectors, count = await while_connected(request.receive, embedded(), deadline)
+    totals = Times(deadline.began).totals({"prompt_tokens": count, "completion_tokens": 0})
+    told = ("total_duration", "load_duration", "prompt_eval_count")
+    document = {
+        "model": body.model,
+        "embeddings": [floats(vector) for vector in vectors],
+        **{name: totals[name] for name in told},
+    }
+    return WholeAnswer.of(request, document)
+
+
+@router.post(
+    "/api/embeddings",
+    response_model=EmbeddingAnswer,
+    responses=errors(*GENERATION_ERRORS),
+    openapi_extra=takes(EmbeddingRequest),
+)
+async def embedding(request: Request) -> Response:
+    serving, body, deadline = await received(request, EmbeddingRequest)
+    texts = [body.prompt] if body.prompt else []
+
+    async def embedded() -> tuple[list[bytes], int]:
+        async with serving.using(body.keep_alive):
+            adapter = serving.adapter_of(body.model)
+            pooling = Pooling(request, serving, deadline, adapter=adapter)
+            return await _vectors(serving, pooling, texts, is_cut=True)
+
+    vectors, _ = await while_connected(request.receive, embedded(), deadline)
+    found = floats(vectors[0]) if vectors else ()
+    return WholeAnswer.of(request, {"embedding": found})
+
+
+async def _vectors(
+    serving: Serving, pooling: Pooling, texts: list[str], is_cut: bool
+) -> tuple[list[bytes], int]:
+    """The vectors of texts, and how many tokens these are.
+
+    Args:
+        is_cut: the ends of texts that do not fit into the context are left out; what encoding puts
+            behind a text stays.
+    """
+    if not texts:
+        return [], 0
+    context = serving.client.info.max_model_len
+    if is_cut:
+        # No encoding of the rest could begin within the context.
+        most = context * serving.client.info.longest_token
+        texts = [text[:most] for text in texts]
+    inputs = await encode_all(serving, texts)
+    if is_cut:
+        end = serving.tokenizer.end_ids
+        inputs = [_cut(token_ids, context - 1, end) for token_ids in inputs]
+    return await pooling.vectors(inputs), sum(map(len, inputs))
+
+
+def _cut(token_ids: list[int], most: int, end: Sequence[int]) -> list[int]:
+    return token_ids if len(token_ids) <= most else [*token_ids[: most - len(end)], *end]

@@ -17,24 +17,23 @@ from starlette.responses import Response
 
 from paceline.core.errors import RequestError
 from paceline.request.sampling_params import MAX_STOP_STRINGS
-from paceline.server.chat.choice import ChatChoice, joined
+from paceline.server.chat.choice import AllLogprobs, ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands
+from paceline.server.chat.formats import tool_format
 from paceline.server.chat.harmony import harmony_of
-from paceline.server.chat.logprobs import AllLogprobs, ChatLogprobs
+from paceline.server.chat.parts import TokenPlaces
 from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
 from paceline.server.chat.shapes import blamed, shape_param
-from paceline.server.chat.token_places import TokenPlaces
-from paceline.server.chat.tool_formats import tool_format
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs
 from paceline.server.hosting.serving import Answers, Prompt, Serving
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline
-from paceline.server.openai.common import Answering, PlainRoute, encode, received, respond
+from paceline.server.openai.answering import Answering, PlainRoute, encode, received, respond
 from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
 from paceline.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
-from paceline.server.protocol.common import UNENFORCED
+from paceline.server.protocol.generation import UNENFORCED
 
 router = APIRouter(route_class=PlainRoute)
 

@@ -21,7 +21,7 @@ from paceline.server.engine_process.tokens import LegacyLogprobs, OriginTokens, 
 from paceline.server.hosting.serving import Answers, Prompt, Serving
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline
-from paceline.server.openai.common import (
+from paceline.server.openai.answering import (
     Answering,
     PlainRoute,
     check_length,
@@ -30,8 +30,8 @@ from paceline.server.openai.common import (
     respond,
 )
 from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
-from paceline.server.protocol.common import UNENFORCED
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
+from paceline.server.protocol.generation import UNENFORCED
 from paceline.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=PlainRoute)

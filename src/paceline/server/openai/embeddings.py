@@ -23,9 +23,9 @@ from paceline.server.hosting.whole_answer import WholeAnswer
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, errors, takes
 from paceline.server.http.sse import Deadline, while_connected
-from paceline.server.openai.common import PlainRoute, encode_all, received
+from paceline.server.openai.answering import PlainRoute, encode_all, received
 from paceline.server.openai.sampling import answer_limit, truncated
-from paceline.server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
+from paceline.server.protocol.completions import EmbeddingRequest, EmbeddingResponse
 
 router = APIRouter(route_class=PlainRoute)
 _PLAIN = SpeculativeParams(enabled=False)

@@ -13,7 +13,7 @@ from paceline.request.metrics import EngineInfo
 from paceline.request.sampling_defaults import NEUTRAL
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.protocol.common import MAX_LOGIT_BIAS, GenerationFields, LogitBias
+from paceline.server.protocol.generation import MAX_LOGIT_BIAS, GenerationFields, LogitBias
 from paceline.text.tokenizer import Tokenizer
 
 LLAMA_CPP_DRAWN_SEED = 2**32 - 1

@@ -12,19 +12,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from paceline.server.protocol.common import (
+from paceline.server.protocol.completions import UsageBody
+from paceline.server.protocol.foreign import INSTEAD
+from paceline.server.protocol.generation import (
     MAX_TOP_LOGPROBS,
     NO_LIMIT,
     TAKES_FLOATS,
     ApiModel,
     GenerationFields,
     LenientModel,
+    MayHaveThoughts,
+    ResponseFormat,
     at_most,
 )
-from paceline.server.protocol.completions import UsageBody
-from paceline.server.protocol.neutral import INSTEAD
-from paceline.server.protocol.response_format import ResponseFormat
-from paceline.server.protocol.thoughts import MayHaveThoughts
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128

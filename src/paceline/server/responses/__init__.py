@@ -1,12 +1,11 @@
 """OpenAI's Responses API, as an adapter of chats: what is generated is the chat's, byte for byte.
 
-``fields`` has the bodies, ``conversation`` makes a chat of items, ``output`` makes items and events
-of the chat's answer, ``answering`` puts them together, ``store`` keeps responses, ``endpoints``
-serves them. Owns its exports.
+``request`` has the bodies and makes a chat of items, ``answer`` makes items and events of the
+chat's answer and keeps them, ``endpoints`` serves both. Owns its exports.
 """
 
+from paceline.server.responses.answer import ResponseStore
 from paceline.server.responses.endpoints import kept, router
-from paceline.server.responses.store import ResponseStore
 
 __all__ = ["ResponseStore", "routers"]
 

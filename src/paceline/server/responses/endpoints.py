@@ -16,11 +16,10 @@ from paceline.server.hosting.whole_answer import WholeAnswer
 from paceline.server.http.errors import NOT_FOUND, ApiError
 from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import encode_json
+from paceline.server.openai.answering import PlainRoute, received, respond
 from paceline.server.openai.chat import num_prompt_tokens
-from paceline.server.openai.common import PlainRoute, received, respond
-from paceline.server.responses.answering import Responses, caller_of, store_of
-from paceline.server.responses.conversation import items_of
-from paceline.server.responses.fields import (
+from paceline.server.responses.answer import Kept, Responses, caller_of, store_of
+from paceline.server.responses.request import (
     DeletedResponse,
     InputTokens,
     Item,
@@ -28,8 +27,8 @@ from paceline.server.responses.fields import (
     ReferenceItem,
     ResponseBody,
     ResponsesRequest,
+    items_of,
 )
-from paceline.server.responses.store import Kept
 
 MAX_LISTED = 100
 router = APIRouter(route_class=PlainRoute)

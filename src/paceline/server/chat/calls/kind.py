@@ -1,6 +1,7 @@
-"""What the kinds of tool calls have in common: how one is read, and how it is forced.
+"""What tool calls of all kinds have in common: how one is read, and how it is forced.
 
-Owns where brackets close and how far the beginning of a call may reach. Knows no format of a model.
+Owns what there is to know of a format, the structural tags that calls are composed of, where
+brackets close, and how far the beginning of a call may reach. Knows no format of a model.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from paceline.server.chat.calls.forms import Form
+from paceline.request.structural_tags import MAX_PARTS
 
 NAME = r"(?P<name>[\w.-]{1,64})"
 """Of a tool, in the pattern of a call's beginning."""
@@ -207,3 +208,109 @@ class Brackets:
             if self._depth <= 0:
                 self.nesting = Nesting.CLOSED
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes calls: alone, or several of them between ``before`` and ``after``.
+
+    Attributes:
+        name: as users choose it.
+        call: what one call is written like.
+        opening: strings that calls begin with, wherever they stand.
+        inner: more of them, which the call itself is read with.
+        closing: strings dropped directly after a call.
+        start: the character that begins a call at the start of the answer; "" if none does.
+        again: characters that begin a call directly after another one.
+        separator: what stands between two calls.
+    """
+
+    name: str
+    call: CallKind
+    opening: tuple[str, ...]
+    closing: tuple[str, ...]
+    inner: tuple[str, ...] = ()
+    start: str = ""
+    again: str = ""
+    before: str = ""
+    after: str = ""
+    separator: str = ""
+
+
+LIST_END = (",", "]")
+"""What may stand behind a call in a list."""
+
+
+Form = dict[str, Any]
+"""A format of a structural tag."""
+
+ANY_TEXT: Form = {"type": "any_text"}
+
+
+def const(text: str) -> Form:
+    return {"type": "const_string", "value": text}
+
+
+def text_of(patterns: Iterable[str]) -> Form:
+    """Free text that matches each of the patterns as a whole."""
+    found = list(patterns)
+    return {**ANY_TEXT, "patterns": found} if found else ANY_TEXT
+
+
+def regex(pattern: str) -> Form:
+    return {"type": "regex", "pattern": pattern}
+
+
+def json_of(schema: Mapping[str, Any] | bool) -> Form:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def tag(begin: str, content: Form, end: str) -> Form:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def sequence(*elements: Form) -> Form:
+    return _grouped("sequence", list(elements)) if elements else const("")
+
+
+def one_of(elements: Iterable[Form]) -> Form:
+    return _grouped("or", list(elements))
+
+
+def _grouped(kind: str, elements: list[Form]) -> Form:
+    """A format of any number of elements, of which one may have no more than so many."""
+    if len(elements) <= MAX_PARTS:
+        return {"type": kind, "elements": elements}
+    groups = [elements[i : i + MAX_PARTS] for i in range(0, len(elements), MAX_PARTS)]
+    return _grouped(kind, [_grouped(kind, group) for group in groups])
+
+
+def optional(content: Form) -> Form:
+    return {"type": "optional", "content": content}
+
+
+def star(content: Form) -> Form:
+    return {"type": "star", "content": content}
+
+
+def separated(
+    elements: Sequence[Form], separator: str, at_least_one: bool = False, only_one: bool = False
+) -> Form:
+    """Any number of the elements, in any order."""
+    if len(elements) > MAX_PARTS:
+        elements = [one_of(elements)]
+    return {
+        "type": "tags_with_separator",
+        "tags": [each if each["type"] == "tag" else tag("", each, "") for each in elements],
+        "separator": separator,
+        "at_least_one": at_least_one,
+        "stop_after_first": only_one,
+    }
+
+
+def call_tag(begin: str, name: str, content: Form, end: str) -> Form:
+    """A call that begins with a text in which ``%s`` is its name and ``#`` is any number."""
+    begin, has_number, middle = (begin.replace("%s", name)).partition("#")
+    if has_number:
+        content = sequence(regex("[0-9]{1,3}"), const(middle), content)
+    return tag(begin, content, end)

@@ -14,10 +14,21 @@ from dataclasses import dataclass
 from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import NARROWING
 from paceline.json_schema.resolver import Members, Resolver
-from paceline.server.chat.calls.format import LIST_END, ToolFormat
-from paceline.server.chat.calls.forms import (
+from paceline.server.chat.calls.json_calls import LIST
+from paceline.server.chat.calls.kind import (
+    LIST_END,
+    NAME,
+    Brackets,
+    Call,
+    EitherKind,
     Form,
+    Nesting,
+    Schema,
+    Syntax,
+    ToolFormat,
+    Tools,
     const,
+    find_head,
     json_of,
     one_of,
     optional,
@@ -27,18 +38,6 @@ from paceline.server.chat.calls.forms import (
     star,
     tag,
     text_of,
-)
-from paceline.server.chat.calls.json_formats import LIST
-from paceline.server.chat.calls.kind import (
-    NAME,
-    Brackets,
-    Call,
-    EitherKind,
-    Nesting,
-    Schema,
-    Syntax,
-    Tools,
-    find_head,
 )
 from paceline.server.chat.calls.literals import (
     PYTHON,
@@ -50,8 +49,8 @@ from paceline.server.chat.calls.parameters import (
     STRING,
     Parameter,
     parameters,
+    text_rules,
 )
-from paceline.server.chat.calls.texts import text_rules
 
 _PLAIN_KEY = re.compile(r"\w(?:[\w .-]*\w)?")
 _DEEPEST = 4

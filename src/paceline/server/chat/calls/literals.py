@@ -1,18 +1,23 @@
-"""Values and arguments as source code writes them: Python's literals, and those of Gemma.
+"""Values as models write them: JSON, Python's literals, and those of Gemma, told as JSON.
 
-Owns their grammar, and tells what they mean as JSON. Knows no tool.
+Owns their grammar. A model writes numbers that JSON allows and no double holds, and words that JSON
+does not allow. Knows no tool.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
+import math
 import re
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TypeVar
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeVar
 
 from paceline.server.chat.calls.kind import Syntax, escapes, inside
-from paceline.server.chat.calls.python_leaves import number_of, unescaped
 
 _T = TypeVar("_T")
 _WORDS = {
@@ -230,3 +235,65 @@ def _object(members: dict[str, str]) -> str:
 
 def _dumped(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+_NUMBER = re.compile(r"[+-]?\.?[0-9](?:[eE][+-]|[0-9a-zA-Z_.])*", re.ASCII)
+_ESCAPE = re.compile(
+    r"""\\(?:N\{[^{}"\\\n]+\}|U[0-9a-fA-F]{8}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}"""
+    r"""|[0-7]{1,3}|[abfnrtv\\'"\n])"""
+)
+
+
+def number_of(text: str) -> str | None:
+    """A number that Python writes otherwise than JSON, as JSON; None if it is none."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    with contextlib.suppress(ValueError):
+        return str(int(text, 0))
+    with contextlib.suppress(ValueError, InvalidOperation):
+        if set(text) & set(".eE"):
+            value = float(text)  # JSON has numbers beyond a double's range, and no infinity
+            return repr(value) if math.isfinite(value) else str(Decimal(text))
+    return None
+
+
+def unescaped(text: str) -> str:
+    """A string by what stands between its quotation marks."""
+    if "\\" not in text:
+        return text
+    found = _ESCAPE.sub(_character, text)
+    # Two halves of a character beyond the first plane, as JSON writes them, become one.
+    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _character(escape: re.Match[str]) -> str:
+    """What Python reads; a name or a number that no character has stays as it is written."""
+    try:
+        return str(ast.literal_eval(f'"{escape[0]}"'))
+    except SyntaxError:
+        return escape[0]
+
+
+_LARGEST = sys.float_info.max
+_MOST_DIGITS = sys.float_info.max_10_exp
+
+
+def values_of(text: str) -> Any:
+    """What the text says; numbers beyond a double's range are its largest one, and NaN is None.
+
+    Raises:
+        ValueError, RecursionError: it says nothing that is complete.
+
+    >>> values_of('{"a": 1e505, "b": -Infinity, "c": NaN}')
+    {'a': 1.7976931348623157e+308, 'b': -1.7976931348623157e+308, 'c': None}
+    """
+    return json.loads(text, parse_float=_float, parse_int=_integer, parse_constant=_float)
+
+
+def _float(text: str) -> float | None:
+    value = float(text)
+    return None if math.isnan(value) else min(max(value, -_LARGEST), _LARGEST)
+
+
+def _integer(text: str) -> float | None:
+    return int(text) if len(text) <= _MOST_DIGITS else _float(text)

@@ -1,4 +1,4 @@
-"""What the endpoints that generate share: how they read texts, and answer.
+"""What the endpoints that generate share: how they read texts, answer, and count what that cost.
 
 Texts become token ids without holding up other requests; one that cannot fit is refused before it
 is encoded. Knows no endpoint.
@@ -20,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import ContextLengthError, PacelineError, RequestError
+from paceline.request.metrics import SpeculationCounters
+from paceline.server.chat.parts import ThoughtCount
 from paceline.server.engine_process.messages import Piece
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import Answers, Prompt, Serving
@@ -38,8 +40,7 @@ from paceline.server.http.sse import (
     while_connected,
 )
 from paceline.server.metrics.server_metrics import Operation
-from paceline.server.openai.usage import Usage
-from paceline.server.protocol.common import GenerationFields
+from paceline.server.protocol.generation import GenerationFields
 from paceline.text.tokenizer import LONG_TEXT
 
 log = logging.getLogger(__name__)
@@ -266,3 +267,63 @@ async def respond(
     work = asked.document(request)
     document = await while_connected(request.receive, work, asked.deadline)
     return WholeAnswer.of(request, document, asked.headers)
+
+
+class Usage:
+    """Sums over all samples of all prompts of a request."""
+
+    def __init__(self, num_prompt_tokens: int, body: GenerationFields) -> None:
+        self._is_told_early = body.wants_usage_so_far
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_output_tokens = 0
+        self._num_cached_tokens = 0
+        self._thoughts = ThoughtCount()
+        self._counters = SpeculationCounters() if body.include_metrics else None
+
+    def take(self, piece: Piece) -> None:
+        self._num_output_tokens += len(piece.token_ids)
+        self._num_cached_tokens += piece.num_cached_tokens
+        if piece.counters is not None and self._counters is not None:
+            self._counters.add(piece.counters)
+
+    def take_thoughts(self, more: ThoughtCount) -> None:
+        """Tokens of those that were taken are thoughts."""
+        inside, marked = self._thoughts
+        self._thoughts = ThoughtCount(inside + more.inside, marked + more.marked)
+
+    @property
+    def num_thinking_tokens(self) -> int:
+        """Of thoughts with their marks, which Anthropic counts and OpenAI does not."""
+        return self._thoughts.marked
+
+    def so_far(self) -> dict[str, Any] | None:
+        """The usage for an event of a stream that goes on; None where only the end is to say it."""
+        return self.document() if self._is_told_early else None
+
+    def document(self) -> dict[str, Any]:
+        """As OpenAI has it; ``metrics`` is ours."""
+        document: dict[str, Any] = {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self._thoughts.inside},
+        }
+        if self._counters is not None:
+            document["metrics"] = {"speculative_decoding": speculation_document(self._counters)}
+        return document
+
+
+def speculation_document(counters: SpeculationCounters) -> dict[str, Any]:
+    """Counters and ratios of one request, as :mod:`paceline.request.metrics` defines them."""
+    return {
+        "mean_acceptance_length": counters.mean_acceptance_length,
+        "acceptance_rate": counters.acceptance_rate,
+        "num_steps": counters.num_steps,
+        "num_drafts": counters.num_drafts,
+        "num_draft_tokens": counters.num_draft_tokens,
+        "num_accepted_tokens": counters.num_accepted_tokens,
+        "drafts_per_position": counters.num_drafts_per_pos,
+        "accepted_per_position": counters.num_accepted_tokens_per_pos,
+        "num_accepted_by_origin": counters.num_accepted_by_origin,
+    }

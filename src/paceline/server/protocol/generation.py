@@ -1,7 +1,7 @@
 """Fields that completions and chats share, and what every model of a body has in common.
 
-Owns names, types and ranges as OpenAI and vLLM have them; what they mean to the engine is
-:mod:`paceline.server.openai.sampling`'s. Ranges are those of
+Owns names, types and ranges as OpenAI, vLLM and llama.cpp have them; what they mean to the engine
+is :mod:`paceline.server.openai.sampling`'s. Ranges are those of
 :class:`~paceline.request.sampling_params.SamplingParams`, which checks again.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -31,7 +31,7 @@ from paceline.request.sampling_params import (
     MAX_STOP_STRINGS,
 )
 from paceline.request.structured_outputs import MAX_CHOICES
-from paceline.server.protocol.neutral import (
+from paceline.server.protocol.foreign import (
     ASKS_FOR_NOTHING,
     INSTEAD,
     Values,
@@ -388,3 +388,65 @@ class ErrorBody(BaseModel):
     """The body of every answer that is an error."""
 
     error: ErrorDetail
+
+
+class JsonSchemaFormat(ApiModel):
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(ApiModel):
+    """What the answer must match.
+
+    ``schema`` beside ``json_object`` is llama.cpp's; ``format``, or ``structures`` and
+    ``triggers``, are those of :mod:`paceline.request.structural_tags`.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    format: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError(
+                "json_schema is for response_format.type json_schema, and needed there"
+            )
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("schema is only allowed with response_format.type json_object")
+        if bool(self.structural_tag) != (self.type == "structural_tag"):
+            raise ValueError(
+                "format, or structures and triggers, are for response_format.type structural_tag, "
+                "and needed there"
+            )
+        return self
+
+    @property
+    def structural_tag(self) -> dict[str, Any]:
+        """The fields of a structural tag that are given."""
+        names = ("format", "structures", "triggers")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class MayHaveThoughts(LenientModel):
+    """A message that may carry its thoughts.
+
+    ``reasoning_content`` is DeepSeek's name and that of most templates, ``thinking`` Ollama's and
+    gpt-oss's, ``reasoning`` vLLM's later one. The latter two also have other meanings elsewhere:
+    what is no text is ignored.
+    """
+
+    reasoning_content: str | None = None
+    thinking: Any = None
+    reasoning: Any = None
+
+    @property
+    def thoughts(self) -> str | None:
+        """Where several are given, those under the name that comes first above."""
+        named = (self.reasoning_content, self.thinking, self.reasoning)
+        return next((text for text in named if isinstance(text, str)), None)

@@ -1,4 +1,4 @@
-"""Bodies of llama.cpp's ``/completion`` and ``/infill``, and what they are answered with.
+"""Bodies of llama.cpp's endpoints, ``/tokenize`` among them, which vLLM has too, and their answers.
 
 Owns names, types and ranges as llama.cpp has them (b11549). Fields of completions that it has under
 the same name, or does not have, mean the same as there.
@@ -10,12 +10,19 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from paceline.request.sampling_params import MAX_N
-from paceline.server.protocol.common import MAX_TOP_LOGPROBS, TAKES_FLOATS, ApiModel, Number
+from paceline.server.protocol.chat import Messages, Tools
 from paceline.server.protocol.completions import MAX_PROMPTS, CompletionRequest
-from paceline.server.protocol.neutral import Values
+from paceline.server.protocol.foreign import Values
+from paceline.server.protocol.generation import (
+    MAX_TOP_LOGPROBS,
+    TAKES_FLOATS,
+    ApiModel,
+    Number,
+    TokenId,
+)
 from paceline.text.fim import Gap
 
 MAX_FILES = 1024
@@ -220,3 +227,99 @@ class NativeAnswer(BaseModel):
     tokens_cached: int | None = None
     timings: dict[str, float] | None = None
     completion_probabilities: list[dict[str, Any]] | None = None
+
+
+MAX_TOKENS = 1 << 20
+
+_SUBJECTS = {
+    "prompt": ("add_special_tokens", "return_token_strs"),
+    "messages": (
+        *("add_special_tokens", "return_token_strs", "add_generation_prompt"),
+        *("continue_final_message", "tools", "chat_template_kwargs"),
+    ),
+    "content": ("add_special", "parse_special", "with_pieces"),
+}
+"""What can be made tokens of, with the fields that belong to it."""
+_OF_CHATS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
+
+
+def _given(name: str) -> dict[str, Any]:
+    """That a field is there and is not null, as a JSON schema."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+class TokenizeRequest(ApiModel):
+    """A text or the messages of a chat, as vLLM takes them, or llama.cpp's ``content``.
+
+    That one is a text, or a list of texts and token ids in any order. Without ``parse_special``
+    special tokens that a text spells out are mere text.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_given(name) for name in _SUBJECTS]})
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    content: (
+        str | Annotated[list[str | TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)] | None
+    ) = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> TokenizeRequest:
+        given = [name for name in _SUBJECTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("prompt, messages or content must be given, and only one of them")
+        own = _SUBJECTS[given[0]]
+        for subject, names in _SUBJECTS.items():
+            for name in names:
+                if name not in own and getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for {subject} and not for {given[0]}")
+        return self
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        """What a chat with these messages would say."""
+        given = {name: getattr(self, name) for name in _OF_CHATS}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return {"messages": self.messages, **chosen}
+
+
+class TokenizeResponse(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TokenPiece(BaseModel):
+    """A token's text, or its bytes where they are no UTF-8."""
+
+    id: int
+    piece: str | list[int]
+
+
+class ContentTokens(BaseModel):
+    """What llama.cpp's ``content`` is answered with."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class DetokenizeRequest(ApiModel):
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
+
+
+class DetokenizeResponse(BaseModel):
+    """The text as vLLM tells it, and as llama.cpp does: the texts of all tokens in a row."""
+
+    prompt: str
+    content: str

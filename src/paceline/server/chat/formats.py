@@ -1,0 +1,210 @@
+"""Which formats a model answers in, by their names, or as its chat template shows.
+
+Owns the tables of formats of tool calls and of marks of thoughts. Supporting another one is another
+entry here, and for calls of a new kind a file in :mod:`paceline.server.chat.calls`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.server.chat.calls import json_calls, literal_calls, xml_calls
+from paceline.server.chat.calls.kind import ToolFormat
+from paceline.text.tokenizer import Tokenizer
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    **dict.fromkeys(("hermes", "ernie45", "granite4", "smollm3"), json_calls.HERMES),
+    **dict.fromkeys(("llama", "llama3_json", "llama4_json"), json_calls.LLAMA),
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml", "mimo", "step3p5"), xml_calls.QWEN3_CODER),
+    "seed_oss": xml_calls.SEED_OSS,
+    "glm45": xml_calls.GLM45,
+    "glm47": xml_calls.GLM47,
+    "minimax_m2": xml_calls.MINIMAX_M2,
+    "minicpm5": xml_calls.MINICPM5,
+    "functionary_v31": json_calls.FUNCTIONARY31,
+    "mistral": json_calls.MISTRAL,
+    "deepseek_v3": json_calls.DEEPSEEK_V3,
+    "deepseek_v31": json_calls.DEEPSEEK_V31,
+    "deepseek_v32": xml_calls.DEEPSEEK_V32,
+    "deepseek_v4": xml_calls.DEEPSEEK_V4,
+    "kimi_k2": json_calls.KIMI_K2,
+    "granite": json_calls.GRANITE,
+    "phi4_mini_json": json_calls.PHI4,
+    **dict.fromkeys(("hunyuan_a13b", "jamba"), json_calls.HUNYUAN),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), json_calls.COHERE),
+    "internlm": json_calls.INTERNLM,
+    "longcat": json_calls.LONGCAT,
+    "apertus": json_calls.APERTUS,
+    "xlam": json_calls.XLAM,
+    **dict.fromkeys(("pythonic", "llama4_pythonic"), literal_calls.PYTHONIC),
+    "olmo3": literal_calls.OLMO3,
+    "lfm2": literal_calls.LFM2,
+    "nemotron_json": json_calls.NEMOTRON,
+    "gigachat3": json_calls.GIGACHAT3,
+    "hy_v3": xml_calls.HY_V3,
+    "kimi_k3": xml_calls.KIMI_K3,
+    "gemma4": literal_calls.GEMMA4,
+    "functiongemma": literal_calls.FUNCTION_GEMMA,
+}
+"""By vLLM's names, and some of ours."""
+
+_SHOWN_BY: tuple[tuple[tuple[str, ...], ToolFormat | None], ...] = (
+    (("<seed:tool_call>",), xml_calls.SEED_OSS),
+    (("<minimax:tool_call>",), xml_calls.MINIMAX_M2),
+    (("]<]minimax[>[",), None),  # MiniMax M3: each key of an argument is a tag of its own
+    ((">>>all",), None),  # functionary 3.2: ">>>", a name, a line of JSON
+    (('<function name="', '<param name="'), xml_calls.MINICPM5),
+    (("<function=", "<parameter="), xml_calls.QWEN3_CODER),
+    (("<|start_header_id|>", "<function="), json_calls.FUNCTIONARY31),
+    (("<function=",), None),
+    (("<tool_sep{}>", ":opensource"), xml_calls.HY_V3),
+    (("<tool_sep",), xml_calls.HY_V3_PREVIEW),
+    (("<arg_key>", "</arg_key>\\n<arg_value>"), xml_calls.GLM45),
+    (("<arg_key>", "</arg_key>\n<arg_value>"), xml_calls.GLM45),
+    (("<arg_key>",), xml_calls.GLM47),
+    (("<longcat_tool_call>",), json_calls.LONGCAT),
+    (("[TOOL_CALLS]", "[ARGS]"), json_calls.MISTRAL),
+    (("[TOOL_CALLS]",), json_calls.MISTRAL_LIST),
+    (("DSML\uff5c", "function_calls"), xml_calls.DEEPSEEK_V32),
+    (("DSML\uff5c", "tool_calls"), xml_calls.DEEPSEEK_V4),
+    ((json_calls.CALLS_BEGIN, "```json"), json_calls.DEEPSEEK_V3),
+    ((json_calls.CALLS_BEGIN,), json_calls.DEEPSEEK_V31),
+    (("<|tool_calls_section_begin|>",), json_calls.KIMI_K2),
+    (("<|open|>", "<|close|>", "<|end_of_msg|>"), xml_calls.KIMI_K3),
+    (("<|START_ACTION|>",), json_calls.COHERE),
+    (("<|action_start|>",), json_calls.INTERNLM),
+    (("<|tools_prefix|>",), json_calls.APERTUS),
+    (("<|tool_call_start|>",), literal_calls.LFM2),
+    (("<|tool_list_start|>",), literal_calls.LFM2),
+    (("List of tools: [",), literal_calls.LFM2),
+    (("<function_calls>",), literal_calls.OLMO3),
+    (("<|tool_call>",), literal_calls.GEMMA4),
+    (("<start_function_call>",), literal_calls.FUNCTION_GEMMA),
+    (("<TOOLCALL>",), json_calls.NEMOTRON),
+    (("<|role_sep|>", "<|function_call|>"), json_calls.GIGACHAT31),
+    (("<|role_sep|>", "function call"), json_calls.GIGACHAT3),
+    (("<tool_calls>",), json_calls.HUNYUAN),
+    (("<|/tool|>",), json_calls.PHI4_MARKED),
+    (("<|tool_call|>",), json_calls.GRANITE),
+    (("<tool_call>",), json_calls.HERMES),
+    (("func_name1(",), literal_calls.PYTHONIC),
+    (("functools[",), json_calls.PHI4),
+    (("<|python_tag|>",), json_calls.LLAMA),
+    (("<|start_header_id|>",), json_calls.LLAMA),
+    (("<|header_start|>",), json_calls.LLAMA),
+)
+"""Words that a chat template has if its model was taught a format, None for one that is not read
+here; the first entry that fits counts."""
+
+
+def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
+    """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
+
+    Models write some formats in several ways, and then the template says in which. Names are
+    :data:`paceline.server.http.config.TOOL_CALL_PARSERS`.
+    """
+    shown = _shown(tokenizer)
+    named = TOOL_FORMATS.get(name)
+    if named is None or (shown is not None and shown.name == named.name):
+        return shown
+    return named
+
+
+def _shown(tokenizer: Tokenizer) -> ToolFormat | None:
+    """The format that the chat template shows."""
+    says = tokenizer.template_mentions
+    if not says("tools"):
+        return None
+    return next((form for words, form in _SHOWN_BY if all(map(says, words))), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Thoughts stand between an opening and a closing mark, and the answer follows.
+
+    The answer may have marks around it as well, which are no part of it.
+
+    Attributes:
+        opening: strings that open thoughts.
+        closing: strings that close them; whichever comes first counts.
+        shown_by: words of a chat template that show that the model was taught this format.
+        answer: the marks that may stand before and behind the answer; empty if there are none.
+        tail: a mark behind all of it, calls included; "" if there is none.
+    """
+
+    opening: tuple[str, ...]
+    closing: tuple[str, ...]
+    shown_by: tuple[str, ...]
+    answer: tuple[str, ...] = ()
+    tail: str = ""
+
+
+THINK = ReasoningFormat(("<think>",), ("</think>",), ("think>",))
+MISTRAL = ReasoningFormat(("[THINK]",), ("[/THINK]",), ("[THINK]",))
+GRANITE = ReasoningFormat(
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
+    ("Here is my thought process:", "Here's my thought process:"),
+)
+SEED_OSS = ReasoningFormat(("<seed:think>",), ("</seed:think>",), ("seed:think>",))
+MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), ("mm:think>",))
+COHERE = ReasoningFormat(
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    ("<|START_THINKING|>",),
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+)
+GEMMA4 = ReasoningFormat(("<|channel>thought",), ("<channel|>",), ("<|channel>",))
+APERTUS = ReasoningFormat(("<|inner_prefix|>",), ("<|inner_suffix|>",), ("<|inner_prefix|>",))
+EXAONE = ReasoningFormat(("<thought>", "<think>"), ("</thought>", "</think>"), ("<thought>",))
+HUNYUAN = ReasoningFormat(("<think>",), ("</think>",), ("<answer>",), ("<answer>", "</answer>"))
+ERNIE = ReasoningFormat(("<think>",), ("</think>",), ("<response>",), ("<response>", "</response>"))
+HY_V3 = ReasoningFormat(
+    ("<think:opensource>", "<think>"),
+    ("</think:opensource>", "</think>"),
+    ("<think:opensource>", "'<think{}>'.format("),
+)
+KIMI_K3 = ReasoningFormat(
+    ("<|open|>think<|sep|>",),
+    ("<|close|>think<|sep|>",),
+    ("<|open|>think<|sep|>", "open_tag('think')"),
+    ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    tail="<|close|>message<|sep|>",
+)
+GIGACHAT3 = ReasoningFormat((), (), ("<|message_sep|>",), ("<|role_sep|>", "<|message_sep|>"))
+"""Without thoughts: only the mark behind the answer is taken off."""
+_LIKE_THINK = (
+    *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
+    *("nemotron_v3", "olmo3", "qwen3", "smollm3", "step3", "step3p5"),
+)
+THOUGHT_FORMATS = {
+    "granite": GRANITE,
+    "mistral": MISTRAL,
+    "seed_oss": SEED_OSS,
+    "minimax_m3": MINIMAX_M3,
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), COHERE),
+    "gemma4": GEMMA4,
+    "apertus": APERTUS,
+    "exaone": EXAONE,
+    "hunyuan_a13b": HUNYUAN,
+    "ernie45": ERNIE,
+    "hy_v3": HY_V3,
+    "kimi_k3": KIMI_K3,
+    **dict.fromkeys(_LIKE_THINK, THINK),
+}
+"""By vLLM's names, and ours. Where a template shows several of them, the first one counts."""
+
+
+def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
+    """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
+
+    Names are :data:`paceline.server.http.config.REASONING_PARSERS`.
+    """
+    if name == "none":
+        return None
+    if name in THOUGHT_FORMATS:
+        return THOUGHT_FORMATS[name]
+    for form in (*THOUGHT_FORMATS.values(), GIGACHAT3):
+        if any(tokenizer.template_mentions(word) for word in form.shown_by):
+            return form
+    return None
