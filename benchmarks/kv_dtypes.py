@@ -6,9 +6,7 @@ are compared with those over float32 keys and values: Kullback-Leibler divergenc
 often both hold the same token for the likeliest. Then forwards of one row and of eight, as a plain
 and a verifying step have them, are timed in turns. Contexts that the model was not made for are
 left out. Arithmetic that rounds activations diverges by about as much whatever was changed in a
-key: ``--dtype float32``, which is slow, shows what the cache alone does. A random model of a 0.5B
-one's shape is timed at every context; its cache is filled and not computed, since times do not
-depend on what it holds.
+key: ``--dtype float32``, which is slow, shows what the cache alone does.
 """
 
 from __future__ import annotations
@@ -56,47 +54,6 @@ PROBES = 64
 """Tokens after a context whose distributions are compared."""
 FORWARDS = 3
 """Of one timed sample."""
-HALF_BILLION = ModelConfig(
-    architecture="random",
-    vocab_size=32768,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_layers=24,
-    num_heads=14,
-    num_kv_heads=2,
-    head_dim=64,
-    max_position=1 << 17,
-    tie_embeddings=True,
-)
-
-
-class RandomTensors(dict[str, Any]):
-    """Weights by their names, made as they are looked up; kept are their shapes."""
-
-    def __init__(self, c: ModelConfig) -> None:
-        super().__init__({"model.norm.weight": (c.hidden_size,)})
-        self["model.embed_tokens.weight"] = (c.vocab_size, c.hidden_size)
-        q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (c.hidden_size,),
-            "post_attention_layernorm": (c.hidden_size,),
-            "self_attn.q_proj": (q, c.hidden_size),
-            "self_attn.k_proj": (kv, c.hidden_size),
-            "self_attn.v_proj": (kv, c.hidden_size),
-            "self_attn.o_proj": (c.hidden_size, q),
-            "mlp.gate_proj": (c.intermediate_size, c.hidden_size),
-            "mlp.up_proj": (c.intermediate_size, c.hidden_size),
-            "mlp.down_proj": (c.hidden_size, c.intermediate_size),
-        }
-        for layer in range(c.num_layers):
-            self |= {f"model.layers.{layer}.{name}.weight": s for name, s in shapes.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        shape = super().__getitem__(name)
-        if len(shape) == 1:
-            return np.ones(shape, np.float32)
-        values = np.random.default_rng(0).standard_normal(shape, np.float32)
-        return values / np.float32(shape[-1] ** 0.5)
 
 
 class Arm:
@@ -122,13 +79,6 @@ class Arm:
             self._runner.forward(self._runner.pack([span]))
             self._kv.commit(0, range(len(part)))
 
-    def pretend(self, length: int) -> None:
-        """Hold a context of that length without computing it."""
-        count = length - self.length
-        assert self._kv.reserve(0, count)
-        self._kv.memory.fill(self._kv[0].slots[-count:].astype(np.int64), 0.01)
-        self._kv.commit(0, range(count))
-
     def logits(self, tokens: Sequence[int]) -> Any:
         """Of tokens after the context, ``[tokens, vocab]``; they are forgotten again."""
         count = len(tokens)
@@ -137,10 +87,6 @@ class Arm:
         logits = self._runner.forward(self._runner.pack([span])).logits
         self._kv.rollback(0)
         return logits
-
-
-def arms_of(decoder: Decoder, options: argparse.Namespace, most: int) -> dict[str, Arm]:
-    return {kv_dtype: Arm(decoder, kv_dtype, most) for kv_dtype in options.kv_dtypes}
 
 
 def timed(arms: Mapping[str, Arm], tokens: Sequence[int], repeats: int) -> list[Sample]:
@@ -183,13 +129,11 @@ def judge(
     probe: Sequence[int],
     options: argparse.Namespace,
     config: ModelConfig,
-    *,
-    is_read: bool,
 ) -> None:
     """One context of one model: a row of results for each KV dtype."""
     note(f"{label['model']}: {label['context']} tokens")
     samples = timed(arms, probe, options.repeats)
-    logits = {name: arm.logits(probe) for name, arm in arms.items()} if is_read else {}
+    logits = {name: arm.logits(probe) for name, arm in arms.items()}
     for name in arms:
         own = [sample for sample in samples if sample.arm == name]
         row = {**label, "kv_dtype": name, "kv_bytes_per_token": kv_bytes(config, name)}
@@ -201,8 +145,7 @@ def judge(
         report.samples.append({**row, "ms": times, "error": error})
         for width, values in times.items():
             row[f"t{width}_ms"] = None if error else statistics.median(values)
-        close = fidelity(logits[name], logits["float32"]) if is_read else {}
-        report.results.append({**row, **close})
+        report.results.append({**row, **fidelity(logits[name], logits["float32"])})
 
 
 def run_model(report: Report, options: argparse.Namespace) -> None:
@@ -217,28 +160,14 @@ def run_model(report: Report, options: argparse.Namespace) -> None:
     dtype = resolve_dtype(options.dtype, options.device, checkpoint)
     ops = resolve_ops(dtype, options.device, deterministic=False)
     decoder = Decoder(config, checkpoint.tensors, ops, config.max_position)
-    arms = arms_of(decoder, options, most)
+    arms = {kv_dtype: Arm(decoder, kv_dtype, most) for kv_dtype in options.kv_dtypes}
     for context in sorted(set(contexts)):
         for name, arm in arms.items():
             note(f"{name} reads {context - arm.length} tokens")
             arm.read(tokens[:context])
         label = {"model": checkpoint.name, "dtype": dtype, "context": context}
         probe = tokens[context : context + PROBES]
-        judge(report, label, arms, probe, options, config, is_read=True)
-
-
-def run_random(report: Report, options: argparse.Namespace) -> None:
-    """Times of a model that says nothing, at every context."""
-    dtype = options.dtype if options.dtype != "auto" else "int8"
-    ops = resolve_ops(dtype, options.device)
-    most = max(options.contexts)
-    decoder = Decoder(HALF_BILLION, RandomTensors(HALF_BILLION), ops, most + PROBES)
-    arms = arms_of(decoder, options, most)
-    for context in sorted(options.contexts):
-        for arm in arms.values():
-            arm.pretend(context)
-        label = {"model": "random 0.5B", "dtype": dtype, "context": context}
-        judge(report, label, arms, range(1, 9), options, HALF_BILLION, is_read=False)
+        judge(report, label, arms, probe, options, config)
 
 
 def tables(results: Sequence[Row]) -> list[str]:
@@ -260,7 +189,7 @@ def tables(results: Sequence[Row]) -> list[str]:
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--model", type=Path, help="also judge this model, a folder or GGUF file")
+    parser.add_argument("--model", type=Path, required=True, help="a folder or a GGUF file")
     parser.add_argument("--dtype", default="auto", help="of the arithmetic (default: auto)")
     parser.sized("--contexts", [2048, 8192, 32768], [2048], type=numbers)
     parser.add_argument("--kv-dtypes", type=among(KV_BYTES), default=list(KV_DTYPES[1:]))
@@ -269,9 +198,8 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--text", type=Path, nargs="+", default=sorted(ROOT.glob("docs/*.md")), help="what is read"
     )
-    parser.add_argument("--no-random", action="store_true", help="only the model that is named")
     options = parser.parse_args(argv)
-    if options.model and "float32" not in options.kv_dtypes:
+    if "float32" not in options.kv_dtypes:
         parser.error("--kv-dtypes lacks float32, with which the others are compared")
     return options
 
@@ -280,16 +208,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     set_num_threads(options.threads)
     config = {
-        "model": options.model.name if options.model else None,
+        "model": options.model.name,
         **chosen(options, "contexts", "repeats", "threads", "quick"),
         "probes": PROBES,
         "forwards_per_sample": FORWARDS,
     }
     report = Report("kv_dtypes", config)
-    if options.model:
-        run_model(report, options)
-    if not options.no_random:
-        run_random(report, options)
+    run_model(report, options)
     return report.finish(options, tables(report.results))
 
 

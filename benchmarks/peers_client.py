@@ -196,13 +196,6 @@ ENGINES = {
 }
 
 
-def _joining(group: Path | None) -> list[str]:
-    """The beginning of a command that joins a control group first."""
-    if group is None:
-        return []
-    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group)]
-
-
 class WorkerError(Exception):
     """A task failed in its worker, or the worker died."""
 
@@ -210,16 +203,11 @@ class WorkerError(Exception):
 class Worker:
     """A running engine; ``more`` are further options of its worker.
 
-    Args:
-        group: file of a control group that its process joins before it begins.
-
     Raises:
         MissingPeerError: it cannot be started here; the text says why.
     """
 
-    def __init__(
-        self, engine: Engine, model: str, threads: int, group: Path | None = None, **more: Any
-    ) -> None:
+    def __init__(self, engine: Engine, model: str, threads: int, **more: Any) -> None:
         self.engine = engine
         self._process: subprocess.Popen[str] | None = None
         files = engine.files(model)
@@ -232,7 +220,7 @@ class Worker:
         self._log = logs / (engine.name.replace(" ", "-") + ".log")
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [*_joining(group), str(python), str(WORKERS / engine.worker)],
+                [str(python), str(WORKERS / engine.worker)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

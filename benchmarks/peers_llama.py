@@ -22,8 +22,6 @@ class Llama:
         self.threads = options["threads"]
         api.llama_backend_init()
         params = api.llama_model_default_params()
-        # Weights in another layout are copies, and no pages of the file any more.
-        params.use_extra_bufts = not options.get("stays_mapped", False)
         self.model = api.llama_model_load_from_file(options["model"].encode(), params)
         self.vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self.context = self._context(CONTEXT, 1)

@@ -26,7 +26,6 @@ from paceline.request.span import Span
 MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 16
 CHUNK = 512
-MEMORY = ("weight_memory", "kv_cache_memory")
 REQUEST = -1
 """The sequence on which single forwards run; the engine's own ids are not negative."""
 
@@ -40,14 +39,13 @@ class Paceline:
         self.options = options
         self.llm = LLM(
             options["model"],
-            speculative_config=options.get("speculative", []),
+            speculative_config=[],
             dtype=options["dtype"],
             num_threads=options["threads"],
             max_num_seqs=MAX_NUM_SEQS,
             max_model_len=options.get("context", MAX_MODEL_LEN),
             enable_prefix_caching=False,
             strict=True,
-            **{name: options[name] for name in MEMORY if name in options},
         )
 
     def describe(self) -> dict[str, Any]:
@@ -87,53 +85,6 @@ class Paceline:
             return times[1:]
 
         return self.llm.call(run)
-
-    def experts(self, width: int, context: int, tokens: list[int]) -> int:
-        """Experts that such a forward reads, each once per layer; 0 of a model that has none."""
-        rows = range(width)
-        span = Span(REQUEST, context, tokens[context : context + width], range(-1, width - 1), rows)
-
-        def run(engine: Engine) -> int:
-            read(engine, tokens[:context])
-            assert engine.kv.reserve(REQUEST, width)
-            count = engine.runner.forward(engine.runner.pack([span])).experts_read
-            engine.kv.free(REQUEST)
-            return count
-
-        return self.llm.call(run)
-
-    def steps(
-        self, context: int, width: int, accepted: int, repeats: int, tokens: list[int]
-    ) -> dict[str, list[float]]:
-        """Seconds of steps of ``width`` tokens, of which ``accepted`` are committed each time,
-        without the first: the forward, which folds what recurrent layers logged of the step before;
-        the same again, which finds nothing to fold; commit and rollback."""
-
-        def run(engine: Engine) -> dict[str, list[float]]:
-            kv = engine.kv
-            found: dict[str, list[float]] = {"forward": [], "again": [], "commit": []}
-            found["rollback"] = []
-            if REQUEST not in kv:
-                read(engine, tokens[:context])
-            at = kv[REQUEST].length
-            for _ in range(repeats + 1):
-                span = Span(
-                    REQUEST, at, tokens[at : at + width], range(-1, width - 1), range(width)
-                )
-                assert kv.reserve(REQUEST, width)
-                found["forward"] += timed(lambda: one_forward(engine, span), 1)  # noqa: B023
-                found["again"] += timed(lambda: one_forward(engine, span), 1)  # noqa: B023
-                found["commit"] += timed(lambda: kv.commit(REQUEST, range(accepted)), 1)
-                assert kv.reserve(REQUEST, width)
-                found["rollback"] += timed(lambda: kv.rollback(REQUEST), 1)
-                at += accepted
-            return {name: seconds[1:] for name, seconds in found.items()}
-
-        return self.llm.call(run)
-
-    def forget(self) -> None:
-        """Give back the sequence of single forwards."""
-        self.llm.call(lambda engine: engine.kv.free(REQUEST))
 
     def long(self, context: int, repeats: int, tokens: list[int]) -> list[float]:
         """Seconds of plain steps after a context longer than all others have."""

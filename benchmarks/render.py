@@ -69,7 +69,6 @@ PRINTED = {
     "peers_shapes": ("peers-*", "peers"),
     "kv_dtypes": ("kv_dtypes*", "kv_dtypes"),
     "fidelity": ("fidelity_*", "fidelity"),
-    "predicted": ("predicted", "predicted"),
     "serving_overhead": ("serving_overhead", "serving_overhead"),
     "serve_peers": ("serve_peers", "serve_peers"),
     "load_server": ("load_server", "load_server"),

@@ -3,8 +3,9 @@
 The plain arm is an engine in which speculation was never configured, and a second such engine runs
 as a control: its ratio shows what the machine's own unrest looks like. All arms get the same
 prompts, in turns whose order is reversed every other time. A speed-up is plain seconds over
-speculative seconds, the reading of the prompt included; prefix caches are off, so that every
-repetition reads it again, and no proposer drafts from earlier answers.
+speculative seconds, the reading of the prompt included unless ``--after-first-token`` leaves it
+out; prefix caches are off, so that every repetition reads it again, and no proposer drafts from
+earlier answers.
 
 The model is the embedded one, ``inflated`` (the embedded pair at half a billion parameters, made
 where it is absent) or any folder or GGUF file. A model with a chat template is asked; others go on
@@ -173,9 +174,10 @@ def run_all(
             label = {"kind": kind, "requests": requests, "temperature": temperature}
             note(", ".join(f"{name} {value}" for name, value in label.items()))
             samples = run_cell(engines, groups, options, temperature)
+            timed = behind_prompt(samples) if options.after_first_token else samples
             report.samples += [raw(sample, label) for sample in samples]
             report.results += [
-                {**label, **against_plain(samples, arm)} for arm in engines if arm != PLAIN
+                {**label, **against_plain(timed, arm)} for arm in engines if arm != PLAIN
             ]
 
 
@@ -232,6 +234,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.sized("--max-tokens", 80, 48, "per prompt")
     parser.add_argument("--repeat", type=int, help="of every run (default: 1)", default=1)
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--after-first-token", action="store_true", help="leave prompts out")
     options = parser.parse_args(argv)
     if options.model == "inflated":
         options.model, options.draft = (str(hugging_face("0.5b", r)) for r in ("target", "draft"))
@@ -252,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "prompts": source.source,
             "prefix_caching": False,
             **chosen(options, "quick", "num_prompts", "max_tokens", "repeat", "concurrency"),
+            "after_first_token": options.after_first_token,
             "proposers": {name: described(config) for name, config in proposers(options).items()},
         }
         report = Report(f"speedup-{options.name}" if options.name else "speedup", config)

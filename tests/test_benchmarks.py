@@ -307,7 +307,6 @@ EMBEDDED = ("--prompts", "embedded")
             "speedup",
             [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8", "--kinds", "code"],
         ),
-        ("predicted", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "16"]),
         ("structured", ["--num-prompts", "1", "--max-tokens", "32", "--shapes", "label (choice)"]),
     ],
 )
