@@ -29,9 +29,9 @@ from paceline.planner.cost_table import CostTable
 from paceline.planner.drafting_cost import DraftTime
 from paceline.planner.planners import PLANNERS
 from paceline.profiling.profile_import import import_tables
-from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import Simulator
-from paceline.workbench.simulate_setup import open_simulator
+from paceline_lab.simulate.replay import ReplayResult
+from paceline_lab.simulate.setup import open_simulator
+from paceline_lab.simulate.simulator import Simulator
 
 sys.path.insert(0, str(ROOT))
 from tests.planner.machine import DRAFT, Machine, cost_table, request

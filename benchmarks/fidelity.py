@@ -22,13 +22,12 @@ from harness import Report, Row, Target, among, arguments, chosen, grid, names, 
 from peers_client import MissingPeerError
 from prompt_sets import load_prompts
 
-from paceline.cli.check.quality import begins_with, encoded, longest, pairs
-from paceline.cli.check.quality_arms import PEER, Arms
 from paceline.core.errors import PacelineError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.text.tokenizer import Tokenizer
-from paceline.workbench.llama_peer import KV_TYPES
-from paceline.workbench.quality import REFERENCE, Quality, Window, measure, windows
+from paceline_lab.quality.llama_peer import KV_TYPES
+from paceline_lab.quality.quality import REFERENCE, Quality, Window, measure, windows
+from paceline_lab.verify.quality_command import PEER, Arms, begins_with, encoded, longest, pairs
 
 FORMATS = ("file", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_XS", "MXFP4")
 """``file`` is the file as it is."""

@@ -46,7 +46,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.threads import set_num_threads
 from paceline.request.span import Span
-from paceline.workbench.quality import log_softmax
+from paceline_lab.quality.quality import log_softmax
 
 WIDTHS = (1, 8)
 CHUNK = 512

@@ -33,7 +33,7 @@ from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.api.outputs import Completion
 from paceline.build.default_drafts import default_speculative_config
 from paceline.config.speculative import SuffixConfig
-from paceline.workbench.serving.client import new_session
+from paceline_lab.bench.client import new_session
 
 # --- requests whose answers are known -------------------------------------------------------------
 

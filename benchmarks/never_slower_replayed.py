@@ -2,10 +2,10 @@
 
 What a target answers does not depend on drafts, so each workload is answered once, plainly, and
 every arm is replayed on these answers by real proposers, its own planner and the engine's scheduler
-(:mod:`paceline.workbench.replay`). Steps take what the cost tables say, the host's time included;
-they are measured before, for the pair of models that is named. The inflated pair computes what the
-embedded one does, so that answers and drafts are the same, and only the times differ. No noise of
-the machine is left in the ratios, and nothing that the tables do not know of.
+(:mod:`paceline_lab.simulate.replay`). Steps take what the cost tables say, the host's time
+included; they are measured before, for the pair of models that is named. The inflated pair computes
+what the embedded one does, so that answers and drafts are the same, and only the times differ. No
+noise of the machine is left in the ratios, and nothing that the tables do not know of.
 
 Requests wait in one queue: a batch is refilled as soon as one of them ends.
 """
@@ -57,9 +57,9 @@ from paceline.loading.checkpoint import load_checkpoint
 from paceline.planner.cost_table import CostTable
 from paceline.planner.planners import PLANNERS
 from paceline.profiling.profile import ProfileSettings, measure_profiles
-from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import Simulator, best_of_each
-from paceline.workbench.simulate_setup import open_simulator
+from paceline_lab.simulate.replay import ReplayResult
+from paceline_lab.simulate.setup import open_simulator
+from paceline_lab.simulate.simulator import Simulator, best_of_each
 
 CROWDS = (("1 request", 1, 1), ("2", 2, 2), ("4 or more", 4, 1 << 30))
 """Numbers of requests that are taken together."""

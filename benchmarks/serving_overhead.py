@@ -53,9 +53,8 @@ from server_process import ServerProcess
 
 from paceline import AsyncLLM, SamplingParams
 from paceline.server.engine_process.client import EngineClient
-from paceline.workbench.serving.bench import run_load
-from paceline.workbench.serving.client import Outcome, new_session, send
-from paceline.workbench.serving.requests import BACKENDS
+from paceline_lab.bench.client import BACKENDS, Outcome, new_session, send
+from paceline_lab.bench.runs import run_load
 
 ENDING_SECONDS = PATIENCE = 30.0
 Answer = tuple[int, str]

@@ -16,7 +16,7 @@ from paceline.engine.verifier import Verdict
 from paceline.planner.cost import CostModel
 from paceline.planner.drafting_cost import DraftingCost
 from paceline.planner.planner import Planner
-from paceline.workbench.replay_parts import Charged, Clock
+from paceline_lab.simulate.replay import Charged, Clock
 
 
 class PredictedEngine(Engine):

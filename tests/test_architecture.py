@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
+SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 FLOORS = (
     {"core"},
@@ -26,13 +26,15 @@ FLOORS = (
     {"proposers", "server", "stages"},
     {"engine"},
     {"build"},
-    {"profiling", "training"},
-    {"api", "workbench"},
+    {"profiling"},
+    {"api"},
     {"cli", "ray"},
     {"__main__", "__init__"},
 )
 """Rooms, from the ground up. Each may import those of lower floors, and neighbours never."""
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LABORATORY = "paceline_lab"
+"""A package on top of the product, which does not know it."""
 ONE_GROUP = {"cli", "ray", "__main__", "__init__"}
 """These alone know each other: a command starts replicas, which are started as a command is."""
 TORCH_FREE = {"core", "config", "json_schema", "text", "request", "structured", "planner", "server"}
@@ -62,9 +64,10 @@ class Tree:
 
     modules: dict[str, ast.Module]
     packages: frozenset[str]
+    name: str = "paceline"
 
     @classmethod
-    def read(cls, root: Path) -> Tree:
+    def read(cls, root: Path, name: str = "paceline") -> Tree:
         modules, packages = {}, set()
         for path in sorted(root.rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
@@ -72,7 +75,7 @@ class Tree:
                 parts = parts[:-1]
                 packages.add(".".join(parts))
             modules[".".join(parts)] = ast.parse(path.read_text(encoding="utf-8"), str(path))
-        return cls(modules, frozenset(packages))
+        return cls(modules, frozenset(packages), name)
 
     def imports(self) -> Iterator[Import]:
         for module, syntax in self.modules.items():
@@ -100,23 +103,22 @@ class Tree:
             full = f"{base}.{alias.name}"
             if full == "paceline.__version__":
                 continue  # A constant of the package root, of use on every floor.
-            is_module = full.removeprefix("paceline.") in self.modules
+            is_module = full.removeprefix(f"{self.name}.") in self.modules
             yield self._place(full if is_module else base)
 
     def _absolute(self, module: str, node: ast.ImportFrom) -> str:
         if not node.level:
             return node.module or ""
-        here = ["paceline", *module.split(".")]
+        here = [self.name, *module.split(".")]
         # A package's own name is the folder that one dot means; a module's is one deeper.
         depth = node.level - 1 if module in self.packages else node.level
         return ".".join([*here[: len(here) - depth], *filter(None, [node.module])])
 
-    @staticmethod
-    def _place(name: str) -> tuple[str, bool]:
-        if name == "paceline":
+    def _place(self, name: str) -> tuple[str, bool]:
+        if name == self.name:
             return "__init__", True
-        if name.startswith("paceline."):
-            return name.removeprefix("paceline."), True
+        if name.startswith(f"{self.name}."):
+            return name.removeprefix(f"{self.name}."), True
         return name, False
 
 
@@ -126,7 +128,7 @@ def _imported_by_name(node: ast.AST) -> str | None:
         case ast.Call(
             func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
             args=[ast.Constant(value=str(name)), *_],
-        ) if name.startswith("paceline."):
+        ) if name.startswith(("paceline.", f"{LABORATORY}.")):
             return name
     return None
 
@@ -158,6 +160,11 @@ def _proposers_stay_apart(edge: Import) -> bool:
         return True
     own, other = (name.split(".")[1:2] for name in (edge.module, edge.target))
     return other in (["base"], own)
+
+
+def knowledge_of_the_laboratory(tree: Tree) -> list[str]:
+    """Imports of the laboratory by the product."""
+    return [str(edge) for edge in tree.imports() if component(edge.target) == LABORATORY]
 
 
 def import_cycles(tree: Tree) -> list[str]:
@@ -232,6 +239,7 @@ def _is_device_question(node: ast.Attribute) -> bool:
 CHECKS = [
     unplaced_modules,
     upward_imports,
+    knowledge_of_the_laboratory,
     import_cycles,
     folder_cycles,
     forbidden_knowledge,
@@ -241,12 +249,18 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def paceline() -> Tree:
-    return Tree.read(SOURCE)
+    return Tree.read(SOURCE / "paceline")
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_paceline_keeps_its_floors(check, paceline: Tree) -> None:
     problems = check(paceline)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("check", [import_cycles, folder_cycles])
+def test_the_laboratory_has_no_circles(check) -> None:
+    problems = check(Tree.read(SOURCE / LABORATORY, LABORATORY))
     assert not problems, "\n".join(problems)
 
 
@@ -271,7 +285,17 @@ def make_tree(root: Path, files: dict[str, str]) -> Tree:
         (upward_imports, {"cache/a.py": "from ..engine import step"}, "imports engine"),
         (upward_imports, {"cache/__init__.py": "from ..cli import app"}, "imports cli"),
         (upward_imports, {"cache/a.py": "from paceline.loading import hub"}, "loading"),
-        (upward_imports, {"server/a.py": "from paceline.training import lm"}, "training"),
+        (upward_imports, {"server/a.py": "from paceline.profiling import doctor"}, "profiling"),
+        (
+            knowledge_of_the_laboratory,
+            {"cli/a.py": "def f():\n    from paceline_lab.tune import search"},
+            "paceline_lab.tune",
+        ),
+        (
+            knowledge_of_the_laboratory,
+            {"cli/a.py": "import importlib\nimportlib.import_module('paceline_lab.tune')"},
+            "paceline_lab.tune",
+        ),
         (
             upward_imports,
             {"core/a.py": "if TYPE_CHECKING:\n    from paceline.cache import states"},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.workbench import llama_peer_child
+from paceline_lab.quality import llama_peer_child
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json
 from tests.programs import module

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.heads.checkpoint import load_head
-from paceline.training.hybrid import hybridise
-from paceline.training.model_files import load_model, save_model
+from paceline_lab.train.model_files import load_model, save_model
+from paceline_lab.train.surgery import hybridise
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json

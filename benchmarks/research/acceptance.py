@@ -31,11 +31,10 @@ from paceline.engine.engine import Engine
 from paceline.planner.cost_prior import prior_table
 from paceline.request.metrics import SpeculationCounters
 from paceline.request.traces import Trace, read_traces
-from paceline.training.ngram.options import NgramTrainingConfig
-from paceline.training.ngram.train import train_ngram
-from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import Simulator
-from paceline.workbench.simulate_setup import open_simulator
+from paceline_lab.simulate.replay import ReplayResult
+from paceline_lab.simulate.setup import open_simulator
+from paceline_lab.simulate.simulator import Simulator
+from paceline_lab.train.ngram.train import NgramTrainingConfig, train_ngram
 
 TRAINED = "trained on the answers to the other prompts"
 """What tables say in place of the file of an n-gram model that a benchmark trains."""

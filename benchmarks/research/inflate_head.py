@@ -14,7 +14,7 @@ from inflate import Shape, Tensors, inflated_config, ones, repeated, shares, wid
 from safetensors.torch import save_file
 
 from paceline.models.pruned_head import HEAD_TOKENS
-from paceline.proposers.heads.checkpoint import LAYER, load_head
+from paceline.proposers.heads.checkpoint import LAYER_CONFIG, load_head
 from paceline.tensors.torch_arrays import to_torch
 
 PREFIX = "model.layers.0."
@@ -57,7 +57,7 @@ def write_widened_head(source: Path, out: Path, repetitions: int) -> Path:
     head, shape = load_head(str(source)), Shape(*[repetitions] * 4, layers=1)
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
     raw.pop("quantization_config", None)
-    layer = raw.get(LAYER, raw)
+    layer = raw.get(LAYER_CONFIG, raw)
     layer.setdefault("head_dim", layer["hidden_size"] // layer["num_attention_heads"])
     layer.update(inflated_config(layer, shape))
     stored = {**head.decoder.tensors, **head.fusion}

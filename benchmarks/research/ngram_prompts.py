@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prompt_sets import load_prompts
 
-from paceline.training.data import read_documents
+from paceline_lab.train.data import read_documents
 
 LENGTHS = (100, 200, 400)
 """Characters of a prompt, in turns."""

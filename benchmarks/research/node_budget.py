@@ -15,7 +15,7 @@ from paceline.planner.choice import DraftLimits
 from paceline.planner.drafts import Drafts
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
-from paceline.workbench.replay_parts import AskingAll
+from paceline_lab.simulate.replay import AskingAll
 
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""

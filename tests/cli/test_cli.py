@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.registry import COMMANDS, ROOT, SECTIONS, Entry, load
+from paceline.cli.registry import LABORATORY, ROOT, SECTIONS, Command, commands_of, load
 from paceline.core.installation import install_command
 
 SOURCE = str(Path(paceline.__file__).parent.parent)
-ENTRIES = [entry for group in COMMANDS.values() for entry in group]
+ALL_COMMANDS = [command for group in LABORATORY for command in commands_of(group)]
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -79,9 +79,8 @@ def test_help_imports_nothing_slow_and_no_options() -> None:
 
 def test_help_of_a_command_imports_nothing_slow() -> None:
     lines = [
-        [*([] if group == "paceline" else [group]), entry.name, "--help"]
-        for group, some in COMMANDS.items()
-        for entry in some
+        [*([] if command.group == ROOT else [command.group]), command.name, "--help"]
+        for command in ALL_COMMANDS
     ]
     for line, loaded in zip(lines, imported_by(*lines), strict=True):
         slow = loaded & {"torch", "numpy", "rich", "tokenizers", "safetensors", "aiohttp"}
@@ -99,7 +98,7 @@ def test_the_list_of_commands_is_in_sections(cli) -> None:
     assert list(listed) == list(SECTIONS)
     names = [name for section in listed.values() for name in section]
     assert sorted(names) == sorted(
-        [*(entry.name for entry in COMMANDS[ROOT]), *(name for name in COMMANDS if name != ROOT)]
+        [*(command.name for command in commands_of(ROOT)), *(set(LABORATORY) - {ROOT})]
     )
     assert {"run": "Use", "run-batch": "Serve", "tune": "Speed up", "bench": "Check"}.items() <= {
         name: section for section, names in listed.items() for name in names
@@ -107,8 +106,8 @@ def test_the_list_of_commands_is_in_sections(cli) -> None:
     assert listed["Train"] == ["train"]
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.work)
-def test_what_the_table_names_is_there(entry: Entry) -> None:
+@pytest.mark.parametrize("entry", ALL_COMMANDS, ids=lambda entry: entry.work)
+def test_what_the_table_names_is_there(entry: Command) -> None:
     assert dataclasses.is_dataclass(load(entry.options))
     assert callable(load(entry.work))
 

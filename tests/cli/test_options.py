@@ -13,7 +13,6 @@ import typer
 
 from paceline.api.llm import embedded_model
 from paceline.build.default_drafts import default_speculative_config, drafts_of
-from paceline.cli.check.quality import DEFAULT_TEXT_TOKENS, DEFAULT_WINDOW
 from paceline.cli.main import app
 from paceline.cli.options.options import COMPARED_TOKENS, RunOptions
 from paceline.cli.options.resolve import (
@@ -22,17 +21,19 @@ from paceline.cli.options.resolve import (
     sampling_params,
     speculative_config,
 )
-from paceline.cli.registry import COMMANDS, load
-from paceline.cli.train.train import DraftOptions, HeadOptions, LMOptions, config_values
+from paceline.cli.registry import LABORATORY, commands_of, load
 from paceline.cli.use.demo import own_model, real_model
 from paceline.config import EngineConfig, Objective, environment_name
 from paceline.config.speculative import without_memory
 from paceline.core.errors import ConfigError
 from paceline.loading.embedded import embedded_ngram_model
 from paceline.profiling.profile_steps import CONTEXTS, WIDTHS
-from paceline.training.configs import DraftTrainingConfig, HeadTrainingConfig, LMTrainingConfig
-from paceline.workbench.llama_peer import KV_TYPES
-from paceline.workbench.verify import DEFAULT_MAX_REGRET
+from paceline_lab.quality.llama_peer import KV_TYPES
+from paceline_lab.train.command import DraftOptions, LMOptions, config_values
+from paceline_lab.train.configs import DraftTrainingConfig, HeadTrainingConfig, LMTrainingConfig
+from paceline_lab.train.heads.command import HeadOptions
+from paceline_lab.verify.quality_command import DEFAULT_TEXT_TOKENS, DEFAULT_WINDOW
+from paceline_lab.verify.verification import DEFAULT_MAX_REGRET
 from tests.cli.conftest import Result
 
 
@@ -280,7 +281,7 @@ def parameters(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 
 def test_commands_that_make_chats_of_prompts_take_options_of_the_template() -> None:
-    options = {entry.options for listed in COMMANDS.values() for entry in listed}
+    options = {command.options for group in LABORATORY for command in commands_of(group)}
     fields = {each: {field.name for field in dataclasses.fields(load(each))} for each in options}
     templated = {each for each, names in fields.items() if names & {"chat", "chat_template"}}
     assert len(templated) == 8

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.cli.speed_up.simulate_costs import cost_notes
 from paceline.planner.cost_table import CostTable
 from paceline.planner.host_time import DraftingHostTime, HostTime
 from paceline.request.traces import read_traces
+from paceline_lab.simulate.setup import cost_notes
 from tests.cli.conftest import Result
 from tests.models.reference import save_model
 from tests.models.vocabularies import byte_level_json, save_tokenizer

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.cli.speed_up.simulate_costs import cost_notes
 from paceline.config import EngineConfig
 from paceline.planner.cost_points import CostPoint
 from paceline.planner.cost_prior import prior_table
 from paceline.planner.cost_table import CostTable
 from paceline.profiling.profile_steps import WIDTHS
-from paceline.workbench.simulate import Simulator
+from paceline_lab.simulate.setup import cost_notes
+from paceline_lab.simulate.simulator import Simulator
 from tests.workbench.test_simulate import META, simulator
 from tests.workbench.toy_traces import make_trace
 

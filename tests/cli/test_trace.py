@@ -13,7 +13,7 @@ import pytest
 from paceline.api.llm import LLM, embedded_model
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.traces import Trace, TraceWriter, read_meta, read_traces
-from paceline.training.data import read_answers
+from paceline_lab.train.data import read_answers
 from tests.cli.conftest import Result
 from tests.disks import full_disk
 

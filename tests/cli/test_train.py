@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.training import draft
-from paceline.training.heads import train as heads
-from paceline.training.ngram import train as ngram
+from paceline_lab.train import draft
+from paceline_lab.train.heads import train as heads
+from paceline_lab.train.ngram import train as ngram
 from tests.cli.conftest import Result
 
 Cli = Callable[..., Result]

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.api.llm import LLM, embedded_model
 from paceline.request.sampling_params import SamplingParams
-from paceline.workbench.simulate_setup import FOOTNOTE
+from paceline_lab.simulate.setup import FOOTNOTE
 from tests.cli.conftest import Result
 
 Cli = Callable[..., Result]

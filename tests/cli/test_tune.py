@@ -17,21 +17,21 @@ from safetensors.torch import load_file, save_file
 
 from paceline.api.llm import embedded_model
 from paceline.build.default_drafts import default_speculative_config
-from paceline.cli.speed_up import tune as tune_command
-from paceline.cli.speed_up import tune_setup
-from paceline.cli.speed_up.tune_setup import TuneOptions
-from paceline.cli.speed_up.tuned_options import configuration, how_to_use
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import SuffixConfig, without_memory
 from paceline.profiling.profile import ProfileSettings, measure_profiles
 from paceline.proposers.ngram_model.file import write_tables
 from paceline.proposers.ngram_model.tables import context_key
 from paceline.request.traces import Trace, TraceWriter, read_traces
-from paceline.workbench import tune_search
-from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate_setup import FOOTNOTE
-from paceline.workbench.tune import Row, SpeedUp, Tuning
-from paceline.workbench.tune_search import SUFFIX, draft_candidates, suffix_candidates
+from paceline_lab.simulate.replay import ReplayResult
+from paceline_lab.simulate.setup import FOOTNOTE
+from paceline_lab.tune import command as tune_command
+from paceline_lab.tune import search as tune_search
+from paceline_lab.tune import setup as tune_setup
+from paceline_lab.tune.search import SUFFIX, draft_candidates, suffix_candidates
+from paceline_lab.tune.setup import TuneOptions
+from paceline_lab.tune.tuning import Row, SpeedUp, Tuning
+from paceline_lab.tune.view import configuration, how_to_use
 from tests.cli.conftest import Result
 from tests.proposers.heads import embedded_head
 from tests.proposers.ngrams import train
@@ -391,7 +391,7 @@ def test_a_file_of_options_may_name_one_draft_or_several(
         seen.append(options.draft)
         return 0
 
-    monkeypatch.setattr("paceline.cli.speed_up.tune.tune_command", command)
+    monkeypatch.setattr("paceline_lab.tune.command.tune_command", command)
     for value in ("a", ["a", "b"], [1]):
         path.write_text(json.dumps({"draft": value}))
         last = cli("tune", "--config", str(path))

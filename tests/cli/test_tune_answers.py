@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.cli.speed_up import tune_setup
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.loading.fingerprint import model_fingerprint
-from paceline.workbench import tune_search
+from paceline_lab.tune import search as tune_search
+from paceline_lab.tune import setup as tune_setup
 from tests.cli.conftest import Result
 from tests.workbench.toy_traces import frozen_cost
 
@@ -63,9 +63,7 @@ def test_remarks_on_answers_are_no_missing_costs(
     assert found.code == 0, found.err
     assert "the answers were given in float32" in found.err
     assert calls == [1]  # there is no profile
-    monkeypatch.setattr(
-        "paceline.workbench.simulate_setup.stored_table", lambda *_: frozen_cost().table
-    )
+    monkeypatch.setattr("paceline_lab.simulate.setup.stored_table", lambda *_: frozen_cost().table)
     assert "the answers were given in float32" in cli("tune", *arguments).err
     assert calls == [1]
 

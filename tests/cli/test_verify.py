@@ -18,11 +18,11 @@ from paceline.api.llm import LLM
 from paceline.backends.native.cpu import NativeKV
 from paceline.backends.rows.tensor_kv import TensorKV
 from paceline.cache.model_runner import ModelRunner
-from paceline.cli.check.verify import Arms
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.logit_edits import SamplingRow
-from paceline.workbench.mixture import mixed_requests
+from paceline_lab.verify.command import Arms
+from paceline_lab.verify.verification import mixed_requests
 from tests.arrays import arrays
 from tests.cli.conftest import Result
 from tests.contracts.test_identity import RandomTrees, draft
@@ -321,7 +321,7 @@ def test_quality_of_a_gguf_file_compares_with_llama_cpp_on_that_file(
     convert("qwen3", path, metadata=tokenizer, changes={"vocab_size": vocab_size})
     child = tmp_path / "child.py"
     child.write_text(LLAMA_CHILD.format(width=vocab_size), encoding="utf-8")
-    monkeypatch.setattr("paceline.workbench.llama_peer_child.__file__", str(child))
+    monkeypatch.setattr("paceline_lab.quality.llama_peer_child.__file__", str(child))
     (tmp_path / "text").write_text("a" * 60)
     result = cli(
         *("verify", str(path), "--quality", "--text", str(tmp_path / "text"), "--window", "16"),

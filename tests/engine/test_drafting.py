@@ -14,7 +14,7 @@ from paceline.request.metrics import EngineStats
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
-from paceline.workbench.replay_parts import Clock
+from paceline_lab.simulate.replay import Clock
 from tests.engine.test_faults import Scripted
 from tests.toy import VOCAB, toy_engine
 

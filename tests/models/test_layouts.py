@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError, ModelLoadError, TrainingError, Uns
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.layout import halves
-from paceline.training.model_files import load_model
+from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import IDS, write_gguf
 from tests.models.reference import YARN, Driver, edit, make_model, save_model

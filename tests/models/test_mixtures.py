@@ -26,8 +26,8 @@ from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import Experts
 from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree, Span
-from paceline.training.heads.initial import TargetWeights
-from paceline.training.model_files import load_model
+from paceline_lab.train.heads.initial import TargetWeights
+from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.reference import MIXTURES, VOCAB, Driver, edit, save_model
 from tests.quick import in_turns, once, share

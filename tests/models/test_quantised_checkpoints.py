@@ -20,7 +20,7 @@ from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.training.model_files import load_model
+from paceline_lab.train.model_files import load_model
 from tests.arrays import same
 from tests.models.quantised_forms import FORMS, Stored
 from tests.models.reference import Driver, edit, save_model

@@ -38,9 +38,9 @@ from paceline.request.request import Adapter, Request
 from paceline.request.sampling_params import SpeculativeParams
 from paceline.request.span import DraftTree
 from paceline.request.traces import UNION_ROWS, Trace
-from paceline.workbench.expert_unions import ExpertUnions
-from paceline.workbench.replay import replay
-from paceline.workbench.simulate import ANY_TARGET
+from paceline_lab.simulate.replay import replay
+from paceline_lab.simulate.simulator import ANY_TARGET
+from paceline_lab.trace.experts import ExpertUnions
 from tests.workbench.toy_traces import make_meta, make_trace
 
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "data" / "smollm2-answers-2.jsonl.gz"

@@ -11,9 +11,8 @@ from paceline.config import SpeculativeConfig
 from paceline.proposers.ngram_model import NgramModelProposer
 from paceline.proposers.ngram_model.tables import NgramTables
 from paceline.request.sampling_params import SamplingParams
-from paceline.training.ngram.counts import Corpus, Example, count_ngrams
-from paceline.training.ngram.pruning import prune
-from paceline.training.ngram.smoothing import smooth
+from paceline_lab.train.ngram.counts import Corpus, Example, count_ngrams
+from paceline_lab.train.ngram.estimation import prune, smooth
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 TREE = {"num_speculative_tokens": 5, "max_tree_nodes": 9, "max_branching": 3}

@@ -19,7 +19,9 @@ from paceline.request.span import DraftTree
 Install = Callable[[str, Mapping[str, str]], None]
 
 
-def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def installer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str = ENTRY_POINTS
+) -> Install:
     """Makes a module ``some_plugin`` of a source, with entry points by their names."""
 
     def install(source: str, entries: Mapping[str, str]) -> None:
@@ -30,7 +32,7 @@ def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
             "Metadata-Version: 2.1\nName: some-plugin\nVersion: 1.0\n"
         )
         lines = [f"{name} = {value}\n" for name, value in entries.items()]
-        (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n" + "".join(lines))
+        (metadata / "entry_points.txt").write_text(f"[{group}]\n" + "".join(lines))
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "some_plugin", raising=False)
 

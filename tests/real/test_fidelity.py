@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.api.llm import LLM
-from paceline.workbench.quality import Window, engine_arm, score
+from paceline_lab.quality.quality import Window, engine_arm, score
 from tests.real.conftest import RealModel
 
 pytestmark = pytest.mark.real

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.workbench.llama_peer import LlamaPeer
-from paceline.workbench.quality import Window
+from paceline_lab.quality.llama_peer import LlamaPeer
+from paceline_lab.quality.quality import Window
 from tests.models.gguf_writing import CASES, IDS, convert, write_gguf
 from tests.models.reference import DENSE, FULL, SLIDING, VOCAB, Driver, make_model
 from tests.models.test_gguf_hybrids import CHANGES as OF_HYBRIDS

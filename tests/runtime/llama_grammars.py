@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from ctypes import c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
-from paceline.workbench.llama_peer_child import LOG, declare, libraries, opened
+from paceline_lab.quality.llama_peer_child import LOG, declare, libraries, opened
 
 SECONDS = 5
 """Of processor time for one task."""

@@ -27,8 +27,8 @@ from paceline.stages.ops import split
 from paceline.stages.remote import RemoteStage
 from paceline.stages.worker import Stage
 from paceline.tensors.arrays import Floats
-from paceline.training.hybrid import hybridise
-from paceline.training.model_files import load_model, save_model
+from paceline_lab.train.model_files import load_model, save_model
+from paceline_lab.train.surgery import hybridise
 from tests.quick import only
 
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.models.threads import set_num_threads
-from paceline.training.lm import LMTrainingResult, train_lm
+from paceline_lab.train.lm import LMTrainingResult, train_lm
 from tests.training.toy_text import lm_config, write_corpus
 
 

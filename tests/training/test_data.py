@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import TrainingError
-from paceline.training.data import (
+from paceline_lab.train.data import (
     STDLIB_EXCLUDE,
     TokenDocuments,
+    Windows,
+    pack,
     read_documents,
     sample_documents,
     split_held_out,
     split_passages,
+    window_count,
 )
-from paceline.training.packing import Windows, pack, window_count
 
 SEPARATOR = 0
 

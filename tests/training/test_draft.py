@@ -13,16 +13,20 @@ from safetensors.torch import load_file
 
 from paceline.core.errors import ConfigError, TraceError, TrainingError
 from paceline.request.traces import Trace, TraceWriter
-from paceline.training import draft as draft_module
-from paceline.training.acceptance import measure_acceptance, write_own_text
-from paceline.training.data import TokenDocuments, read_answers
-from paceline.training.draft import train_draft
-from paceline.training.generation import continue_prompts, generate_documents
-from paceline.training.lm import LMTrainingResult
-from paceline.training.losses import cross_entropy, distillation_loss
-from paceline.training.model_files import TrainableModel, load_model, new_model
-from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
-from paceline.training.surgery import cut_model, kept_layers
+from paceline_lab.train import draft as draft_module
+from paceline_lab.train.acceptance import (
+    continue_prompts,
+    generate_documents,
+    measure_acceptance,
+    write_own_text,
+)
+from paceline_lab.train.data import TokenDocuments, read_answers
+from paceline_lab.train.draft import train_draft
+from paceline_lab.train.lm import LMTrainingResult
+from paceline_lab.train.model_files import TrainableModel, load_model, new_model
+from paceline_lab.train.ops import TrainingOps, dense_hidden, differentiable_decoder
+from paceline_lab.train.surgery import cut_model, kept_layers
+from paceline_lab.train.trainer import cross_entropy, distillation_loss
 from tests.training.toy_text import SHAPE, draft_config
 
 PROMPTS = torch.randint(1, 280, (6, 5), generator=torch.Generator().manual_seed(1))
@@ -78,7 +82,7 @@ def test_loss_in_slices_is_the_loss(
         return loss.item(), grad
 
     whole = gradients()
-    monkeypatch.setattr("paceline.training.losses.SLICE_ELEMENTS", 280 * 20)
+    monkeypatch.setattr("paceline_lab.train.trainer.SLICE_ELEMENTS", 280 * 20)
     sliced = gradients()
     assert sliced[0] == pytest.approx(whole[0], abs=1e-5)
     torch.testing.assert_close(sliced[1], whole[1], rtol=1e-4, atol=1e-6)
@@ -262,7 +266,7 @@ def test_generated_text_starts_with_pieces_of_the_texts(target: TrainableModel) 
 def test_another_vocabulary_is_refused(
     corpus: Path, trained: LMTrainingResult, tmp_path: Path
 ) -> None:
-    from paceline.training.lm import train_lm
+    from paceline_lab.train.lm import train_lm
     from tests.training.toy_text import lm_config
 
     other = tmp_path / "other"

@@ -20,33 +20,34 @@ from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.proposers.heads.checkpoint import load_head
 from paceline.request.traces import Trace, TraceWriter, read_traces
-from paceline.training.configs import HeadTrainingConfig
-from paceline.training.generation import continue_prompts
-from paceline.training.heads import train as train_module
-from paceline.training.heads.batches import (
+from paceline_lab.train.acceptance import continue_prompts
+from paceline_lab.train.configs import HeadTrainingConfig
+from paceline_lab.train.heads import train as train_module
+from paceline_lab.train.heads.features import (
     Batch,
     Grid,
     Packs,
     Rows,
     join_rows,
+    make_features,
     num_rows,
     num_wanted,
+    pack_rows,
     split_prompts,
+    unpack_rows,
 )
-from paceline.training.heads.eagle3 import Eagle3
-from paceline.training.heads.features import make_features, pack_rows, unpack_rows
-from paceline.training.heads.initial import TargetWeights
-from paceline.training.heads.live import LiveFeatures
-from paceline.training.heads.losses import (
+from paceline_lab.train.heads.initial import LiveFeatures, TargetWeights
+from paceline_lab.train.heads.losses import (
     AcceptanceCount,
     Wanted,
     cross_entropy,
     head_loss,
 )
-from paceline.training.heads.train import train_head
-from paceline.training.lm import LMTrainingResult
-from paceline.training.model_files import load_model
-from paceline.training.ops import TrainingOps, differentiable_decoder
+from paceline_lab.train.heads.modules import Eagle3
+from paceline_lab.train.heads.train import train_head
+from paceline_lab.train.lm import LMTrainingResult
+from paceline_lab.train.model_files import load_model
+from paceline_lab.train.ops import TrainingOps, differentiable_decoder
 from tests.arrays import tensor
 
 CONFIG = ModelConfig("llama", 50, 16, 24, 1, 4, 2, 4, 64)

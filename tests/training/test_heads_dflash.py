@@ -26,14 +26,14 @@ from paceline.proposers.heads.build import _fusion
 from paceline.proposers.heads.checkpoint import load_head
 from paceline.request.span import Span
 from paceline.request.traces import Trace, read_traces
-from paceline.training.heads.batches import Batch, Rows, join_rows, num_rows, num_wanted
-from paceline.training.heads.dflash import DFlash
-from paceline.training.heads.initial import TargetWeights, dflash_params
-from paceline.training.heads.layout import dflash_layers
-from paceline.training.heads.losses import AcceptanceCount, head_loss
-from paceline.training.heads.train import train_head
-from paceline.training.lm import LMTrainingResult
-from paceline.training.ops import TrainingOps
+from paceline_lab.train.heads.features import Batch, Rows, join_rows, num_rows, num_wanted
+from paceline_lab.train.heads.initial import TargetWeights, dflash_params
+from paceline_lab.train.heads.kinds import dflash_layers
+from paceline_lab.train.heads.losses import AcceptanceCount, head_loss
+from paceline_lab.train.heads.modules import DFlash
+from paceline_lab.train.heads.train import train_head
+from paceline_lab.train.lm import LMTrainingResult
+from paceline_lab.train.ops import TrainingOps
 from tests.training.test_heads import head_config, traces  # noqa: F401
 
 SIZE = 5

@@ -13,9 +13,8 @@ from paceline.build.build import open_runner, resolve_config
 from paceline.config import EngineConfig
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.request.span import Span
-from paceline.training.heads.batches import Grid
-from paceline.training.heads.eagle3 import ATTENTION, Eagle3
-from paceline.training.heads.initial import (
+from paceline_lab.train.heads.features import Grid
+from paceline_lab.train.heads.initial import (
     HEAD,
     TargetWeights,
     default_taps,
@@ -24,10 +23,10 @@ from paceline.training.heads.initial import (
     mtp_params,
     rarest_token,
 )
-from paceline.training.heads.layout import layers_config
-from paceline.training.heads.mtp import LAYER, Mtp
-from paceline.training.lm import LMTrainingResult
-from paceline.training.ops import TrainingOps
+from paceline_lab.train.heads.kinds import layers_config
+from paceline_lab.train.heads.modules import ATTENTION, MTP_LAYER, Eagle3, Mtp
+from paceline_lab.train.lm import LMTrainingResult
+from paceline_lab.train.ops import TrainingOps
 from tests.training.test_heads import one_text, random_traces
 
 COUNT = 10
@@ -70,7 +69,7 @@ def _check_mtp_begins_alike(target: Checkpoint) -> None:
     eagle3, mtp = eagle3_params(weights, 1, ids, seed=0), mtp_params(weights, seed=0)
     for name in "qkv":
         eagle3[f"{ATTENTION}{name}_proj.weight"][:, :width] = 0.0
-    mtp[LAYER + "input_proj.weight"] = torch.eye(width, 2 * width).roll(width, dims=1)
+    mtp[MTP_LAYER + "input_proj.weight"] = torch.eye(width, 2 * width).roll(width, dims=1)
     x = torch.randn(COUNT, width, generator=torch.Generator().manual_seed(0))
     x = torch.nn.functional.rms_norm(x, (width,), eps=config.norms.eps)
     rows, layers = torch.arange(COUNT), layers_config(config)

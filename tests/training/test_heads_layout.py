@@ -12,7 +12,7 @@ from paceline.loading.head_kinds import EAGLE3
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.proposers.heads.checkpoint import layer_config
-from paceline.training.heads.layout import dflash_layers, layers_config, speculators_config
+from paceline_lab.train.heads.kinds import dflash_layers, layers_config, speculators_config
 
 SIZES = {
     "vocab_size": 64,

@@ -19,14 +19,14 @@ from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads import HeadProposer, build
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.traces import Trace, read_traces
-from paceline.training.heads.batches import Batch, Rows, join_rows, num_rows, num_wanted
-from paceline.training.heads.initial import TargetWeights
-from paceline.training.heads.layout import layers_config
-from paceline.training.heads.losses import head_loss
-from paceline.training.heads.mtp import LAYER, Mtp
-from paceline.training.heads.train import train_head
-from paceline.training.lm import LMTrainingResult
-from paceline.training.ops import TrainingOps
+from paceline_lab.train.heads.features import Batch, Rows, join_rows, num_rows, num_wanted
+from paceline_lab.train.heads.initial import TargetWeights
+from paceline_lab.train.heads.kinds import layers_config
+from paceline_lab.train.heads.losses import head_loss
+from paceline_lab.train.heads.modules import MTP_LAYER, Mtp
+from paceline_lab.train.heads.train import train_head
+from paceline_lab.train.lm import LMTrainingResult
+from paceline_lab.train.ops import TrainingOps
 from tests.proposers.mtp import forward, mtp_options
 from tests.training.test_heads import head_config, traces  # noqa: F401
 from tests.training.toy_text import SHAPE
@@ -142,7 +142,7 @@ def test_what_is_written(trained: LMTrainingResult, written: Path) -> None:
     assert "draft_vocab_size" not in told
     layers = load_checkpoint(trained.folder).config.num_layers
     assert told["transformer_layer_config"]["num_hidden_layers"] == layers
-    assert all(name.startswith(LAYER) for name in load_file(written / "model.safetensors"))
+    assert all(name.startswith(MTP_LAYER) for name in load_file(written / "model.safetensors"))
 
 
 @pytest.mark.parametrize("weights_dtype", ["float32", "int8"])

@@ -15,14 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.training.heads.dflash import DFlash
-from paceline.training.heads.eagle3 import Eagle3
-from paceline.training.heads.initial import TargetWeights
-from paceline.training.heads.layout import dflash_layers, layers_config
-from paceline.training.heads.mtp import Mtp
-from paceline.training.heads.train import train_head
-from paceline.training.lm import LMTrainingResult
-from paceline.training.ops import TrainingOps
+from paceline_lab.train.heads.initial import TargetWeights
+from paceline_lab.train.heads.kinds import dflash_layers, layers_config
+from paceline_lab.train.heads.modules import DFlash, Eagle3, Mtp
+from paceline_lab.train.heads.train import train_head
+from paceline_lab.train.lm import LMTrainingResult
+from paceline_lab.train.ops import TrainingOps
 from tests.training.test_heads import head_config, one_text, traces  # noqa: F401
 
 PYTHON = os.environ.get("PACELINE_SPECULATORS_PYTHON", "")

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError, TrainingError
-from paceline.training.hybrid import HybridRows, hybridise
-from paceline.training.lm import LMTrainingResult, train_lm
-from paceline.training.model_files import TrainableModel, load_model
-from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
+from paceline_lab.train.lm import LMTrainingResult, train_lm
+from paceline_lab.train.model_files import TrainableModel, load_model
+from paceline_lab.train.ops import TrainingOps, dense_hidden, differentiable_decoder
+from paceline_lab.train.surgery import HybridRows, hybridise
 from tests.training.toy_text import SHAPE, draft_config, lm_config
 
 transformers = pytest.importorskip("transformers", minversion="5.0")

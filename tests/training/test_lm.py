@@ -23,14 +23,14 @@ from paceline.backends.rows.rows import Rows
 from paceline.core.errors import ConfigError, TrainingError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import Experts
-from paceline.training import lm, trainer
-from paceline.training.checkpoint import FILE_NAME
-from paceline.training.lm import LMTrainingResult, train_lm
-from paceline.training.losses import cross_entropy, imbalance
-from paceline.training.model_files import load_model, load_tokenizer
-from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
-from paceline.training.options import learning_rate
-from paceline.training.surgery import cut_model, upcycle
+from paceline_lab.train import lm, trainer
+from paceline_lab.train.checkpoint import FILE_NAME
+from paceline_lab.train.configs import learning_rate
+from paceline_lab.train.lm import LMTrainingResult, train_lm
+from paceline_lab.train.model_files import load_model, load_tokenizer
+from paceline_lab.train.ops import TrainingOps, dense_hidden, differentiable_decoder
+from paceline_lab.train.surgery import cut_model, upcycle
+from paceline_lab.train.trainer import cross_entropy, imbalance
 from tests.disks import full_disk
 from tests.training.reference import reference_logits
 from tests.training.toy_text import SHAPE, lm_config, write_corpus
@@ -330,7 +330,7 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
 TRAIN_AND_DIE = """
 import os, signal, sys, torch
 from tests.training.toy_text import SHAPE, lm_config, write_corpus
-from paceline.training.lm import train_lm
+from paceline_lab.train.lm import train_lm
 
 torch.set_num_threads(1)
 corpus, folder, saves, replace = *sys.argv[1:3], int(sys.argv[3]), os.replace

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.core.errors import TrainingError, UnsupportedModelError
-from paceline.training.model_files import load_model, save_model
+from paceline_lab.train.model_files import load_model, save_model
 from tests.toy import toy_folder, toy_tensors
 
 NAME = "model.layers.0.mlp.up_proj.weight"

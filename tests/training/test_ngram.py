@@ -20,13 +20,16 @@ from paceline.proposers.ngram_model.lookup import NgramLookup
 from paceline.proposers.ngram_model.tables import NgramTables, context_key
 from paceline.request.traces import Trace, TraceWriter
 from paceline.text.tokenizer import Tokenizer
-from paceline.training.ngram.counts import Corpus, Example, NgramCounts, count_ngrams
-from paceline.training.ngram.data import prompt_keys, split
-from paceline.training.ngram.options import NgramTrainingConfig
-from paceline.training.ngram.pruning import prune
-from paceline.training.ngram.smoothing import smooth
-from paceline.training.ngram.streaming import count_examples
-from paceline.training.ngram.train import train_ngram
+from paceline_lab.train.ngram.counts import (
+    Corpus,
+    Example,
+    NgramCounts,
+    count_examples,
+    count_ngrams,
+)
+from paceline_lab.train.ngram.data import prompt_keys, split
+from paceline_lab.train.ngram.estimation import prune, smooth
+from paceline_lab.train.ngram.train import NgramTrainingConfig, train_ngram
 from tests.toy import VOCAB as VOCAB_OF_TOY
 from tests.toy import toy_folder
 

@@ -13,10 +13,9 @@ import xxhash
 
 from paceline.core.errors import ModelLoadError
 from paceline.proposers.ngram_model.lookup import NgramLookup
-from paceline.training.ngram.counts import OrderCounts
-from paceline.training.ngram.exchange import read_llama_lookup, read_uzu, write_llama_lookup
-from paceline.training.ngram.pruning import prune
-from paceline.training.ngram.smoothing import smooth
+from paceline_lab.train.ngram.counts import OrderCounts
+from paceline_lab.train.ngram.estimation import prune, smooth
+from paceline_lab.train.ngram.exchange import read_llama_lookup, read_uzu, write_llama_lookup
 from tests.training.test_ngram import VOCAB, WHOLE, Gram, counts_of, texts
 
 

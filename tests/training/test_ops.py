@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.training.ops import CachedBatch, TrainingOps, dense_hidden, differentiable_decoder
+from paceline_lab.train.ops import CachedBatch, TrainingOps, dense_hidden, differentiable_decoder
 from tests.toy import TOY, toy_tensors
 from tests.training.reference import reference_logits
 

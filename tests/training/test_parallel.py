@@ -13,14 +13,13 @@ from safetensors.torch import load_file
 
 from paceline.core.errors import ConfigError, TrainingError
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.training import draft as draft_module
-from paceline.training.configs import DraftTrainingConfig
-from paceline.training.draft import train_draft
-from paceline.training.lm import LMTrainingResult
-from paceline.training.losses import divergence
-from paceline.training.model_files import TrainableModel, load_model, load_tokenizer, new_model
-from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
-from paceline.training.parallel import (
+from paceline_lab.train import draft as draft_module
+from paceline_lab.train.configs import DraftTrainingConfig
+from paceline_lab.train.draft import train_draft
+from paceline_lab.train.lm import LMTrainingResult
+from paceline_lab.train.model_files import TrainableModel, load_model, load_tokenizer, new_model
+from paceline_lab.train.ops import TrainingOps, dense_hidden, differentiable_decoder
+from paceline_lab.train.parallel import (
     chain_hidden,
     chain_rows,
     keep_share,
@@ -28,6 +27,7 @@ from paceline.training.parallel import (
     measure_chains,
     parallel_loss,
 )
+from paceline_lab.train.trainer import divergence
 from tests.training.toy_text import SHAPE, draft_config
 
 MASK, TOKENS = 279, 4
@@ -86,7 +86,7 @@ def test_the_loss_is_the_mean_over_the_rows(monkeypatch: pytest.MonkeyPatch) -> 
     windows = torch.randint(0, MASK, (2, 12), generator=generator())
     loss = parallel_loss(target, MASK, TOKENS)
     everything = chain_rows(11, TOKENS, None)
-    monkeypatch.setattr("paceline.training.parallel.chain_rows", lambda *_: everything)
+    monkeypatch.setattr("paceline_lab.train.parallel.chain_rows", lambda *_: everything)
     with torch.no_grad():
         whole = loss(draft, windows)
         expected = []
@@ -99,7 +99,7 @@ def test_the_loss_is_the_mean_over_the_rows(monkeypatch: pytest.MonkeyPatch) -> 
             )
             expected.append(divergence(own, wanted) / 2)
         assert whole.item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-4)
-        monkeypatch.setattr("paceline.training.losses.SLICE_ELEMENTS", 280 * 20)
+        monkeypatch.setattr("paceline_lab.train.trainer.SLICE_ELEMENTS", 280 * 20)
         assert loss(draft, windows).item() == pytest.approx(whole.item(), rel=1e-4)
 
 
@@ -120,7 +120,7 @@ def test_chains_are_counted_to_their_first_mistake(monkeypatch: pytest.MonkeyPat
     right = (rows.depths != 1) & ~((rows.depths == 2) & (rows.bases % 2 == 0))
     best = torch.where(right, text[0][rows.positions + 1], MASK)
     logits = torch.nn.functional.one_hot(best, 280).float()
-    monkeypatch.setattr("paceline.training.parallel.chain_hidden", lambda *_: logits)
+    monkeypatch.setattr("paceline_lab.train.parallel.chain_hidden", lambda *_: logits)
     monkeypatch.setattr(type(model), "logits", lambda self, hidden: hidden)
     figures = measure_chains(model, text, 4, MASK, 3)
     assert figures.positions == 6  # behind tokens 3 to 8

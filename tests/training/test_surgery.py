@@ -12,14 +12,14 @@ import torch
 
 from paceline.core.errors import ConfigError, TrainingError, UnsupportedModelError
 from paceline.models.pruned_head import HEAD_TOKENS
-from paceline.training.acceptance import measure_acceptance, write_own_text
-from paceline.training.configs import DraftTrainingConfig
-from paceline.training.draft import train_draft
-from paceline.training.lm import LMTrainingResult, train_lm
-from paceline.training.losses import distillation_loss
-from paceline.training.model_files import TrainableModel, load_model, new_model
-from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
-from paceline.training.surgery import cut_model, frequent_tokens, prune_head
+from paceline_lab.train.acceptance import measure_acceptance, write_own_text
+from paceline_lab.train.configs import DraftTrainingConfig
+from paceline_lab.train.draft import train_draft
+from paceline_lab.train.lm import LMTrainingResult, train_lm
+from paceline_lab.train.model_files import TrainableModel, load_model, new_model
+from paceline_lab.train.ops import TrainingOps, dense_hidden, differentiable_decoder
+from paceline_lab.train.surgery import cut_model, frequent_tokens, prune_head
+from paceline_lab.train.trainer import distillation_loss
 from tests.training.test_draft import PROMPTS
 from tests.training.toy_text import SHAPE, draft_config, lm_config
 

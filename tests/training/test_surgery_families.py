@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.training.model_files import load_model, save_model
-from paceline.training.surgery import cut_model, prune_head
+from paceline_lab.train.model_files import load_model, save_model
+from paceline_lab.train.surgery import cut_model, prune_head
 from tests.models import reference
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from paceline.training.configs import DraftTrainingConfig, LMTrainingConfig, ModelShape
+from paceline_lab.train.configs import DraftTrainingConfig, LMTrainingConfig, ModelShape
 
 SHAPE = ModelShape(
     num_layers=2,

@@ -15,8 +15,9 @@ from paceline.core.errors import ConfigError, TraceError
 from paceline.engine.engine import Engine
 from paceline.models.pruned_head import PrunedHead
 from paceline.request.traces import Trace
-from paceline.workbench import draft_quality as module
-from paceline.workbench.draft_quality import (
+from paceline_lab.teacher_forcing import forced_logits
+from paceline_lab.tune import draft_quality as module
+from paceline_lab.tune.draft_quality import (
     DraftQuality,
     compare_models,
     coupled_acceptance,
@@ -24,7 +25,6 @@ from paceline.workbench.draft_quality import (
     log_softmax,
     ranks,
 )
-from paceline.workbench.teacher_forcing import forced_logits
 from tests.toy import VOCAB, draft_config, toy_engine, toy_runner
 from tests.workbench.test_drafts import make_meta, make_trace, toy_traces
 

@@ -26,18 +26,19 @@ from paceline.request.request import Request, VerifyResult
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree
 from paceline.request.traces import Trace
-from paceline.workbench import drafts_recording
-from paceline.workbench.drafts import CachedDrafts, cached_proposer
-from paceline.workbench.drafts_recording import Recorder, cached_drafts, record_drafts
-from paceline.workbench.drafts_store import (
+from paceline_lab.simulate import recording
+from paceline_lab.simulate.drafts import (
+    CachedDrafts,
     DraftsKey,
     RecordedDrafts,
+    cached_proposer,
     draft_source,
     drafts_key,
     read_drafts,
     write_drafts,
 )
-from paceline.workbench.trace_requests import trace_request
+from paceline_lab.simulate.recording import Recorder, cached_drafts, record_drafts
+from paceline_lab.trace.requests import trace_request
 from tests.toy import TOY, VOCAB, Job, draft_config, run_jobs, toy_engine, toy_runner
 
 CONTEXT = TOY.max_position
@@ -230,7 +231,7 @@ def test_recording_does_not_depend_on_who_is_recorded_beside(
     assert done == sorted(done)
     assert done[-1] == sum(len(trace.output_token_ids) for trace in traces)
     assert together.positions[-1] == done[-1]
-    monkeypatch.setattr(drafts_recording, "BATCH", 1)
+    monkeypatch.setattr(recording, "BATCH", 1)
     config = dataclasses.replace(config, catch_up_tokens=16)
     for other in (draft_runner(), draft_runner(num_blocks=15)):
         recorder = Recorder(config, other)

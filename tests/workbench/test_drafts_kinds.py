@@ -12,14 +12,13 @@ from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError
 from paceline.proposers.base import Proposer
 from paceline.request.traces import Trace
-from paceline.workbench.drafts import cached_proposer
-from paceline.workbench.drafts_recording import (
+from paceline_lab.simulate.drafts import RecordedDrafts, cached_proposer, read_drafts, write_drafts
+from paceline_lab.simulate.recording import (
     ForeignRecorder,
     Recorder,
     record_drafts,
 )
-from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
-from paceline.workbench.replay import replay
+from paceline_lab.simulate.replay import replay
 from tests.proposers.parallel_drafts import parallel_config, parallel_drafter
 from tests.proposers.vocabularies import close_pair, far_pair, foreign_drafter, reversed_self
 from tests.toy import TOY, draft_config, toy_runner

@@ -18,8 +18,8 @@ from paceline.planner.experts import ExpertCost
 from paceline.planner.planners import PLANNERS
 from paceline.request.span import Span
 from paceline.request.traces import UNION_ROWS, Trace
-from paceline.workbench.expert_unions import ExpertUnions, union_sizes, with_experts
-from paceline.workbench.simulate import Simulator
+from paceline_lab.simulate.simulator import Simulator
+from paceline_lab.trace.experts import ExpertUnions, union_sizes, with_experts
 from tests.models.reference import VOCAB, save_model
 from tests.toy import lookup_config
 from tests.workbench.toy_traces import make_meta, make_trace

@@ -31,11 +31,11 @@ from paceline.profiling.explain import (
 )
 from paceline.profiling.explain_run import Run, explain
 from paceline.profiling.explain_steps import Cut, StepRecord, cost_error, summarise
+from paceline.profiling.plots import plot_steps
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
-from paceline.workbench.plots import plot_steps
 from tests.engine.test_faults import Scripted
 from tests.planner.machine import cost_table
 from tests.predicted import predict_times

@@ -19,9 +19,9 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import RopeConfig
 from paceline.request.sampling_params import SamplingParams
-from paceline.workbench import llama_peer_child
-from paceline.workbench.llama_peer import LlamaPeer, write_gguf
-from paceline.workbench.quality import engine_arm, measure, windows
+from paceline_lab.quality import llama_peer_child
+from paceline_lab.quality.llama_peer import LlamaPeer, write_gguf
+from paceline_lab.quality.quality import engine_arm, measure, windows
 from tests.arrays import arrays, same
 from tests.toy import TOY, VOCAB, Job, run_jobs, toy_tensors
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 from paceline.config import SpeculativeConfig
 from paceline.request.sampling_params import SamplingParams
-from paceline.workbench.mixture import RECIPES, drafting_variants, mixed_requests
+from paceline_lab.verify.verification import RECIPES, drafting_variants, mixed_requests
 
 PROMPTS = [list(range(5)), list(range(100, 190)), [7]]
 METHODS = ("draft_model", "prompt_lookup")

@@ -19,8 +19,8 @@ from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.span import DraftTree
 from paceline.request.traces import Trace
-from paceline.workbench.oracle import best_steps
-from paceline.workbench.replay import ReplayResult, replay
+from paceline_lab.simulate.oracle import best_steps
+from paceline_lab.simulate.replay import ReplayResult, replay
 from tests.toy import lookup_config
 from tests.workbench.toy_traces import frozen_cost, make_meta, make_trace
 

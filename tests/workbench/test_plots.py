@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from paceline.planner.cost_points import CostPoint, StepShape
 from paceline.planner.cost_table import CostTable
 from paceline.profiling.explain_steps import RequestPart, StepRecord
-from paceline.workbench.plots import plot_steps, plot_tables
+from paceline.profiling.plots import plot_steps, plot_tables
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.request.sampling_params import SamplingParams
-from paceline.workbench.quality import (
+from paceline_lab.quality.quality import (
     REFERENCE,
     Quality,
     WindowScore,

@@ -13,8 +13,8 @@ from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
 from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.sampler import filter_rows
-from paceline.workbench.regret import score_output
-from paceline.workbench.teacher_forcing import SLICE_ROWS, forced_logits
+from paceline_lab.teacher_forcing import SLICE_ROWS, forced_logits
+from paceline_lab.verify.verification import score_output
 from tests.arrays import same
 from tests.runtime.test_sampler import scalar_noise
 from tests.toy import EOS, HYBRIDS, VOCAB, Job, assert_no_leak, run_jobs, toy_engine

@@ -25,9 +25,9 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
-from paceline.workbench.drafts import CachedDrafts
-from paceline.workbench.replay import replay, verdict_of
-from paceline.workbench.simulate import Simulator
+from paceline_lab.simulate.drafts import CachedDrafts
+from paceline_lab.simulate.replay import replay, verdict_of
+from paceline_lab.simulate.simulator import Simulator
 from tests.predicted import predict_times
 from tests.toy import EOS, TOY, draft_config, lookup_config, toy_runner
 from tests.workbench.test_drafts import toy_drafter, toy_recording

@@ -14,17 +14,24 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from paceline.core.errors import BenchmarkError, ConfigError
-from paceline.workbench.serving import bench, client, server
-from paceline.workbench.serving.bench import Arm, Workload, run_benchmark, run_load
-from paceline.workbench.serving.client import Outcome, new_session
-from paceline.workbench.serving.compare import Comparison, run_comparison
-from paceline.workbench.serving.requests import (
+from paceline_lab.bench import client, runs, server
+from paceline_lab.bench.client import (
     BACKENDS,
+    Outcome,
     Sample,
     Sampling,
     Target,
     clean_url,
     make_bodies,
+    new_session,
+)
+from paceline_lab.bench.runs import (
+    Arm,
+    Comparison,
+    Workload,
+    run_benchmark,
+    run_comparison,
+    run_load,
 )
 from tests.workbench.fake_server import Clock, FakeServer, Script, serving
 
@@ -39,7 +46,7 @@ def fake() -> Iterator[FakeServer]:
 def clock(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which nothing takes longer on a busy machine."""
     fake.clock = Clock()
-    for module in (client, bench):
+    for module in (client, runs):
         monkeypatch.setattr(module, "time", fake.clock)
     return fake.clock
 
@@ -319,7 +326,7 @@ def test_arrivals_keep_their_distances_across_blocks(
         blocks.append(arrivals)
         return [Outcome(error="not sent") for _ in bodies], 1.0
 
-    monkeypatch.setattr("paceline.workbench.serving.bench.run_load", load)
+    monkeypatch.setattr("paceline_lab.bench.runs.run_load", load)
     times = [1.0, 3.0, 6.0, 10.0]
     found = compared(fake, fake, workload(4, arrivals=times, max_concurrency=2))
     warm_up, *measured_blocks = blocks[1:]
@@ -330,7 +337,7 @@ def test_arrivals_keep_their_distances_across_blocks(
 
 def test_aiohttp_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    for name in ("extra", "client"):
-        monkeypatch.delitem(sys.modules, f"paceline.workbench.serving.{name}")
+    for name in ("client",):
+        monkeypatch.delitem(sys.modules, f"paceline_lab.bench.{name}")
     with pytest.raises(ConfigError, match=r"\[bench\]"):
-        importlib.import_module("paceline.workbench.serving.client")
+        importlib.import_module("paceline_lab.bench.client")

@@ -13,17 +13,17 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.workbench.serving.arrivals import TraceRow
-from paceline.workbench.serving.counting import (
+from paceline_lab.bench.datasets import (
+    DatasetConfig,
+    TraceRow,
+    make_samples,
+    make_trace_samples,
+)
+from paceline_lab.bench.token_counting import (
     TokenCounter,
     open_counter,
     server_counter,
     text_of_length,
-)
-from paceline.workbench.serving.datasets import (
-    DatasetConfig,
-    make_samples,
-    make_trace_samples,
 )
 from tests.workbench.fake_server import FakeServer, serving
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 pytest.importorskip("aiohttp")
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.workbench.serving.arrivals import TraceRow, arrival_times, read_trace
-from paceline.workbench.serving.client import EventParser, Outcome
-from paceline.workbench.serving.figures import figures_of, parse_goodput
-from paceline.workbench.serving.ratios import block_size, ratio_of_medians
-from paceline.workbench.serving.server import growth, parse_counters, speculation_figures
+from paceline_lab.bench.client import EventParser, Outcome
+from paceline_lab.bench.datasets import TraceRow, arrival_times, read_trace
+from paceline_lab.bench.figures import figures_of, parse_goodput
+from paceline_lab.bench.runs import block_size, ratio_of_medians
+from paceline_lab.bench.server import growth, parse_counters, speculation_figures
 
 TRACE = Path(__file__).parents[3] / "shared/data/traces/azure_llm_inference_code.csv"
 

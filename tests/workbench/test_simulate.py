@@ -13,9 +13,9 @@ from paceline.planner.cost_table import CostTable
 from paceline.planner.drafting_cost import DraftTime
 from paceline.planner.host_time import DraftingHostTime, HostTime
 from paceline.planner.planners import PLANNERS
-from paceline.workbench.drafts_recording import record_all
-from paceline.workbench.drafts_store import RecordedDrafts
-from paceline.workbench.simulate import (
+from paceline_lab.simulate.drafts import RecordedDrafts
+from paceline_lab.simulate.recording import record_all
+from paceline_lab.simulate.simulator import (
     Simulator,
     best_of_each,
     draft_time,

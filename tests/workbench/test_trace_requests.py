@@ -15,7 +15,7 @@ from paceline.core.errors import TraceError
 from paceline.loading import fingerprint as fingerprint_module
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.loading.fingerprint import model_fingerprint
-from paceline.workbench.trace_requests import answer_notes, check_model
+from paceline_lab.trace.requests import answer_notes, check_model
 from tests.arrays import arrays
 from tests.models.gguf_writing import convert
 

@@ -15,12 +15,20 @@ from paceline.planner.cost_points import CostPoint
 from paceline.planner.cost_table import CostTable
 from paceline.planner.planners import PLANNERS, MakePlanner
 from paceline.request.traces import Trace
-from paceline.workbench import tune_search
-from paceline.workbench.drafts_recording import record_all, widest
-from paceline.workbench.drafts_store import RecordedDrafts
-from paceline.workbench.replay import ReplayedTrace, ReplayResult, SpeculationCounters
-from paceline.workbench.simulate import Configs, Simulator
-from paceline.workbench.tune import (
+from paceline_lab.simulate.drafts import RecordedDrafts
+from paceline_lab.simulate.recording import record_all, widest
+from paceline_lab.simulate.replay import ReplayedTrace, ReplayResult, SpeculationCounters
+from paceline_lab.simulate.simulator import Configs, Simulator
+from paceline_lab.tune import search as tune_search
+from paceline_lab.tune.search import (
+    SUFFIX,
+    Candidate,
+    draft_candidates,
+    joint_candidates,
+    search,
+    suffix_candidates,
+)
+from paceline_lab.tune.tuning import (
     BEST_FIXED,
     LEAST_ANSWERS,
     Row,
@@ -30,14 +38,6 @@ from paceline.workbench.tune import (
     speedup,
     tune,
     wanted_configs,
-)
-from paceline.workbench.tune_search import (
-    SUFFIX,
-    Candidate,
-    draft_candidates,
-    joint_candidates,
-    search,
-    suffix_candidates,
 )
 from tests.toy import draft_config
 from tests.workbench.test_drafts import make_key, toy_recording

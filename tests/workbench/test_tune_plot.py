@@ -9,10 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from paceline.config import SpeculativeConfig
-from paceline.workbench.plots import plot_tuning
-from paceline.workbench.replay import ReplayResult
-from paceline.workbench.tune import BEST_FIXED, BEST_STEPS, Row, SpeedUp, Tuning
-from paceline.workbench.tune_search import Candidate
+from paceline_lab.simulate.replay import ReplayResult
+from paceline_lab.tune.plots import plot_tuning
+from paceline_lab.tune.search import Candidate
+from paceline_lab.tune.tuning import BEST_FIXED, BEST_STEPS, Row, SpeedUp, Tuning
 
 NOTHING = ReplayResult([])
 

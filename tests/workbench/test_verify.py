@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.request.request import TokenLogprobs
-from paceline.workbench.regret import Regrets
-from paceline.workbench.verify import Difference, Tally, difference
+from paceline_lab.verify.verification import Difference, Regrets, Tally, difference
 
 
 @dataclass

@@ -2,20 +2,25 @@
 
 ``paceline --help`` needs no more than that: a command's options are imported when it is looked at,
 its work when it runs.
+
+An entry point of the group ``paceline.commands`` that refers to a :class:`Command` adds one. The
+laboratory, :mod:`paceline_lab`, adds its own in this way.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.habits import Own, advice_on_command, read
+from paceline.core.errors import ConfigError
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Click's, which newer releases of Typer bring along under a name of their own."""
@@ -27,19 +32,30 @@ SECTIONS = (USE, SERVE, SPEED_UP, TRAIN, CHECK)
 """Of the list of commands, in order."""
 GROUP_SECTIONS = {"train": TRAIN, "bench": CHECK}
 ROOT = "paceline"
+ENTRY_POINTS = "paceline.commands"
+LABORATORY = {
+    ROOT: {"trace": SPEED_UP, "simulate": SPEED_UP, "tune": SPEED_UP, "verify": CHECK},
+    "train": dict.fromkeys(("lm", "draft", "head", "ngram"), TRAIN),
+    "bench": dict.fromkeys(("serve", "throughput"), CHECK),
+}
+"""By group, the commands that :mod:`paceline_lab` adds, in the order of lists, and their sections.
+
+They are listed where it is missing too, and say so.
+"""
 
 
-class Entry(NamedTuple):
+class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        options: the dataclass of its options, as ``module:name`` in :mod:`paceline.cli`.
+        options: the dataclass of its options, as ``module:name``.
         work: the function that takes them and returns the exit code, likewise. It raises a
             :class:`~paceline.core.errors.PacelineError` where an option, a model or a file cannot
             be used.
         help: a line for the list of commands, and what its own help says besides.
         aliases: other names, which lists leave out.
         section: of the list of commands; only of those that belong to no group.
+        group: the words before the name: ``train`` or ``bench``, or the root.
     """
 
     name: str
@@ -48,6 +64,7 @@ class Entry(NamedTuple):
     help: str
     aliases: tuple[str, ...] = ()
     section: str = USE
+    group: str = ROOT
 
 
 class LazyGroup(TyperGroup):
@@ -55,9 +72,10 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        entries = COMMANDS[self.name or ""]
-        self.commands = {**{each.name: LazyCommand(each) for each in entries}, **self.commands}
-        self._aliases = {alias: each.name for each in entries for alias in each.aliases}
+        listed = commands_of(self.name or "")
+        self.commands = {**{each.name: LazyCommand(each) for each in listed}, **self.commands}
+        self._sections = {each.name: each.section for each in listed} | GROUP_SECTIONS
+        self._aliases = {alias: each.name for each in listed for alias in each.aliases}
 
     def get_command(self, context: Any, name: str) -> Any:
         return super().get_command(context, self._aliases.get(name, name))
@@ -80,13 +98,12 @@ class LazyGroup(TyperGroup):
         if self.name != ROOT:
             super().format_commands(ctx, formatter)
             return
-        sections = {entry.name: entry.section for entry in COMMANDS[ROOT]} | GROUP_SECTIONS
         width = max(map(len, self.commands))
         for section in SECTIONS:
             rows = [
                 (name.ljust(width), command.get_short_help_str(formatter.width - 6 - width))
                 for name, command in self.commands.items()
-                if sections.get(name, USE) == section
+                if self._sections.get(name, USE) == section
             ]
             with formatter.section(section):
                 formatter.write_dl(rows)
@@ -95,24 +112,29 @@ class LazyGroup(TyperGroup):
 class LazyCommand(TyperCommand):
     """A command that is made of its options when something first asks for its parameters."""
 
-    def __init__(self, entry: Entry) -> None:
-        text = inspect.cleandoc(entry.help)
-        super().__init__(entry.name, help=text, epilog=ENVIRONMENT_NOTE, rich_markup_mode=None)
-        self._entry = entry
+    def __init__(self, command: Command) -> None:
+        text = inspect.cleandoc(command.help)
+        super().__init__(command.name, help=text, epilog=ENVIRONMENT_NOTE, rich_markup_mode=None)
+        self._command = command
         del self.params, self.callback  # So that asking for them comes to __getattr__.
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("params", "callback"):
             raise AttributeError(f"a command has no attribute {name!r}")
+        if self._command.options == UNUSABLE:
+            self.params, self.callback = [], self._refuse
+            return getattr(self, name)
         from paceline.cli.options.options import takes
 
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command()(takes(load(self._entry.options), self._work))
+        single.command()(takes(load(self._command.options), self._work))
         made = typer.main.get_command(single)
         self.params, self.callback = made.params, made.callback
         return getattr(self, name)
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        if self._command.options == UNUSABLE and not context.resilient_parsing:
+            arguments = [each for each in arguments if each in context.help_option_names]
         reading = read(arguments, own_words(self, _words(context)))
         try:
             words = arguments if reading.unmet else reading.words
@@ -129,8 +151,11 @@ class LazyCommand(TyperCommand):
             print(f"note: {'; '.join(dict.fromkeys(reading.notes))}", file=sys.stderr)
         return left
 
+    def _refuse(self) -> None:
+        raise ConfigError(f"{self.name} cannot be run {self._command.help}")
+
     def _work(self, options: Any) -> None:
-        raise typer.Exit(load(self._entry.work)(options))
+        raise typer.Exit(load(self._command.work)(options))
 
 
 def _words(context: Any) -> list[str]:
@@ -187,16 +212,57 @@ _MODELS = ("model", "name", "target")
 
 
 def load(reference: str) -> Any:
-    """What ``module:name`` of :mod:`paceline.cli` refers to."""
+    """What ``module:name`` refers to."""
     module, _, name = reference.partition(":")
-    return getattr(import_module(f"paceline.cli.{module}"), name)
+    return getattr(import_module(module), name)
 
 
-_ROOT = (
-    Entry(
+def commands_of(group: str) -> list[Command]:
+    """The product's commands of a group, then the laboratory's, then those of other packages."""
+    own = [command for command in COMMANDS if command.group == group]
+    added = {command.name: command for command in _added() if command.group == group}
+    laboratory = [
+        added.pop(name) if name in added else _missing(name, group, section)
+        for name, section in LABORATORY.get(group, {}).items()
+    ]
+    taken = {command.name for command in own}
+    return [*own, *laboratory, *(each for name, each in added.items() if name not in taken)]
+
+
+def _added() -> Iterator[Command]:
+    """What entry points refer to; one that cannot be loaded is a command that says why."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            command = point.load()
+            if not isinstance(command, Command):
+                raise TypeError(f"{point.value} is no {Command.__module__}:{Command.__name__}")
+            yield command
+        except Exception as error:  # of whoever wrote it; all others have to go on
+            yield _broken(point, error)
+
+
+def _broken(point: EntryPoint, error: Exception) -> Command:
+    group, _, name = point.name.rpartition(".")
+    group = group or ROOT
+    section = LABORATORY.get(group, {}).get(name, USE)
+    reason = f"(cannot be loaded: {type(error).__name__}: {error})"
+    return Command(name, UNUSABLE, UNUSABLE, reason, section=section, group=group)
+
+
+def _missing(name: str, group: str, section: str) -> Command:
+    reason = "(missing: it belongs to the laboratory, paceline_lab, which is not installed)"
+    return Command(name, UNUSABLE, UNUSABLE, reason, section=section, group=group)
+
+
+UNUSABLE = ""
+"""In place of a command's references, where its help says why it cannot be run."""
+
+
+COMMANDS = (
+    Command(
         "run",
-        "options.options:RunOptions",
-        "use.run:run_command",
+        "paceline.cli.options.options:RunOptions",
+        "paceline.cli.use.run:run_command",
         """Chat with a model, or answer prompts.
 
         Without a prompt, it starts a chat on a terminal; elsewhere it reads the prompt from
@@ -206,10 +272,10 @@ _ROOT = (
         drafts are made.
         """,
     ),
-    Entry(
+    Command(
         "serve",
-        "serve.serve:ServeOptions",
-        "serve.serve_replicas:serve_or_replicate",
+        "paceline.cli.serve.serve:ServeOptions",
+        "paceline.cli.serve.serve_replicas:serve_or_replicate",
         """Serve models to OpenAI, Anthropic and Ollama clients.
 
         Completions, chats, tools and structured output, all with speculative decoding, which
@@ -219,10 +285,10 @@ _ROOT = (
         """,
         section=SERVE,
     ),
-    Entry(
+    Command(
         "stage",
-        "serve.stage:StageOptions",
-        "serve.stage:stage_command",
+        "paceline.cli.serve.stage:StageOptions",
+        "paceline.cli.serve.stage:stage_command",
         """Run some of a model's layers for an engine on another host.
 
         The engine names this address with --pipeline-stage and decides which layers of which model
@@ -231,10 +297,10 @@ _ROOT = (
         """,
         section=SERVE,
     ),
-    Entry(
+    Command(
         "run-batch",
-        "use.run_batch:RunBatchOptions",
-        "use.run_batch:run_batch_command",
+        "paceline.cli.use.run_batch:RunBatchOptions",
+        "paceline.cli.use.run_batch:run_batch_command",
         """Answer a file of requests, as the server would.
 
         The file is in OpenAI's batch format: each line has custom_id, method, url and body. Answers
@@ -243,47 +309,10 @@ _ROOT = (
         """,
         section=SERVE,
     ),
-    Entry(
-        "trace",
-        "speed_up.trace:TraceOptions",
-        "speed_up.trace:trace_command",
-        """Record a model's answers with their log-probabilities.
-
-        Training and simulation read these traces. If interrupted, run the same command again: it
-        continues after the last complete file.
-        """,
-        section=SPEED_UP,
-    ),
-    Entry(
-        "simulate",
-        "speed_up.simulate:SimulateOptions",
-        "speed_up.simulate:simulate_command",
-        """Predict from traces how much speculation would gain.
-
-        Drafts do not change what a model answers, so recorded answers show what any draft would
-        have been worth. They are replayed through the real proposers and the real planner, and a
-        cost table says how long each step takes. Fixed configurations and the best choices in
-        hindsight are shown for comparison.
-        """,
-        section=SPEED_UP,
-    ),
-    Entry(
-        "tune",
-        "speed_up.tune_setup:TuneOptions",
-        "speed_up.tune:tune_command",
-        """Find the fastest way to speculate with a model.
-
-        The model's answers to your usual prompts are replayed with every proposer in many settings,
-        with the cost of a step as measured on this machine. The ranking includes what you run by
-        default, says how certain it is, and whether anything beats plain decoding at all. Each
-        draft model is also compared with the target.
-        """,
-        section=SPEED_UP,
-    ),
-    Entry(
+    Command(
         "convert",
-        "use.convert:ConvertOptions",
-        "use.convert:convert_command",
+        "paceline.cli.use.convert:ConvertOptions",
+        "paceline.cli.use.convert:convert_command",
         """Pack a model for the native kernels.
 
         The packed folder loads at once, because its weights are memory-mapped as they are instead
@@ -291,10 +320,10 @@ _ROOT = (
         """,
         section=SPEED_UP,
     ),
-    Entry(
+    Command(
         "profile",
-        "speed_up.profile:ProfileOptions",
-        "speed_up.profile:profile_command",
+        "paceline.cli.speed_up.profile:ProfileOptions",
+        "paceline.cli.speed_up.profile:profile_command",
         """Measure how long a step takes at each width.
 
         Steps of the target and of its draft model are measured in shuffled rounds, the way the
@@ -303,22 +332,10 @@ _ROOT = (
         """,
         section=SPEED_UP,
     ),
-    Entry(
-        "verify",
-        "options.options:VerifyOptions",
-        "check.verify:verify_command",
-        """Check that speculation changes no token.
-
-        Every prompt is decoded plainly and speculatively with the same seed, and the speculative
-        output is scored again token by token. The exit code is 1 if the check fails. With
-        --quality, it measures instead how much accuracy the arithmetic costs compared with float32.
-        """,
-        section=CHECK,
-    ),
-    Entry(
+    Command(
         "demo",
-        "use.demo:DemoOptions",
-        "use.demo:demo_command",
+        "paceline.cli.use.demo:DemoOptions",
+        "paceline.cli.use.demo:demo_command",
         """Watch drafted tokens light up, and the same text come faster.
 
         Several kinds of prompts are decoded plainly and speculatively, and compared. The model is
@@ -326,19 +343,19 @@ _ROOT = (
         model otherwise.
         """,
     ),
-    Entry(
+    Command(
         "pull",
-        "use.pull:PullOptions",
-        "use.pull:pull_command",
+        "paceline.cli.use.pull:PullOptions",
+        "paceline.cli.use.pull:pull_command",
         """Download a model by its name; no model hub is needed.
 
         Prints where the model is. From then on, its name works in every command.
         """,
     ),
-    Entry(
+    Command(
         "models",
-        "use.pull:ModelsOptions",
-        "use.pull:models_command",
+        "paceline.cli.use.pull:ModelsOptions",
+        "paceline.cli.use.pull:models_command",
         """List the models that you can use by name.
 
         These are the models that can be downloaded, with licence and size, and those that Ollama
@@ -346,29 +363,29 @@ _ROOT = (
         """,
         aliases=("list", "ls"),
     ),
-    Entry(
+    Command(
         "rm",
-        "use.remove:RemoveOptions",
-        "use.remove:remove_command",
+        "paceline.cli.use.remove:RemoveOptions",
+        "paceline.cli.use.remove:remove_command",
         """Delete downloaded models, and packed copies of any model.
 
         Models of other programs and your own files stay; it says how to delete those.
         """,
     ),
-    Entry(
+    Command(
         "completion",
-        "completion:CompletionOptions",
-        "completion:completion_command",
+        "paceline.cli.completion:CompletionOptions",
+        "paceline.cli.completion:completion_command",
         """Print a script for completion in a shell.
 
         Bash: paceline completion bash > ~/.local/share/bash-completion/completions/paceline. Zsh
         and fish: source the output.
         """,
     ),
-    Entry(
+    Command(
         "doctor",
-        "check.doctor:DoctorOptions",
-        "check.doctor:doctor_command",
+        "paceline.cli.check.doctor:DoctorOptions",
+        "paceline.cli.check.doctor:doctor_command",
         """Inspect this machine, and say what would make it faster.
 
         Shows the instruction set, cores, memory and its bandwidth, optional packages, and how the
@@ -376,17 +393,22 @@ _ROOT = (
         """,
         section=CHECK,
     ),
-    Entry("version", "about:VersionOptions", "about:version_command", "Print the version."),
-    Entry(
+    Command(
+        "version",
+        "paceline.cli.about:VersionOptions",
+        "paceline.cli.about:version_command",
+        "Print the version.",
+    ),
+    Command(
         "help",
-        "about:HelpOptions",
-        "about:help_command",
+        "paceline.cli.about:HelpOptions",
+        "paceline.cli.about:help_command",
         "Print the commands, or the options of one.",
     ),
-    Entry(
+    Command(
         "explain",
-        "speed_up.explain:ExplainOptions",
-        "speed_up.explain:explain_command",
+        "paceline.cli.speed_up.explain:ExplainOptions",
+        "paceline.cli.speed_up.explain:explain_command",
         """Show step by step what was drafted and accepted, and why.
 
         The prompt is answered speculatively and then plainly. The verdict comes first. Each step
@@ -396,70 +418,4 @@ _ROOT = (
         section=SPEED_UP,
     ),
 )
-_TRAIN = (
-    Entry(
-        "lm",
-        "train.train:LMOptions",
-        "train.train:train_lm_command",
-        """Train a small language model on text.
-
-        Training starts from scratch or from an existing model. If interrupted, run the same command
-        again to continue from the last saved state.
-        """,
-    ),
-    Entry(
-        "draft",
-        "train.train:DraftOptions",
-        "train.train:train_draft_command",
-        """Train a draft model for a target model.
-
-        The draft learns to imitate the target. It starts from scratch or is cut out of a larger
-        model. If interrupted, run the same command again to continue from the last saved state.
-        """,
-    ),
-    Entry(
-        "head",
-        "train.train:HeadOptions",
-        "train.train:train_head_command",
-        """Train a head that drafts from its target's hidden states.
-
-        The head learns from the target's own answers and starts as a copy of the target's last
-        layer. If interrupted, run the same command again to continue from the last saved state.
-        """,
-    ),
-    Entry(
-        "ngram",
-        "train.train_ngram:TrainNgramOptions",
-        "train.train_ngram:train_ngram_command",
-        """Train an n-gram model that drafts for a target model.
-
-        It learns best from the target's own answers. The figures are for held-out text, next to
-        those of prompt lookup on the same text.
-        """,
-    ),
-)
-_BENCH = (
-    Entry(
-        "serve",
-        "check.bench_options:BenchServeOptions",
-        "check.bench_serve:bench_serve_command",
-        """Benchmark any server that speaks the OpenAI protocol.
-
-        Requests arrive as configured, and answers are streamed. Reports throughput, the time to the
-        first token, the time between tokens, and what speculation did if the server's metrics tell.
-        With --compare-with, two servers take turns on the same requests.
-        """,
-    ),
-    Entry(
-        "throughput",
-        "check.bench_options:BenchThroughputOptions",
-        "check.bench_throughput:bench_throughput_command",
-        """Measure the engine's tokens per second, without a server.
-
-        All prompts are submitted at once. With --compare, plain and speculative decoding take
-        turns.
-        """,
-    ),
-)
-COMMANDS = {ROOT: _ROOT, "train": _TRAIN, "bench": _BENCH}
-"""By the group that they belong to."""
+"""Those of the product; those of other packages come by entry points."""

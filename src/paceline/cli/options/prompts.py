@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.config.template_options import parse_template_options
 from paceline.core.errors import ConfigError, RequestError
 from paceline.text.chat_templates import begins_with_system
-from paceline.workbench.serving.dataset_files import Content, prompt_of, read_rows
+from paceline.text.prompt_files import Content, prompt_of, read_rows
 
 if TYPE_CHECKING:
     from paceline.text.tokenizer import Tokenizer

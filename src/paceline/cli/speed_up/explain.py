@@ -63,7 +63,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
 def explain_command(options: ExplainOptions) -> int:
     """The work of ``paceline explain``."""
     from paceline.profiling.explain import MAX_STEPS
-    from paceline.workbench.plots import check_plot
+    from paceline.profiling.plots import check_plot
 
     wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
     if options.plot is not None:  # before minutes are spent
@@ -97,7 +97,7 @@ def explain_prompt(
     from paceline.cli.speed_up.explain_view import verdict_lines
     from paceline.profiling.chrome_trace import write_trace
     from paceline.profiling.explain_run import explain
-    from paceline.workbench.plots import plot_steps
+    from paceline.profiling.plots import plot_steps
 
     if not speculative:
         raise ConfigError("explain needs speculation: leave out --no-speculation")

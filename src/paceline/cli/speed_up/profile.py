@@ -69,8 +69,8 @@ class ProfileOptions(EngineOptions, ModelOptions):
 def profile_command(options: ProfileOptions) -> int:
     """The work of ``paceline profile``."""
     from paceline.profiling.paying_drafts import draft_sentences
+    from paceline.profiling.plots import check_plot, plot_tables
     from paceline.profiling.profile_store import keep_profiles, to_document
-    from paceline.workbench.plots import check_plot, plot_tables
 
     screen = Screen(json=options.json)
     if options.output is not None:  # before minutes are spent

@@ -30,7 +30,7 @@ from paceline.models.families.fields import Fields
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.tensors.stored import StoredTensors
 
-LAYER = "transformer_layer_config"
+LAYER_CONFIG = "transformer_layer_config"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 BLOCKS = "dflash_config"
 _PLACES = (
@@ -201,7 +201,7 @@ def place_of(source: str) -> tuple[Path, str]:
 
 def layer_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the head's layers as that of a language model."""
-    own = Fields(raw).mapping(LAYER) or raw
+    own = Fields(raw).mapping(LAYER_CONFIG) or raw
     shared = ("draft_vocab_size", "dtype", "torch_dtype")
     return {
         **{key: value for key, value in own.items() if key not in ("architectures", "is_causal")},
@@ -251,7 +251,7 @@ def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block
         0 if has_anchor_row else 1,
         said.integer("markov_rank", 0, MOST_MARKOV_RANK, 256) if is_dspark else 0,
     )
-    has_bias = Fields(fields.mapping(LAYER) or raw).flag("attention_bias")
+    has_bias = Fields(fields.mapping(LAYER_CONFIG) or raw).flag("attention_bias")
     traits = {
         "attention.qk_norm": True,
         "attention.qkv_bias": has_bias,

@@ -1,1 +1,0 @@
-"""Measuring a server that speaks OpenAI's protocol: prompts, arrivals, requests, figures."""

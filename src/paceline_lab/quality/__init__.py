@@ -1,0 +1,1 @@
+"""How far an arithmetic is from float32."""

@@ -1,0 +1,1 @@
+"""Replays of traces through real proposers and a real planner."""

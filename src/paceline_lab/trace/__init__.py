@@ -1,0 +1,1 @@
+"""Traces: a model's recorded answers with their log-probabilities."""

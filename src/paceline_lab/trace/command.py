@@ -1,0 +1,157 @@
+"""``paceline trace``: the target's own answers with their log-probabilities, in shards on disk.
+
+Owns which prompts a shard holds; the format is :mod:`paceline.request.traces`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from paceline.api.outputs import GenerationOutput
+from paceline.cli.options.model_first import lasting_name
+from paceline.cli.options.options import (
+    EngineOptions,
+    ModelOptions,
+    chat_template_kwargs,
+    option,
+    token_limit,
+)
+from paceline.cli.options.prompts import encoder_of, read_prompts
+from paceline.cli.options.resolve import engine_options
+from paceline.cli.terminal.display import Screen, banner
+from paceline.request.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.api.llm import LLM
+    from paceline.request.traces import Trace
+
+
+SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TraceOptions(EngineOptions, ModelOptions):
+    """Options of ``paceline trace``."""
+
+    prompts: str = option(..., "JSONL file of prompts, as for paceline run.")
+    output: str = option(..., "Folder to write the traces to.", "-o")
+    top_logprobs: int = option(32, "Number of log-probabilities to keep per token.", min=1)
+    max_tokens: int = token_limit(256)
+    temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
+    seed: int = option(0, "Seed of the first prompt; prompt i is sampled with seed + i.")
+    shard_size: int = option(64, "Prompts per file.", min=1)
+    chat: bool | None = option(
+        None, "Apply the chat template (default: if the model has one).", both=True
+    )
+    system: str | None = option(None, "System message before each prompt.")
+    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
+
+
+def trace_command(options: TraceOptions, is_kept: bool = True) -> int:
+    """The work of ``paceline trace``.
+
+    Args:
+        is_kept: whether the folder is one that somebody named.
+    """
+    from paceline.api.llm import LLM
+    from paceline.request.traces import TraceWriter
+    from paceline_lab.bench.runs import after
+    from paceline_lab.trace.experts import with_experts
+
+    rows = read_prompts(options.prompts)
+    first = _params(options, 0)
+    screen = Screen()
+    with LLM(options.model, speculative_config=[], **engine_options(options)) as llm:
+        screen.note(banner(llm))
+        prompts = encoder_of(llm.tokenizer, options).encode_all(rows)
+        writer = TraceWriter(options.output, _meta(options, llm, prompts, first))
+        begin = min(writer.num_shards * options.shard_size, len(prompts))
+        if begin:
+            screen.note(f"{begin} of {len(prompts)} prompts are there already")
+        num_tokens = 0
+        with screen.progress("tracing", len(prompts)) as advance:
+            for start in range(begin, len(prompts), options.shard_size):
+                batch = prompts[start : start + options.shard_size]
+                params = [_params(options, start + i) for i in range(len(batch))]
+                outputs = llm.generate(batch, params, on_finished=after(start, advance))
+                traces = [_to_trace(start + i, output) for i, output in enumerate(outputs)]
+                if llm.checkpoint.config.mlp.experts:
+                    traces = llm.call(partial(with_experts, traces=traces))
+                writer.write_shard(traces)
+                num_tokens += sum(len(trace.logprobs) for trace in traces)
+        place = f", in {_shards(writer.num_shards)} in {writer.folder}" if is_kept else ""
+        screen.note(f"{len(prompts) - begin} prompts answered with {num_tokens} tokens{place}")
+        stats = llm.stats()
+        if stats.num_experts_read:
+            mean = stats.num_experts_read / stats.num_target_forwards
+            screen.note(f"a forward read {mean:.0f} experts on average, each once per layer")
+    return 0
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count} shards"
+
+
+def _params(options: TraceOptions, prompt_index: int) -> SamplingParams:
+    # A seed per prompt, by its index: the same whether or not the command was interrupted.
+    return SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        logprobs=options.top_logprobs,
+        seed=(options.seed + prompt_index) % SEEDS,
+    )
+
+
+def _meta(
+    options: TraceOptions, llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> dict[str, Any]:
+    import numpy as np
+    import xxhash
+
+    from paceline.loading.fingerprint import model_fingerprint
+    from paceline.request.traces import MODEL_SOURCE
+
+    digest = xxhash.xxh3_128()
+    for prompt in prompts:
+        digest.update(np.array([len(prompt), *prompt], "<i4").tobytes())
+    return {
+        "model": llm.model,
+        MODEL_SOURCE: lasting_name(options.model),
+        "model_fingerprint": model_fingerprint(llm.checkpoint),
+        "dtype": llm.config.dtype,
+        "vocab_fingerprint": llm.tokenizer.fingerprint,
+        "num_prompts": len(prompts),
+        "prompts_digest": digest.hexdigest(),
+        "shard_size": options.shard_size,
+        "params": {
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_logprobs": params.logprobs,
+            "seed": options.seed,
+            "max_model_len": llm.config.max_model_len,
+        },
+    }
+
+
+def _to_trace(index: int, output: GenerationOutput) -> Trace:
+    import numpy as np
+
+    from paceline.request.traces import Trace
+
+    if output.error is not None:
+        raise output.error
+    rows = output.completions[0].logprobs
+    assert len(rows) == len(output.token_ids)
+    top = [row.top for row in rows]
+    return Trace(
+        prompt_index=index,
+        prompt_len=len(output.prompt_token_ids),
+        token_ids=np.array([*output.prompt_token_ids, *output.token_ids], np.int32),
+        logprobs=np.array([row.logprob for row in rows], np.float32),
+        top_ids=np.array([[token for token, _ in each] for each in top], np.int32),
+        top_logprobs=np.array([[value for _, value in each] for each in top], np.float32),
+    )

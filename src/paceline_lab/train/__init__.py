@@ -1,0 +1,1 @@
+"""Training: language models, drafts for them, heads and n-gram models."""

@@ -1,0 +1,1 @@
+"""Heads that draft from their target's hidden states: their data, modules, losses and training."""

@@ -1,0 +1,1 @@
+"""N-gram models that draft: counts, probabilities, files and figures."""

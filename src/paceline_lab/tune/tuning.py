@@ -1,0 +1,281 @@
+"""The best way to speculate on a set of traces, and how sure that is.
+
+Owns the order of the search, the bootstrap and what counts as worthwhile; candidates are
+:mod:`paceline_lab.tune.search`'s, replays :mod:`paceline_lab.simulate.simulator`'s. Knows no
+files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.planner.planners import PLANNERS
+from paceline_lab.simulate.recording import widest
+from paceline_lab.simulate.replay import ReplayResult
+from paceline_lab.simulate.setup import num_learnt
+from paceline_lab.simulate.simulator import Simulator, best_of_each
+from paceline_lab.tune.search import (
+    SUFFIX,
+    Candidate,
+    Clock,
+    all_configs,
+    configured_candidate,
+    draft_candidates,
+    joint_candidates,
+    search,
+    suffix_candidates,
+)
+
+WORTHWHILE = 1.01
+"""The speed-up whose interval must lie above it: a replay knows the machine no better."""
+LEAST_ANSWERS = 5
+"""That are resampled; an interval from fewer would say how few they are, not how sure it is."""
+SINGLE_SHARE = 0.65
+"""Of the time, for each proposer by itself; the rest is for two at once."""
+DRAWS = 2000
+TAILS = (0.025, 0.975)
+Drafts = Mapping[str, SpeculativeConfig]
+DEFAULT = "default"
+DEFAULT_PLANNER = EngineConfig().planner
+PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """Plain time over a row's time on all traces.
+
+    Attributes:
+        low, high: its 95 % interval; None for fewer than :data:`LEAST_ANSWERS` traces, and for
+            plain decoding itself.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to decode all traces.
+
+    Attributes:
+        candidate: None for plain decoding and for hindsight.
+        configs: whoever may have drafted.
+        num_learnt: prompts that an n-gram model among them was trained on, so that other prompts
+            will gain less.
+    """
+
+    name: str
+    candidate: Candidate | None
+    result: ReplayResult
+    speedup: SpeedUp
+    configs: Sequence[SpeculativeConfig] = ()
+    num_learnt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What was found.
+
+    Attributes:
+        default: what decodes where nothing is configured; None where that was not replayed.
+        rows: candidates that were replayed in full, the best first, and of equally fast ones the
+            smallest.
+        oracles: hindsight: the best fixed setting of each trace out of ``rows``, and the best
+            drafts of each step.
+        num_candidates: that were tried at all.
+        num_left_out: that there was no time for, in one round or another.
+        seconds: of searching, hindsight included.
+    """
+
+    plain: Row
+    rows: list[Row]
+    oracles: list[Row]
+    num_candidates: int
+    num_left_out: int
+    seconds: float
+    default: Row | None = None
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest candidate that beats plain decoding; None where none does.
+
+        The default remains the best until another candidate beats it as clearly. Rows whose
+        n-grams were learnt from these prompts are never it. A row surely beats another only if
+        there are enough answers (:attr:`is_sure`).
+        """
+        found = next((row for row in self.rows if is_recommendable(row)), None)
+        default = self.default
+        if default is None or not is_recommendable(default):
+            return found
+        gain = self.gain(found)
+        return found if gain is not None and is_clear(gain) else default
+
+    def gain(self, row: Row | None) -> SpeedUp | None:
+        """How much faster a row is than the default."""
+        if row is None or self.default is None:
+            return None
+        return speedup(self.default.result, row.result)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether there are enough answers for intervals."""
+        return len(self.plain.result.traces) >= LEAST_ANSWERS
+
+    def distinct(self) -> list[list[Row]]:
+        """Rows of one family and planner whose replays took the same steps, the smallest first."""
+        found: dict[tuple[object, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(_steps_of(row), []).append(row)
+        return list(found.values())
+
+    def best_of(self, family: str) -> Row | None:
+        """The fastest candidate of a family, whether it pays or not."""
+        return next((row for row in self.rows if _candidate(row).family == family), None)
+
+    def by_budget(self) -> dict[tuple[str, str], list[Row]]:
+        """The fastest candidate of every node budget, by family and planner."""
+        found: dict[tuple[str, str], dict[int, Row]] = {}
+        for row in self.rows:
+            each = _candidate(row)
+            found.setdefault((each.family, each.planner), {}).setdefault(each.nodes, row)
+        return {key: [rows[n] for n in sorted(rows)] for key, rows in sorted(found.items())}
+
+
+def is_clear(found: SpeedUp) -> bool:
+    """Whether the interval, or without one the speed-up, lies above :data:`WORTHWHILE`."""
+    return (found.value if found.low is None else found.low) > WORTHWHILE
+
+
+def is_worthwhile(row: Row) -> bool:
+    """Whether a row clearly beats plain decoding."""
+    return is_clear(row.speedup)
+
+
+def is_recommendable(row: Row) -> bool:
+    """Whether a row clearly beats plain decoding, on prompts that it has not learnt."""
+    return is_worthwhile(row) and not row.num_learnt
+
+
+def _steps_of(row: Row) -> tuple[object, ...]:
+    """Equal for candidates of a family and planner that did and cost the same in every step."""
+    each, result = _candidate(row), row.result
+    traces = tuple((trace.ms, *trace.emitted) for trace in result.traces)
+    return each.family, each.planner, tuple(result.rows), traces
+
+
+def _candidate(row: Row) -> Candidate:
+    assert row.candidate is not None
+    return row.candidate
+
+
+def wanted_configs(
+    drafts: Drafts, default: Sequence[SpeculativeConfig] = ()
+) -> list[SpeculativeConfig]:
+    """Every configuration of the drafts and of the default that :func:`tune` may replay."""
+    candidates = [draft_candidates(name, draft, ("auto",)) for name, draft in drafts.items()]
+    if default:
+        candidates.append([configured_candidate(default, drafts, DEFAULT_PLANNER)])
+    return all_configs(each for found in candidates for each in found)
+
+
+def tune(
+    simulator: Simulator,
+    drafts: Drafts,
+    planners: Sequence[str],
+    budget_seconds: float,
+    clock: Clock = time.perf_counter,
+    default: Sequence[SpeculativeConfig] = (),
+) -> Tuning:
+    """Search among all proposers and settings.
+
+    Args:
+        simulator: opened with :func:`wanted_configs`.
+        drafts: who drafts besides ``suffix``, whatever the size of its trees, by names for people.
+        planners: keys of :data:`~paceline.planner.planners.PLANNERS`.
+        budget_seconds: for replaying candidates; hindsight comes after it.
+        default: who drafts where nothing is configured.
+    """
+    began = clock()
+    singles = suffix_candidates(planners)
+    for name, draft in drafts.items():
+        singles += draft_candidates(name, draft, planners)
+    share = SINGLE_SHARE if drafts else 1.0
+    found = search(simulator, singles, began + share * budget_seconds, clock)
+    plain = simulator.plain()
+    scores = {each: plain.ms / result.ms for each, result in found.results.items()}
+    joint = [each for name in drafts for each in joint_candidates(scores, name, planners)]
+    more = search(simulator, joint, began + budget_seconds, clock)
+    results = found.results | more.results
+    rows = [_row(simulator, plain, c, result) for c, result in results.items()]
+    rows.sort(key=lambda row: planners.index(_candidate(row).planner))
+    return Tuning(
+        plain=Row(PLAIN, None, plain, SpeedUp(1.0, None, None)),
+        rows=sorted(rows, key=lambda row: (-row.speedup.value, _candidate(row).size)),
+        oracles=_oracles(simulator, drafts, plain, results),
+        num_candidates=len(singles) + len(joint),
+        num_left_out=found.num_left_out + more.num_left_out,
+        seconds=clock() - began,
+        default=_default(simulator, plain, drafts, default) if default else None,
+    )
+
+
+def _row(simulator: Simulator, plain: ReplayResult, each: Candidate, result: ReplayResult) -> Row:
+    learnt = num_learnt(each.configs, simulator.learnt)
+    return Row(each.name, each, result, speedup(plain, result), each.configs, learnt)
+
+
+def _default(
+    simulator: Simulator,
+    plain: ReplayResult,
+    drafts: Drafts,
+    configs: Sequence[SpeculativeConfig],
+) -> Row:
+    candidate = configured_candidate(configs, drafts, DEFAULT_PLANNER)
+    result = simulator.run(candidate.configs, PLANNERS[DEFAULT_PLANNER])
+    row = _row(simulator, plain, candidate, result)
+    return replace(row, name=f"{DEFAULT}: {row.name}")
+
+
+def _oracles(
+    simulator: Simulator,
+    drafts: Drafts,
+    plain: ReplayResult,
+    results: Mapping[Candidate, ReplayResult],
+) -> list[Row]:
+    def row(name: str, result: ReplayResult, configs: Sequence[SpeculativeConfig]) -> Row:
+        learnt = num_learnt(configs, simulator.learnt)
+        return Row(name, None, result, speedup(plain, result), configs, learnt)
+
+    def best_steps(name: str, candidates: Iterable[Candidate]) -> Row:
+        configs = widest(all_configs(candidates))
+        return row(f"{BEST_STEPS}: {name}", simulator.best_steps(configs), configs)
+
+    fixed = {each: result for each, result in results.items() if each.planner == "fixed"}
+    found = [row(BEST_FIXED, best_of_each([plain, *fixed.values()]), all_configs(fixed))]
+    free = suffix_candidates(("fixed",))
+    for name, draft in drafts.items():
+        candidates = [*free, *draft_candidates(name, draft, ("fixed",))]
+        found.append(best_steps(f"{SUFFIX} + {name}", candidates))
+    return found if drafts else [*found, best_steps(SUFFIX, free)]
+
+
+def speedup(plain: ReplayResult, result: ReplayResult) -> SpeedUp:
+    """The ratio of total times; its interval is a bootstrap over the traces (Efron, 1979).
+
+    Fewer than :data:`LEAST_ANSWERS` have none: of a single one all draws are the same, and a trace
+    does not tell the times of its parts.
+    """
+    value, count = plain.ms / result.ms, len(plain.traces)
+    if count < LEAST_ANSWERS:
+        return SpeedUp(value, None, None)
+    times = np.array([[trace.ms for trace in each.traces] for each in (plain, result)])
+    drawn = np.random.default_rng(0).integers(count, size=(DRAWS, count))
+    above, below = times[:, drawn].sum(axis=2)  # [draws] each
+    low, high = np.quantile(above / below, TAILS)
+    return SpeedUp(value, float(low), float(high))

@@ -1,0 +1,1 @@
+"""Whether speculation changes a token."""
