@@ -24,7 +24,7 @@ from paceline.request import sampling_defaults
 log = logging.getLogger(__name__)
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 _PART = re.compile(r"[A-Za-z0-9][\w.-]*")
-_NAME = re.compile(rf"(?:{_PART.pattern}/){{0,3}}{_PART.pattern}(?::{_PART.pattern})?")
+_DOWNLOADED_NAME = re.compile(rf"(?:{_PART.pattern}/){{0,3}}{_PART.pattern}(?::{_PART.pattern})?")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _PARAMETERS_LAYER = "application/vnd.ollama.image.params"
@@ -64,7 +64,7 @@ def find_downloaded(name: str) -> CatalogueEntry | None:
         return _ollama_entry(name)
     if name.startswith(LM_STUDIO):
         return _lm_studio_entry(name)
-    if not _NAME.fullmatch(name):
+    if not _DOWNLOADED_NAME.fullmatch(name):
         return None
     inside = [OLLAMA + name] if _ollama_name(name) in _ollama_manifests() else []
     repository, _, tag = name.partition(":")
