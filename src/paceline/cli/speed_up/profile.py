@@ -16,7 +16,7 @@ from paceline.config.speculative import SelfDraftConfig
 from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
 from paceline.core.writing import write_json
-from paceline.loading.head_kinds import MTP
+from paceline.models.heads import MTP
 
 if TYPE_CHECKING:
     from paceline.profiling.profile import Profile

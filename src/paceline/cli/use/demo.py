@@ -32,7 +32,7 @@ from paceline.cli.use.compare import (
 )
 from paceline.config import BACKENDS, DTYPES
 from paceline.core.errors import FetchError
-from paceline.loading.embedded import EMBEDDED
+from paceline.loading.catalogue import EMBEDDED
 from paceline.loading.fetching import Download, named_model, pip_download
 from paceline.request.sampling_params import SamplingParams
 

@@ -16,12 +16,13 @@ from paceline.core.folders import PACKED, cache_folder
 from paceline.disk.packed_room import packed_copies
 from paceline.loading.catalogue import (
     CatalogueEntry,
+    all_models,
     catalogue,
+    find_model,
     similar_names,
     users_catalogue,
 )
 from paceline.loading.fetching import Download, fetch, is_intact, pip_download
-from paceline.loading.names import all_models, find_model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -20,10 +20,15 @@ from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.folders import PACKED, cache_folder
 from paceline.core.reading import checked_path
 from paceline.disk.packed_room import copies_of, packed_copies, remove_copy
-from paceline.loading.catalogue import CatalogueEntry, catalogue, users_catalogue
-from paceline.loading.downloaded import LM_STUDIO, OLLAMA
-from paceline.loading.hub import is_hub_id
-from paceline.loading.names import find_model
+from paceline.loading.catalogue import (
+    LM_STUDIO,
+    OLLAMA,
+    CatalogueEntry,
+    catalogue,
+    find_model,
+    users_catalogue,
+)
+from paceline.loading.fetching import is_hub_id
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
