@@ -59,7 +59,7 @@ def test_what_it_says_to_mistakes(tmp_path: Path, cli: Cli) -> None:
             "allowed: auto, float32, bfloat16, float16, file, int8, int4",
         ),
         ((draft, tmp_path / "full"), "not an empty folder"),
-        ((tmp_path / "nothing", tmp_path / "a"), "no model at"),
+        ((tmp_path / "nothing", tmp_path / "a"), "no model"),
         ((draft, tmp_path / "full" / "a" / "b"), "cannot write"),
     ):
         result = cli("convert", *arguments)

@@ -211,7 +211,7 @@ def test_a_path_that_leads_nowhere_is_told() -> None:
 
 
 def test_a_mistyped_name_is_told() -> None:
-    with pytest.raises(ModelLoadError, match=r"smolm2 \(did you mean smollm2\?\): give a folder"):
+    with pytest.raises(ModelLoadError, match=r"smolm2 \(did you mean smollm2\?\)\. A model is a folder"):
         load_checkpoint("smolm2")
 
 
