@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.engine_process.messages import Piece
-from paceline.server.engine_process.process import PATIENCE, Entry, Outbox, joined
+from paceline.server.engine_process.process import BODY_INTERVAL, PATIENCE, Entry, Outbox, joined
 from tests.server import factories
 
 INTERVAL = 20.0
@@ -29,6 +29,7 @@ class Sent:
     at: float = 1000.0
     messages: list[tuple[float, list[Entry]]] = field(default_factory=list)
     begun: set[tuple[int, int]] = field(default_factory=set)
+    in_one_body: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         def send(entries: list[Entry]) -> None:
@@ -45,7 +46,8 @@ class Sent:
             if has_ended or key not in self.begun:
                 edges.add(key)
             self.begun = self.begun - {key} if has_ended else self.begun | {key}
-        self.outbox.put(entries, edges)
+        unread = {(handle, each.sample) for handle, each in entries if handle in self.in_one_body}
+        self.outbox.put(entries, edges, unread)
 
     def tokens(self) -> list[list[int]]:
         """Of single messages, whoever they are for."""
@@ -78,6 +80,18 @@ def test_all_answers_share_one_message_and_edges_do_not_wait_for_it() -> None:
     sent.step(piece(5, 1), piece(6, 2, end="length"), piece(7, 3), lasts=5)
     sent.step(piece(8, 1), piece(9, 3), lasts=10)
     assert sent.tokens() == [[1, 2], [4, 6, 7], [3, 5, 8, 9]]
+
+
+def test_answers_in_one_body_are_told_of_less_often_than_streams() -> None:
+    sent = Sent(interval=BODY_INTERVAL / 5, in_one_body={1})
+    for token in range(10):
+        sent.step(piece(token, 0), piece(100 + token, 1), lasts=BODY_INTERVAL / 5)
+    sent.step(piece(10, 0), piece(110, 1, end="stop"), lasts=BODY_INTERVAL / 5)
+    told = [t for tokens in sent.tokens() for t in tokens if t >= 100]
+    assert told == list(range(100, 111))
+    of_body = [[t for t in tokens if t >= 100] for tokens in sent.tokens()]
+    assert [len(tokens) for tokens in of_body] == [1, 0, 0, 0, 0, 5, 0, 0, 0, 0, 5]
+    assert [[t for t in tokens if t < 100] for tokens in sent.tokens()] == [[t] for t in range(11)]
 
 
 def test_slow_steps_are_not_delayed() -> None:
@@ -128,7 +142,7 @@ def test_log_probs_are_joined_in_order() -> None:
 )
 def test_nothing_is_lost_or_late_or_out_of_order(steps: Any, interval: float) -> None:
     """Random steps of a few samples that begin, end and begin again."""
-    sent, made, token = Sent(interval), defaultdict[int, list[int]](list), 0
+    sent, made, token = Sent(interval, in_one_body={2, 3}), defaultdict[int, list[int]](list), 0
     born: dict[int, float] = {}
     for lasts, samples in steps:
         entries = []

@@ -75,7 +75,7 @@ class Tokenizer:
         self._piece_scores = piece_scores
         self._backend = self._joining(backend)
         self._special_tokens = dict(special_tokens or {})
-        self._templates = dict(chat_templates or {})
+        self._set_templates(dict(chat_templates or {}))
         self.has_fallback_template = False
         self.chat_opening: tuple[Mapping[str, Any], ...] = ()
         added = backend.get_added_tokens_decoder()
@@ -404,22 +404,26 @@ class Tokenizer:
         Args:
             is_fallback: nobody chose it for this model, which may know no chats at all.
         """
-        self._templates = {"default": source}
+        self._set_templates({"default": source})
         self.has_fallback_template = is_fallback
+
+    def _set_templates(self, templates: dict[str, str]) -> None:
+        self._templates = templates
+        self._template_text = "\0".join(templates.values())
 
     def set_tool_template(self, source: str) -> None:
         """Write chats that offer tools by this Jinja template, and all others as before."""
         if self._templates:
-            self._templates["tool_use"] = source
+            self._set_templates({**self._templates, "tool_use": source})
 
     def template_mentions(self, word: str) -> bool:
         """Whether any chat template has this text, as a part of a name too."""
-        return any(word in template for template in self._templates.values())
+        return word in self._template_text
 
     def template_knows(self, variable: str) -> bool:
         """Whether any chat template has this variable's whole name."""
         name = re.compile(rf"(?<!\w){re.escape(variable)}(?!\w)")
-        return any(name.search(template) for template in self._templates.values())
+        return name.search(self._template_text) is not None
 
     def apply_chat_template(
         self,

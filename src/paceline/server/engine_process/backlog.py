@@ -37,7 +37,9 @@ Told = Callable[[PacelineError], None]
 def waiting_bytes(piece: Piece) -> int:
     """About what a piece takes while it waits; what it says of the prompt does not go with it."""
     size = _PIECE_BYTES + _TOKEN_BYTES * len(piece.token_ids) + len(piece.text)
-    return size + _bytes_of_logprobs(piece.logprobs) + len(piece.embedding)
+    if piece.logprobs:
+        size += _bytes_of_logprobs(piece.logprobs)
+    return size + len(piece.embedding)
 
 
 def _bytes_of_logprobs(entries: Sequence[TokenLogprobs | None]) -> int:
@@ -73,25 +75,24 @@ class Backlog:
 
     def of_stream(self, *told: Told) -> Share:
         """What waits until it is read. Args: told: called, in this order, when it is dropped."""
-        return self._opened(Share(self, told, self.most_bytes_of_request))
+        return Share(self, told, self.most_bytes_of_request)
 
     def of_prompt_and_stream(self, *told: Told) -> Share:
         """Likewise, for a stream that keeps what it says of its prompt until it ends."""
-        return self._opened(Share(self, told, self.most_bytes_of_answer))
+        return Share(self, told, self.most_bytes_of_answer)
 
     def of_answer(self, *told: Told) -> Share:
         """What waits until the answer is complete, since it goes in one body."""
-        return self._opened(Share(self, told, self.most_bytes_of_answer, is_whole=True))
+        return Share(self, told, self.most_bytes_of_answer, is_whole=True)
 
     def of_body(self, num_bytes: int, *told: Told) -> Share:
         """An answer that is complete, until its client has taken it."""
-        share = self._opened(Share(self, told, self.most_bytes))
+        share = Share(self, told, self.most_bytes)
         share.add(num_bytes)
         return share
 
-    def _opened(self, share: Share) -> Share:
+    def open(self, share: Share) -> None:
         self._shares.add(share)
-        return share
 
     def close(self, share: Share) -> None:
         self.add(share, -share.num_bytes)
@@ -127,20 +128,23 @@ class Share:
         self.most = most
         self._backlog = backlog
         self._told = [*told]
-        self._is_whole = is_whole
+        self.is_whole = is_whole
         self._is_open = True
+        backlog.open(self)
 
     def when_dropped(self, told: Told) -> None:
         self._told.append(told)
 
     def put(self, piece: Piece) -> None:
         """Count a piece that waits."""
-        size = waiting_bytes(piece) + _bytes_of_logprobs(piece.prompt_logprobs)
-        self.add(size * (_SIZE_AS_PARTS if self._is_whole else 1))
+        size = waiting_bytes(piece)
+        if piece.prompt_logprobs:
+            size += _bytes_of_logprobs(piece.prompt_logprobs)
+        self.add(size * (_SIZE_AS_PARTS if self.is_whole else 1))
 
     def take(self, piece: Piece) -> None:
         """Count that a piece waits no more."""
-        if not self._is_whole:
+        if not self.is_whole:
             self.add(-waiting_bytes(piece))
 
     def add(self, num_bytes: int) -> None:
@@ -162,7 +166,7 @@ class Share:
     def error(self, allowed: str) -> PacelineError:
         """Why it ends when it alone is too large."""
         size = _mebibytes(self.num_bytes)
-        if self._is_whole:
+        if self.is_whole:
             return AnswerTooLargeError(
                 f"the answer in one body takes {size} of memory until now, and {allowed}: ask for "
                 "fewer samples, tokens or log-probs, send fewer prompts at once, or stream it"
@@ -174,7 +178,7 @@ class Share:
 
     def error_of_all(self, most: str) -> PacelineError:
         """Why it ends where all together are too large, and it is the largest."""
-        if not self._is_whole:
+        if not self.is_whole:
             return self.error(f"all answers together may have {most}")
         return BusyError(
             f"all answers together take more than {most} of memory, and this one most of it: "

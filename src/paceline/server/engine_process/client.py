@@ -166,7 +166,8 @@ class EngineClient:
         """
         life = self._living()
         handle = next(self._numbers)
-        life.send(("generate", handle, prompts, params, cache_salt, trace_id, adapter))
+        is_whole = share is not None and share.is_whole
+        life.send(("generate", handle, prompts, params, cache_salt, trace_id, adapter, is_whole))
         generation = self._generations[handle] = EngineGeneration(params, share)
         if share is not None:
             share.when_dropped(lambda _: self._abort(life, handle))
@@ -443,7 +444,8 @@ class EngineGeneration:
                 raise self._error
             if not self._num_open:
                 raise StopAsyncIteration
-            await self._change()
+            self._changed.clear()
+            await self._changed.wait()
         piece = self._pieces.popleft()
         if self._share is not None:
             self._share.take(piece)
@@ -454,11 +456,8 @@ class EngineGeneration:
         while not self._is_accepted:
             if self._error is not None:
                 raise self._error
-            await self._change()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     def accept(self) -> None:
         self._is_accepted = True
@@ -481,7 +480,8 @@ class EngineGeneration:
             self._pieces.append(piece)
             if self._share is not None:
                 self._share.put(piece)
-        self.accept()
+        self._is_accepted = True
+        self._changed.set()
         return not self._num_open
 
     def _drop(self, error: PacelineError) -> None:

@@ -6,7 +6,7 @@ prompts to the outbox, and one sends heartbeats. None of them waits for the othe
 what was asked for, so the two processes cannot block each other. The process ends when the other
 one does.
 
-Commands: ``(generate, handle, prompts, params, cache_salt, trace_id, adapter)``,
+Commands: ``(generate, handle, prompts, params, cache_salt, trace_id, adapter, is_whole)``,
 ``(abort, handle)``, ``(ask, number, name, arguments..)``.
 
 Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import queue
 import signal
@@ -100,6 +101,7 @@ class _Route:
     sample: int
     request: Request
     trace_id: str
+    is_whole: bool
     is_fresh: bool = True
 
 
@@ -153,6 +155,7 @@ class EngineServer:
         cache_salt: str,
         trace_id: str,
         adapter: str | None = None,
+        is_whole: bool = False,
     ) -> None:
         def on_added(taken: Sequence[SubmittedPrompt]) -> None:
             requests = [request for prompt in taken for request in prompt.requests]
@@ -165,7 +168,8 @@ class EngineServer:
                 self._engine.abort(ids)
                 return
             for sample, request in enumerate(requests):
-                self._routes[request.request_id] = _Route(handle, sample, request, trace_id)
+                route = _Route(handle, sample, request, trace_id, is_whole)
+                self._routes[request.request_id] = route
 
         with self._lock:
             if handle not in self._jobs:  # it was aborted while it waited for this thread
@@ -211,7 +215,7 @@ class EngineServer:
             self._outbox.flush()
             self.tell(("dead", str(death)))
             os._exit(1)
-        entries, edges = list[Entry](), set[Sample]()
+        entries, edges, unread = list[Entry](), set[Sample](), set[Sample]()
         for output in outputs:
             route = self._routes.get(output.request_id)
             has_ended = output.finish_reason is not None
@@ -221,10 +225,12 @@ class EngineServer:
             if has_ended or route.is_fresh:
                 edges.add((route.handle, route.sample))
                 route.is_fresh = False
+            if route.is_whole:
+                unread.add((route.handle, route.sample))
             if has_ended:
                 self._forget(route)
         if entries:
-            self._outbox.put(entries, edges)
+            self._outbox.put(entries, edges, unread)
 
     @staticmethod
     def _piece(route: _Route, output: StepOutput) -> Piece:
@@ -269,6 +275,8 @@ Entry = tuple[int, Piece]
 """What a step brought to a sample of the request with this number."""
 Sample = tuple[int, int]
 """A request's number, and which of its samples."""
+BODY_INTERVAL = 0.5
+"""Seconds within which the pieces of answers in one body come as one."""
 PATIENCE = 2.0
 """Intervals after the last message when what waits is sent although the next step has not ended."""
 
@@ -279,7 +287,8 @@ class Outbox:
     Every message costs both processes: that thread while it sends, and the other process a write
     per answer to its client. The first piece of an answer and the last go at once; those between
     are sent for all answers together, at most once in an interval. Steps that take longer than the
-    interval are sent as they end.
+    interval are sent as they end. Pieces of an answer in one body, which nobody reads before its
+    end, go in an interval of their own.
 
     Args:
         send: takes entries, at most one of each sample.
@@ -295,8 +304,8 @@ class Outbox:
         self._interval = interval
         self._clock = clock
         self._lock = threading.Lock()  # held while sending too: pieces keep their order
-        self._waiting: list[Entry] = []
-        self._sent_at = -float("inf")
+        self._streams = _Waiting(interval)
+        self._bodies = _Waiting(max(interval, BODY_INTERVAL) if interval else 0.0)
         self._has_waiting = threading.Event()
 
     def start(self) -> None:
@@ -304,27 +313,29 @@ class Outbox:
         if self._interval:
             threading.Thread(target=self._watch, name="paceline-outbox", daemon=True).start()
 
-    def put(self, entries: Iterable[Entry], edges: Collection[Sample]) -> None:
+    def put(
+        self, entries: Iterable[Entry], edges: Collection[Sample], unread: Collection[Sample] = ()
+    ) -> None:
         """Take what one step brought: at most an entry per sample.
 
         Args:
             edges: the samples whose first or last piece is among them.
+            unread: the samples of answers in one body.
         """
         with self._lock:
             at = self._clock()
-            self._waiting += entries
-            if at - self._sent_at >= self._interval:
-                self._send_waiting(at)
-            elif edges:
-                self._send(grouped(entry for entry in self._waiting if _sample(entry) in edges))
-                self._waiting = [each for each in self._waiting if _sample(each) not in edges]
-            if self._waiting:
+            for entry in entries:
+                waiting = self._bodies if unread and _sample(entry) in unread else self._streams
+                waiting.entries.append(entry)
+            self._send_due(self._streams.due(at, edges) + self._bodies.due(at, edges))
+            if self._streams.entries or self._bodies.entries:
                 self._has_waiting.set()
 
     def flush(self) -> None:
         """Send everything that waits."""
         with self._lock:
-            self._send_waiting(self._clock())
+            at = self._clock()
+            self._send_due(self._streams.taken(at) + self._bodies.taken(at))
 
     def remind(self) -> float | None:
         """Send what has waited too long.
@@ -334,19 +345,17 @@ class Outbox:
         """
         with self._lock:
             at = self._clock()
-            overdue_at = self._sent_at + PATIENCE * self._interval
-            if at >= overdue_at:
-                self._send_waiting(at)
-            if not self._waiting:
+            both = self._streams, self._bodies
+            self._send_due([e for each in both if at >= each.overdue_at for e in each.taken(at)])
+            overdue_at = [each.overdue_at for each in both if each.entries]
+            if not overdue_at:
                 self._has_waiting.clear()
                 return None
-            return overdue_at - at
+            return min(overdue_at) - at
 
-    def _send_waiting(self, at: float) -> None:
-        if self._waiting:
-            self._send(grouped(self._waiting))
-            self._waiting = []
-            self._sent_at = at
+    def _send_due(self, entries: list[Entry]) -> None:
+        if entries:
+            self._send(grouped(entries))
 
     def _watch(self) -> None:
         while True:
@@ -355,6 +364,35 @@ class Outbox:
                 self._has_waiting.wait()
             else:
                 time.sleep(seconds)
+
+
+class _Waiting:
+    """Entries that go together, at most once in an interval."""
+
+    def __init__(self, interval: float) -> None:
+        self.entries: list[Entry] = []
+        self._interval = interval
+        self._sent_at = -math.inf
+
+    @property
+    def overdue_at(self) -> float:
+        return self._sent_at + PATIENCE * self._interval
+
+    def due(self, at: float, edges: Collection[Sample]) -> list[Entry]:
+        """Take out what is to be sent at this time."""
+        if not self.entries or at - self._sent_at >= self._interval:
+            return self.taken(at)
+        found = [entry for entry in self.entries if _sample(entry) in edges] if edges else []
+        if found:
+            self.entries = [entry for entry in self.entries if _sample(entry) not in edges]
+        return found
+
+    def taken(self, at: float) -> list[Entry]:
+        """Take out everything."""
+        found, self.entries = self.entries, []
+        if found:
+            self._sent_at = at
+        return found
 
 
 def _sample(entry: Entry) -> Sample:

@@ -12,7 +12,12 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -71,12 +76,14 @@ class Serving:
     Attributes:
         is_known: it was loaded before, so that the client has its facts.
         resident: whether it is loaded, and until when.
+        fingerprint: what decides, besides the model, which tokens follow from a seed.
 
     Raises:
         ModelTooLargeError: it is loaded, and larger than all of the room.
     """
 
     texts: TokenTexts
+    fingerprint: str
 
     def __init__(
         self,
@@ -94,8 +101,8 @@ class Serving:
         self.created = int(time.time())
         self.names = tuple(names)
         self.num_bytes = self.size = num_bytes
-        self.admission = Admission(0, config.max_queue)
         self.metrics = ModelMetrics(metrics, self.name)
+        self.admission = Admission(0, config.max_queue, self.metrics.rejected.inc)
         self.schemas = schemas
         self._backlog = backlog
         self._num_loads = 0
@@ -111,7 +118,9 @@ class Serving:
 
     def adapter_of(self, asked: str | None) -> str | None:
         """The adapter that a request for this model means; None: the model as it is."""
-        names = () if asked is None else (asked, asked.removesuffix(LATEST))
+        if asked is None:
+            return None
+        names = asked, asked.removesuffix(LATEST)
         if any(name in self.names for name in names):
             return None
         return next((name for name in names if name in self.client.adapters), None)
@@ -158,6 +167,7 @@ class Serving:
         info, self._num_loads = self.client.info, self._num_loads + 1
         self.num_bytes, self.size = info.num_bytes, memory_of(self.client)
         self.admission.max_num_seqs = info.max_num_seqs
+        self.fingerprint = f"paceline-{__version__}-{info.dtype}-{info.backend}"
         tokenizer = self.client.tokenizer
         self.texts = TokenTexts(tokenizer)
         self._note_unknown_options(tokenizer)
@@ -199,12 +209,6 @@ class Serving:
             )
         return self.client.tokenizer
 
-    @property
-    def fingerprint(self) -> str:
-        """What decides, besides the model, which tokens follow from a seed."""
-        info = self.client.info
-        return f"paceline-{__version__}-{info.dtype}-{info.backend}"
-
     def check_takes_requests(self) -> None:
         """Raises ApiError: 503, the server is ending, or its engine starting or hung."""
         state = self.state
@@ -212,22 +216,15 @@ class Serving:
             again = {"Retry-After": "5"}
             raise ApiError(503, _REFUSALS[state], SERVER, code=state, headers=again)
 
-    @contextmanager
-    def admitted(self, count: int) -> Iterator[None]:
+    def admitted(self, count: int) -> AbstractContextManager[None]:
         """Hold places for a request's samples, before any work goes into it.
 
-        Raises (when the block is entered):
-            ApiError: 429, the queue is full; 503, the server is ending or its engine starting.
+        Raises (the first at once, the others when the block is entered):
+            ApiError: 503, the server is ending or its engine starting; 429, the queue is full.
             RequestError: so many places do not exist.
         """
         self.check_takes_requests()
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self.admission.places(count))
-            except ApiError:
-                self.metrics.rejected.inc()
-                raise
-            yield
+        return self.admission.places(count)
 
     @asynccontextmanager
     async def answering(
@@ -250,7 +247,7 @@ class Serving:
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
         """
         params = [prompt.params for prompt in prompts]
-        clock = Clock(self.metrics, operation, len(prompts), params[0].n, deadline)
+        clock = Clock(self.metrics, operation, len(prompts), params[0].n, deadline, is_stream)
         generating = self.client.generate(
             [prompt.token_ids for prompt in prompts],
             params,
@@ -310,13 +307,17 @@ class Admission:
 
     Args:
         max_queue: samples that may wait besides.
+        on_full: told of each request that is sent away.
 
     Attributes:
         max_num_seqs: samples that the engine runs at once; 0 while it is not known.
     """
 
-    def __init__(self, max_num_seqs: int, max_queue: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_queue: int, on_full: Callable[[], None] = lambda: None
+    ) -> None:
         self.max_num_seqs = max_num_seqs
+        self._on_full = on_full
         self._max_queue = max_queue
         self._seconds = 1.0  # smoothed: how long requests take
         self.num_unfinished = 0
@@ -334,12 +335,14 @@ class Admission:
             ApiError: 429, the queue is full; ``Retry-After`` says when to try again.
             RequestError: so many places do not exist.
         """
-        if count > self.limit:
+        limit = self.limit
+        if count > limit:
             raise RequestError(
-                f"prompt and n: the request has {count} samples; at most {self.limit} can be "
+                f"prompt and n: the request has {count} samples; at most {limit} can be "
                 "unfinished at once: send smaller batches"
             )
-        if self.num_unfinished + count > self.limit:
+        if self.num_unfinished + count > limit:
+            self._on_full()
             raise self._full()
         self.num_unfinished += count
         began = time.monotonic()

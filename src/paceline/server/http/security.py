@@ -67,11 +67,11 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, is_open = Headers(scope=scope), scope["path"] in OPEN_PATHS
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if not is_open:
                 self._hosts.check(headers.getlist("host"))
-            scope[_CALLER] = self._caller(scope, headers)
+            scope[_CALLER] = self._caller(scope, headers) if self._keys and not is_open else ""
             self._check_length(headers.get("content-length", "0"))
         except ApiError as error:
             await error.response(scope["path"])(scope, receive, send)
@@ -79,9 +79,7 @@ class Guard:
         await self._app(scope, _Body(receive, self._max_body_bytes, self._body_seconds), send)
 
     def _caller(self, scope: Scope, headers: Headers) -> str:
-        """A name for the key that was brought; the same for all where there are no keys."""
-        if not self._keys or scope["path"] in OPEN_PATHS:
-            return ""
+        """A name for the key that was brought."""
         brought = _key(scope, headers)
         # Every key is compared, whichever fits, so that time does not tell which one was near.
         found = [key for key in self._keys if hmac.compare_digest(key, brought)]

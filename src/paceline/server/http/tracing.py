@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the engine's process logs by this module, and knows no fram
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REQUEST_ID = "x-request-id"
+_REQUEST_ID_KEY = REQUEST_ID.encode()
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s%(trace)s"
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(
@@ -53,26 +54,32 @@ class TraceMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = _header(scope, REQUEST_ID)
+        given, traceparent = _named_headers(scope)
         name = given if _PLAIN.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         # Each request has a context of its own. It is not left as it was: whoever answers when the
         # application has failed asks for the id after this has ended.
         _request_id.set(name)
-        _trace_id.set(parse_traceparent(_header(scope, "traceparent")))
+        _trace_id.set(parse_traceparent(traceparent) if traceparent else "")
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                key = REQUEST_ID.encode()
-                others = [pair for pair in message.get("headers", ()) if pair[0] != key]
-                message["headers"] = [*others, (key, name.encode())]
+                headers = message.get("headers", ())
+                others = [pair for pair in headers if pair[0] != _REQUEST_ID_KEY]
+                message["headers"] = [*others, (_REQUEST_ID_KEY, name.encode())]
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
 
-def _header(scope: Scope, name: str) -> str:
-    found = (value for key, value in scope["headers"] if key == name.encode())
-    return next(found, b"").decode("latin-1")
+def _named_headers(scope: Scope) -> tuple[str, str]:
+    """The first request id and the first trace of a request, empty where it has none."""
+    request_id = traceparent = b""
+    for key, value in scope["headers"]:
+        if key == _REQUEST_ID_KEY:
+            request_id = request_id or value
+        elif key == b"traceparent":
+            traceparent = traceparent or value
+    return request_id.decode("latin-1"), traceparent.decode("latin-1")
 
 
 class _TraceFilter(logging.Filter):

@@ -256,6 +256,8 @@ class Clock:
     """Times of the answers to a request's prompts, told to the metrics, and how they ended.
 
     Args:
+        is_stream: each piece is an event for the client; of an answer in one body the gap between
+            two tokens is told, on average.
         now: seconds as ``deadline`` counts them; default: :func:`time.monotonic`.
     """
 
@@ -266,14 +268,16 @@ class Clock:
         num_prompts: int,
         num_samples: int,
         deadline: Deadline,
+        is_stream: bool = True,
         now: Callable[[], float] | None = None,
     ) -> None:
         self._metrics = metrics
         self._operation: Operation = operation
         self._deadline = deadline
         self._now = now or time.monotonic
-        self._prompts = [[_Sample() for _ in range(num_samples)] for _ in range(num_prompts)]
-        self._samples = [sample for samples in self._prompts for sample in samples]
+        self._is_stream = is_stream
+        self._num_samples = num_samples
+        self._samples = [_Sample() for _ in range(num_prompts * num_samples)]
         self._reasons = ["abort"] * num_prompts
 
     def observe(self, piece: Piece) -> None:
@@ -282,20 +286,24 @@ class Clock:
             sample.first = at
             self._metrics.first_token.observe(at - self._deadline.began)
         else:
-            self._metrics.token_gap.observe(at - sample.last)
+            count = 1 if self._is_stream else max(1, len(piece.token_ids))
+            self._metrics.token_gap.observe((at - sample.last) / count)
         sample.last = at
         sample.num_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             sample.reason = piece.finish_reason
-            self._end(piece.sample // len(self._prompts[0]), piece.finish_reason)
+            self._end(piece.sample // self._num_samples, piece.finish_reason)
 
     def _end(self, prompt: int, reason: str) -> None:
         """A sample of the prompt has ended."""
-        samples = self._prompts[prompt]
+        samples = self._of(prompt)
         if all(sample.reason is not None for sample in samples):
             self._reasons[prompt] = reason
             if self._operation != "embeddings":
                 self._tell_tokens(samples)
+
+    def _of(self, prompt: int) -> list[_Sample]:
+        return self._samples[prompt * self._num_samples :][: self._num_samples]
 
     def _tell_tokens(self, samples: list[_Sample]) -> None:
         """The times of a prompt's tokens, where its samples succeeded."""
@@ -315,8 +323,8 @@ class Clock:
         """Tell that the answers have ended; one that was complete before a failure stays so."""
         at = self._now()
         has_failed = has_failed or self._deadline.is_over(at)
-        for samples, reason in zip(self._prompts, self._reasons, strict=True):
-            unfinished = any(sample.reason is None for sample in samples)
+        for prompt, reason in enumerate(self._reasons):
+            unfinished = any(sample.reason is None for sample in self._of(prompt))
             told, seconds = (
                 "error" if has_failed and unfinished else reason,
                 at - self._deadline.began,
