@@ -54,7 +54,7 @@ from paceline.api.llm import embedded_model
 from paceline.api.outputs import Completion, GenerationOutput
 from paceline.build.bundled_drafts import draft_at
 from paceline.build.default_drafts import EVERY_MODEL, drafts_of
-from paceline.cli.options.prompts import Encoder
+from paceline.cli.prompts import Encoder
 from paceline.config import SpeculativeConfig
 from paceline.config.speculative import HEAD_METHODS, without_memory
 from paceline.loading.fetching import named_model

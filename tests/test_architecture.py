@@ -41,7 +41,7 @@ TORCH_FREE = {"core", "config", "json_schema", "text", "request", "structured", 
 DEVICE_QUESTIONS = {"cuda", "is_cuda", "is_cpu", "is_mps", "is_xpu"}
 KNOWS_DEVICES = FLOOR_OF["backends"]
 """Up to this floor, code may ask which device it runs on."""
-OPEN_CIRCLES = ({"cli.serve", "cli.use", "ray"},)
+OPEN_CIRCLES = ({"cli", "ray"},)
 """Folders that still import each other in a circle."""
 
 

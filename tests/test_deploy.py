@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.serve.serve import ServeOptions
+from paceline.cli.serve import ServeOptions
 from paceline.server.http.config import OPEN_PATHS
 
 ROOT = Path(__file__).resolve().parent.parent

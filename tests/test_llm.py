@@ -19,8 +19,8 @@ import paceline.api.llm
 from paceline import LLM, AsyncLLM, SamplingParams, SpeculativeParams
 from paceline.api.llm import embedded_model
 from paceline.api.outputs import Job
-from paceline.cli.options.options import RunOptions
-from paceline.cli.options.resolve import speculative_config
+from paceline.cli.options import RunOptions
+from paceline.cli.settings import speculative_config
 from paceline.core.errors import (
     ConfigError,
     ContextLengthError,

@@ -85,7 +85,7 @@ def test_help_of_a_command_imports_nothing_slow() -> None:
     for line, loaded in zip(lines, imported_by(*lines), strict=True):
         slow = loaded & {"torch", "numpy", "rich", "tokenizers", "safetensors", "aiohttp"}
         assert not slow, line
-        assert "paceline.cli.options.options" in loaded
+        assert "paceline.cli.options" in loaded
 
 
 def test_the_list_of_commands_is_in_sections(cli) -> None:

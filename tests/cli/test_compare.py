@@ -10,9 +10,9 @@ import pytest
 
 from paceline.api.llm import LLM
 from paceline.api.outputs import Completion, GenerationOutput
-from paceline.cli.options.resolve import NO_MEMORY
-from paceline.cli.terminal.report import Figures
-from paceline.cli.use.compare import Comparison, Pair, compare, comparison_table, verdict
+from paceline.cli.compare import Comparison, Pair, compare, comparison_table, verdict
+from paceline.cli.report import Figures
+from paceline.cli.settings import NO_MEMORY
 from paceline.core.load import Load
 from paceline.core.speedup import Arm, Round
 from paceline.request.metrics import SpeculationCounters
@@ -132,7 +132,7 @@ class Arms:
         return SimpleNamespace(generate=generate)
 
     def compared(self, monkeypatch: pytest.MonkeyPatch, prompts: int, **options: Any) -> Comparison:
-        monkeypatch.setattr("paceline.cli.terminal.report.time.perf_counter", self.clock)
+        monkeypatch.setattr("paceline.cli.report.time.perf_counter", self.clock)
         ids = [[index] for index in range(prompts)]
         plain, speculative = self.engine("plain", 10, 0), self.engine("speculative", 5, 12)
         params = SamplingParams(max_tokens=10, temperature=0.0)
@@ -163,7 +163,7 @@ def test_short_answers_are_repeated_until_the_speedup_is_certain(
 
 
 def test_a_verdict_says_that_other_programs_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.cli.use.compare.current_load", lambda cores: Load(3.1, 2))
+    monkeypatch.setattr("paceline.cli.compare.current_load", lambda cores: Load(3.1, 2))
     found = Arms([0.2] * 3, [0.25] * 3).compared(monkeypatch, 1, repeat=3)
     assert verdict(found, True) == (
         "identical output, slower: 0.80x the speed of plain decoding (0.80x to 0.80x); the machine "

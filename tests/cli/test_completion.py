@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.completion import SHELLS, script
 from paceline.cli.main import GREETING, main
-from paceline.cli.manual import write_manual
-from paceline.cli.reference import all_commands
+from paceline.cli.reference import SHELLS, all_commands, script, write_manual
 from tests.cli.conftest import Result
 
 Cli = Callable[..., Result]

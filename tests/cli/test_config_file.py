@@ -16,9 +16,9 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cli.options.config_file import read_config_file, write_config_file
-from paceline.cli.options.options import RunOptions, takes
-from paceline.cli.speed_up.profile import ProfileOptions
+from paceline.cli.config_file import read_config_file, write_config_file
+from paceline.cli.options import RunOptions, takes
+from paceline.cli.profile import ProfileOptions
 from paceline.core.errors import ConfigError
 from paceline.core.installation import pip_install
 from paceline_lab.trace.command import TraceOptions

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.options.prompts import Prompt
-from paceline.cli.use.demo import by_kind, choose_subject, demo_table, own_model, real_model
+from paceline.cli.demo import by_kind, choose_subject, demo_table, own_model, real_model
+from paceline.cli.prompts import Prompt
 from paceline.core.errors import ConfigError, FetchError
-from paceline.loading.catalogue import embedded_model
+from paceline.loading.embedded import embedded_model
 from tests.cli.conftest import Result
 from tests.cli.test_compare import comparison, differ
 from tests.models.catalogues import entry_text, name_models, put_wheels
@@ -82,7 +82,7 @@ def test_table() -> None:
 
 @pytest.fixture(autouse=True)
 def one_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.cli.use.demo.QUICK_PATIENCE", 0.0)
+    monkeypatch.setattr("paceline.cli.demo.QUICK_PATIENCE", 0.0)
 
 
 @pytest.fixture(params=["embedded", "real"])

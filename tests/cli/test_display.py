@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 from paceline.api.llm import embedded_model
 from paceline.api.outputs import Completion
-from paceline.cli.terminal.display import (
-    OriginSplitter,
-    Screen,
-    answer_line,
-    closing_line,
-    cut_line,
-    table,
-)
-from paceline.cli.terminal.report import Figures
+from paceline.cli.report import Figures, answer_line, closing_line, cut_line
+from paceline.cli.terminal import OriginSplitter, Screen, table
 from paceline.request.sampling_params import SamplingParams
 from paceline.text.detokenizer import TextStream
 from paceline.text.tokenizer import Tokenizer

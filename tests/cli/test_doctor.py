@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.check.doctor import streaming_rows
+from paceline.cli.doctor import streaming_rows
 from paceline.profiling.doctor import ModelFacts
 from tests.cli.conftest import Result
 

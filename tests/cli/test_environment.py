@@ -10,7 +10,7 @@ import typer
 
 from paceline.backends.native.native import missing
 from paceline.cli.main import OTHER_VARIABLES, app, option_variables, warn_of_unknown_variables
-from paceline.cli.options.options import refuse_empty_variables
+from paceline.cli.options import refuse_empty_variables
 from paceline.cli.reference import all_commands
 from paceline.core.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.speed_up.explain_view import GREEN, StepView, summary_lines, verdict_lines
+from paceline.cli.explain import GREEN, StepView, summary_lines, verdict_lines
 from paceline.planner.cost_points import StepShape
 from paceline.profiling.chrome_trace import StepTimes
 from paceline.profiling.explain_run import Explanation, Run

@@ -17,7 +17,7 @@ import typer
 import paceline
 from paceline.cli.habits import COMMANDS, OPTIONS, SENTENCES, read
 from paceline.cli.main import app
-from paceline.cli.options.options import UNLIMITED
+from paceline.cli.options import UNLIMITED
 from paceline.cli.registry import own_words
 from paceline.core.errors import ConfigError
 from tests.cli.conftest import Result

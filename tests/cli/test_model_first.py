@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.options.model_first import lasting_name, model_and_file
-from paceline.loading.catalogue import embedded_model
+from paceline.cli.model_argument import lasting_name, model_and_file
+from paceline.loading.embedded import embedded_model
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,20 @@ import typer
 
 from paceline.api.llm import embedded_model
 from paceline.build.default_drafts import default_speculative_config, drafts_of
+from paceline.cli.demo import own_model, real_model
 from paceline.cli.main import app
-from paceline.cli.options.options import COMPARED_TOKENS, RunOptions
-from paceline.cli.options.resolve import (
+from paceline.cli.options import COMPARED_TOKENS, UNLIMITED, RunOptions
+from paceline.cli.registry import LABORATORY, commands_of, load
+from paceline.cli.settings import (
     engine_options,
     replayed_config,
     sampling_params,
     speculative_config,
 )
-from paceline.cli.registry import LABORATORY, commands_of, load
-from paceline.cli.use.demo import own_model, real_model
 from paceline.config import EngineConfig, Objective, environment_name
 from paceline.config.speculative import without_memory
 from paceline.core.errors import ConfigError
-from paceline.loading.catalogue import embedded_ngram_model
+from paceline.loading.embedded import embedded_ngram_model
 from paceline.profiling.profile_steps import CONTEXTS, WIDTHS
 from paceline_lab.quality.llama_peer import KV_TYPES
 from paceline_lab.train.command import DraftOptions, LMOptions, config_values
@@ -188,6 +188,8 @@ def test_sampling() -> None:
     assert (params.temperature, params.top_k, params.min_p) == (0.5, 7, 0.1)
     assert (params.seed, params.ignore_eos) == (9, True)
     assert sampling_params(RunOptions(), 0).is_greedy
+    assert sampling_params(RunOptions(), 0).max_tokens == COMPARED_TOKENS
+    assert sampling_params(RunOptions(max_tokens=UNLIMITED), 0).max_tokens is None
 
 
 def commands(command: Any, path: str = "paceline") -> list[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.cli.speed_up.profile import numbers
+from paceline.cli.profile import numbers
 from paceline.core.errors import ConfigError
 from paceline.core.installation import install_command
 from paceline.profiling.profile_store import find_imported, find_profile, from_document

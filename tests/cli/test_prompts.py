@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 
 from paceline.api.llm import embedded_model
-from paceline.cli.options.options import RunOptions
-from paceline.cli.options.prompts import Encoder, Prompt, encoder_of, read_prompts
-from paceline.cli.speed_up.explain import ExplainOptions
+from paceline.cli.explain import ExplainOptions
+from paceline.cli.options import RunOptions
+from paceline.cli.prompts import Encoder, Prompt, encoder_of, read_prompts
 from paceline.core.errors import ConfigError, RequestError, TemplateError
 from paceline.text.tokenizer import Tokenizer
 from paceline_lab.trace.command import TraceOptions

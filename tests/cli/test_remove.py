@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.use.pull import PullOptions, pull_command
+from paceline.cli.models import PullOptions, pull_command
 from paceline.core.folders import PACKED, cache_folder
 from paceline.disk.packed_room import MARK, hold, place_mark
 from paceline.loading.catalogue import find_entry

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.serve.serve import build_engine
+from paceline.cli.serve import build_engine
 from paceline.core.installation import install_command
 
 pytest.importorskip("uvicorn")

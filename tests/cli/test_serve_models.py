@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.serve import serve_models
-from paceline.cli.serve.serve_models import (
+from paceline.cli import serve
+from paceline.cli.serve import (
     check_is_there,
     memory_budget,
     models_on_disk,
@@ -16,7 +16,8 @@ from paceline.cli.serve.serve_models import (
     stored_bytes,
 )
 from paceline.core.errors import ConfigError, ModelLoadError
-from paceline.loading.catalogue import CatalogueEntry, embedded_model
+from paceline.loading.catalogue import CatalogueEntry
+from paceline.loading.embedded import embedded_model
 
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
 
@@ -50,7 +51,7 @@ def test_models_on_disk_are_those_that_are_here_and_not_named(
 ) -> None:
     entries = [CatalogueEntry(name, path=path) for name, path in (("a", TARGET), ("b", DRAFT))]
     entries.append(CatalogueEntry("c", path=str(tmp_path / "missing")))
-    monkeypatch.setattr(serve_models, "all_models", lambda: entries)
+    monkeypatch.setattr(serve, "all_models", lambda: entries)
     assert models_on_disk(["x"]) == ["a", "b"]
     assert models_on_disk([TARGET]) == ["b"]
 
@@ -80,7 +81,7 @@ def test_sizes_are_those_of_the_weights(tmp_path: Path) -> None:
 
 
 def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_models, "memory", lambda: (1000, 500))
+    monkeypatch.setattr(serve, "memory", lambda: (1000, 500))
     assert memory_budget("8GiB", False) == 8 << 30
     assert memory_budget("50%", False) == 500
     assert memory_budget(None, True) == 800

@@ -10,11 +10,9 @@ import pytest
 
 from paceline.api.llm import LLM
 from paceline.build.default_drafts import default_speculative_config
-from paceline.cli.chat.conversation import Conversation
-from paceline.cli.chat.talk import talk
-from paceline.cli.chat.talk_commands import PARAMETERS
-from paceline.cli.options.prompts import Encoder
-from paceline.cli.terminal.display import Screen
+from paceline.cli.chat import PARAMETERS, Conversation, talk
+from paceline.cli.prompts import Encoder
+from paceline.cli.terminal import Screen
 from paceline.request.sampling_params import SamplingParams
 
 CONTEXT = 256

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.cli.chat import prompt_history
-from paceline.cli.chat.prompt_history import PromptHistory
+from paceline.cli import chat
+from paceline.cli.chat import PromptHistory
 from paceline.core.folders import state_folder
 from tests.cli.pseudo_terminal import at_a_terminal
 
 READ = """
-from paceline.cli.chat.talk_input import typed
-from paceline.cli.terminal.terminal import Terminal
+from paceline.cli.chat import typed
+from paceline.cli.terminal import Terminal
 terminal = Terminal(["earlier", "two\\nlines"])
 while True:
     text = typed(terminal.read)
@@ -72,7 +72,7 @@ def test_a_history_is_private_and_goes_on(tmp_path: Path) -> None:
 def test_a_history_does_not_grow_without_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_history, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(chat, "MAX_ENTRIES", 3)
     path = tmp_path / "typed.jsonl"
     lines = [json.dumps(str(number)) for number in range(7)]
     path.write_text("\n".join([*lines, "damaged", "{}", ""]), encoding="utf-8")

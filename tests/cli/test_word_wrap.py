@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from paceline.cli.terminal.word_wrap import WordWrap
+from paceline.cli.terminal import WordWrap
 from tests.cli.pseudo_terminal import at_a_terminal
 
 COMMAND = re.compile(r"\x1b\[(\d*)([DK])")
@@ -99,7 +99,7 @@ def test_a_line_that_something_else_ended() -> None:
 
 
 SAY = """
-from paceline.cli.terminal.display import Screen
+from paceline.cli.terminal import Screen
 screen = Screen()
 for each in ("It is mean", "ingful", " where", " lines end,", " and ", "words", " are whole."):
     screen.write([(each, "target")])

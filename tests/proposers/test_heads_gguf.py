@@ -13,8 +13,8 @@ from paceline.backends.native.native import why_not_native
 from paceline.build.bundled_drafts import bundled_drafts
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
-from paceline.cli.options.options import RunOptions
-from paceline.cli.options.resolve import speculative_config
+from paceline.cli.options import RunOptions
+from paceline.cli.settings import speculative_config
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder

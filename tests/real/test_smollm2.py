@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.api.llm import LLM
-from paceline.cli.options.prompts import Encoder
-from paceline.cli.use.demo import real_model as demonstration
+from paceline.cli.demo import real_model as demonstration
+from paceline.cli.prompts import Encoder
 from paceline.request.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from paceline.api.llm import LLM
-from paceline.cli.options.resolve import named_folders
+from paceline.cli.settings import named_folders
 from paceline.core.errors import ConfigError, ModelLoadError, NoAdapterError, UnknownAdapterError
 from paceline.server.engine_process.client import EngineClient
 from tests.adapters import adapter_folder, adapter_tensors

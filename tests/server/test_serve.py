@@ -20,9 +20,8 @@ import openai
 import pytest
 
 import paceline
-from paceline.cli.serve.serve import ServeOptions, served_models, server_config
-from paceline.cli.serve.serve_models import default_names
-from paceline.loading.catalogue import embedded_model
+from paceline.cli.serve import ServeOptions, default_names, served_models, server_config
+from paceline.loading.embedded import embedded_model
 from paceline.server.engine_process.process import NAME
 from tests.programs import module
 

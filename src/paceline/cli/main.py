@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="paceline")
     except (PacelineError, OSError) as error:  # the system's own: a full disk, an impossible path
-        from paceline.cli.terminal.display import printable
+        from paceline.cli.terminal import printable
 
         print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(EXIT_ERROR)

@@ -1,15 +1,64 @@
-"""The command line's reference page, from its own help: ``python -m paceline.cli.reference``.
+"""What the command line says of itself: help, man pages, completion, and its reference page.
 
-Prints what ``docs/cli.md`` must hold. The same whatever the terminal and the environment.
+``python -m paceline.cli.reference`` prints what ``docs/cli.md`` must hold, the same whatever the
+terminal and the environment; with a folder it writes man pages into it, such as ``paceline-run.1``.
 """
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
 
+from paceline import __version__
 from paceline.cli.main import HELP_WIDTH, app
+from paceline.cli.options import argument
+from paceline.cli.terminal import Screen
+from paceline.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class VersionOptions:
+    """Options of ``paceline version``: none."""
+
+
+def version_command(options: VersionOptions) -> int:
+    """The work of ``paceline version``."""
+    typer.echo(f"paceline {__version__}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class HelpOptions:
+    """Options of ``paceline help``."""
+
+    command: list[str] | None = argument(None, "The command, such as run or bench serve.")
+
+
+def help_command(options: HelpOptions) -> int:
+    """The work of ``paceline help``."""
+    from paceline.cli.main import app  # which imports the table that names this module
+
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("paceline", [], resilient_parsing=True)
+    for word in options.command or ():
+        below = getattr(command, "commands", {})
+        found = command.get_command(context, word) if below else None
+        if found is None:
+            raise ConfigError(
+                f"{context.command_path} has no command {word!r}; there are "
+                f"{', '.join(below) or 'none'}"
+            )
+        command = found
+        context = command.make_context(word, [], parent=context, resilient_parsing=True)
+    typer.echo(command.get_help(context))
+    return 0
+
 
 HEADER = """# The command line
 
@@ -61,5 +110,160 @@ def _section(names: tuple[str, ...], command: Any) -> str:
     return f"## {path}\n\n```\n{text}\n```\n"
 
 
+def write_manual(folder: Path) -> list[Path]:
+    """Write all pages into a folder, which is made; returns them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for words, command in all_commands():
+        path = folder / f"{'-'.join(words)}.1"
+        path.write_text(page(words, command), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def page(words: tuple[str, ...], command: Any) -> str:
+    """The page of a command as roff, with the words that lead to it, ``paceline`` first."""
+    name = "-".join(words)
+    context = command.make_context(" ".join(words), [], resilient_parsing=True)
+    usage = " ".join(command.collect_usage_pieces(context))
+    summary, *more = _paragraphs(command.help or "")
+    lines = [
+        f'.TH "{name.upper()}" "1" "" "paceline {__version__}" "Paceline"',
+        ".SH NAME",
+        f"{_plain(name)} \\- {_plain(summary)}",
+        ".SH SYNOPSIS",
+        f".B {_plain(' '.join(words))}",
+        _plain(usage),
+        *_roff_section("DESCRIPTION", [line for text in more for line in (".PP", _plain(text))]),
+        *_parameters("ARGUMENTS", command, context, is_argument=True),
+        *_parameters("OPTIONS", command, context, is_argument=False),
+        *_children(name, command),
+        *_roff_section("ENVIRONMENT", [_plain(text) for text in _paragraphs(command.epilog or "")]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+
+
+def _plain(text: str) -> str:
+    """Text in which roff sees no request and no escape."""
+    escaped = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+
+
+def _roff_section(title: str, lines: list[str]) -> list[str]:
+    return [f".SH {title}", *lines] if lines else []
+
+
+def _parameters(title: str, command: Any, context: Any, *, is_argument: bool) -> list[str]:
+    lines: list[str] = []
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and (parameter.param_type_name == "argument") == is_argument:
+            lines += [".TP", f".B {_plain(record[0])}", _plain(record[1])]
+    return _roff_section(title, lines)
+
+
+def _children(name: str, command: Any) -> list[str]:
+    def told() -> Iterator[str]:
+        for word, child in getattr(command, "commands", {}).items():
+            summary = _paragraphs(child.help or "")[0]
+            yield from (".TP", f".BR {_plain(f'{name}-{word}')} (1)", _plain(summary))
+
+    return _roff_section("COMMANDS", list(told()))
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+_BASH = """# Completes paceline in bash.
+_paceline() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} path=paceline i words=
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case "$path ${{COMP_WORDS[i]}}" in
+      {paths}) path="$path ${{COMP_WORDS[i]}}" ;;
+    esac
+  done
+  case $path in
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o bashdefault -o default -F _paceline paceline
+"""
+
+
+_ZSH = (
+    "autoload -U +X compinit bashcompinit\n(( $+functions[compdef] )) || compinit\nbashcompinit\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CompletionOptions:
+    """Options of ``paceline completion``."""
+
+    shell: str = argument(..., f"One of {', '.join(SHELLS)}.")
+
+
+def completion_command(options: CompletionOptions) -> int:
+    """The work of ``paceline completion``."""
+    from paceline.cli.reference import all_commands
+
+    if options.shell not in SHELLS:
+        raise ConfigError(f"shell {options.shell!r} is not one of {', '.join(SHELLS)}")
+    Screen().say(script(options.shell, all_commands()).rstrip())
+    return 0
+
+
+def script(shell: str, commands: list[tuple[tuple[str, ...], Any]]) -> str:
+    """The script for a shell; each command has the words that lead to it, the root first."""
+    if shell == "fish":
+        return "".join(f"{line}\n" for line in _fish(commands))
+    cases = "\n".join(
+        f"    {shlex.quote(' '.join(path))}) words={shlex.quote(' '.join(_words(command)))} ;;"
+        for path, command in commands
+    )
+    paths = "|".join(shlex.quote(" ".join(path)) for path, _ in commands[1:])
+    bash = _BASH.format(cases=cases, paths=paths)
+    return bash if shell == "bash" else _ZSH + bash.replace("in bash", "in zsh")
+
+
+def _words(command: Any) -> list[str]:
+    """What may follow a command: commands below it, and options."""
+    return [*getattr(command, "commands", {}), *(flag for flag, _ in _flags(command))]
+
+
+def _flags(command: Any) -> Iterator[tuple[str, Any]]:
+    """Long and short options, each with its parameter, as help has them."""
+    context = command.make_context("paceline", [], resilient_parsing=True)
+    for parameter in command.get_params(context):
+        for flag in (*parameter.opts, *parameter.secondary_opts):
+            if flag.startswith("-"):
+                yield flag, parameter
+
+
+def _fish(commands: list[tuple[tuple[str, ...], Any]]) -> Iterator[str]:
+    yield "# Completes paceline in fish."
+    for path, command in commands:
+        children = list(getattr(command, "commands", {}).items())
+        seen = [f"__fish_seen_subcommand_from {word}" for word in path[1:]]
+        if children:
+            below = " ".join(name for name, _ in children)
+            seen.append(f"not __fish_seen_subcommand_from {below}")
+        when = shlex.quote("; and ".join(seen))
+        for name, child in children:
+            about = shlex.quote(child.get_short_help_str(100))
+            yield f"complete -c paceline -n {when} -f -a {name} -d {about}"
+        for flag, parameter in _flags(command):
+            form = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
+            about = shlex.quote(getattr(parameter, "help", None) or "Show the help.")
+            yield f"complete -c paceline -n {when} {form} -d {about}"
+
+
 if __name__ == "__main__":
-    print(reference(), end="")
+    if len(sys.argv) > 1:
+        print(*write_manual(Path(sys.argv[1])), sep="\n")
+    else:
+        print(reference(), end="")

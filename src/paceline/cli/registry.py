@@ -124,7 +124,7 @@ class LazyCommand(TyperCommand):
         if self._command.options == UNUSABLE:
             self.params, self.callback = [], self._refuse
             return getattr(self, name)
-        from paceline.cli.options.options import takes
+        from paceline.cli.options import takes
 
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command()(takes(load(self._command.options), self._work))
@@ -143,7 +143,7 @@ class LazyCommand(TyperCommand):
             unknown = reading.unknown or _joined_option(error, arguments)
             advice = reading.advice if reading.is_foreign else ""
             if getattr(getattr(error, "param", None), "name", "") in _MODELS:
-                from paceline.cli.options.model_choice import advice_on_models
+                from paceline.cli.model_argument import advice_on_models
 
                 advice = advice_on_models(context.command_path)
             raise _advised(error, advice, unknown) from error
@@ -261,8 +261,8 @@ UNUSABLE = ""
 COMMANDS = (
     Command(
         "run",
-        "paceline.cli.options.options:RunOptions",
-        "paceline.cli.use.run:run_command",
+        "paceline.cli.options:RunOptions",
+        "paceline.cli.run:run_command",
         """Chat with a model, or answer prompts.
 
         Without a prompt, it starts a chat on a terminal; elsewhere it reads the prompt from
@@ -274,8 +274,8 @@ COMMANDS = (
     ),
     Command(
         "serve",
-        "paceline.cli.serve.serve:ServeOptions",
-        "paceline.cli.serve.serve_replicas:serve_or_replicate",
+        "paceline.cli.serve:ServeOptions",
+        "paceline.cli.serve:serve_or_replicate",
         """Serve models to OpenAI, Anthropic and Ollama clients.
 
         Completions, chats, tools and structured output, all with speculative decoding, which
@@ -287,8 +287,8 @@ COMMANDS = (
     ),
     Command(
         "stage",
-        "paceline.cli.serve.stage:StageOptions",
-        "paceline.cli.serve.stage:stage_command",
+        "paceline.cli.serve:StageOptions",
+        "paceline.cli.serve:stage_command",
         """Run some of a model's layers for an engine on another host.
 
         The engine names this address with --pipeline-stage and decides which layers of which model
@@ -299,8 +299,8 @@ COMMANDS = (
     ),
     Command(
         "run-batch",
-        "paceline.cli.use.run_batch:RunBatchOptions",
-        "paceline.cli.use.run_batch:run_batch_command",
+        "paceline.cli.run_batch:RunBatchOptions",
+        "paceline.cli.run_batch:run_batch_command",
         """Answer a file of requests, as the server would.
 
         The file is in OpenAI's batch format: each line has custom_id, method, url and body. Answers
@@ -311,8 +311,8 @@ COMMANDS = (
     ),
     Command(
         "convert",
-        "paceline.cli.use.convert:ConvertOptions",
-        "paceline.cli.use.convert:convert_command",
+        "paceline.cli.models:ConvertOptions",
+        "paceline.cli.models:convert_command",
         """Pack a model for the native kernels.
 
         The packed folder loads at once, because its weights are memory-mapped as they are instead
@@ -322,8 +322,8 @@ COMMANDS = (
     ),
     Command(
         "profile",
-        "paceline.cli.speed_up.profile:ProfileOptions",
-        "paceline.cli.speed_up.profile:profile_command",
+        "paceline.cli.profile:ProfileOptions",
+        "paceline.cli.profile:profile_command",
         """Measure how long a step takes at each width.
 
         Steps of the target and of its draft model are measured in shuffled rounds, the way the
@@ -334,8 +334,8 @@ COMMANDS = (
     ),
     Command(
         "demo",
-        "paceline.cli.use.demo:DemoOptions",
-        "paceline.cli.use.demo:demo_command",
+        "paceline.cli.demo:DemoOptions",
+        "paceline.cli.demo:demo_command",
         """Watch drafted tokens light up, and the same text come faster.
 
         Several kinds of prompts are decoded plainly and speculatively, and compared. The model is
@@ -345,8 +345,8 @@ COMMANDS = (
     ),
     Command(
         "pull",
-        "paceline.cli.use.pull:PullOptions",
-        "paceline.cli.use.pull:pull_command",
+        "paceline.cli.models:PullOptions",
+        "paceline.cli.models:pull_command",
         """Download a model by its name; no model hub is needed.
 
         Prints where the model is. From then on, its name works in every command.
@@ -354,8 +354,8 @@ COMMANDS = (
     ),
     Command(
         "models",
-        "paceline.cli.use.pull:ModelsOptions",
-        "paceline.cli.use.pull:models_command",
+        "paceline.cli.models:ModelsOptions",
+        "paceline.cli.models:models_command",
         """List the models that you can use by name.
 
         These are the models that can be downloaded, with licence and size, and those that Ollama
@@ -365,8 +365,8 @@ COMMANDS = (
     ),
     Command(
         "rm",
-        "paceline.cli.use.remove:RemoveOptions",
-        "paceline.cli.use.remove:remove_command",
+        "paceline.cli.models:RemoveOptions",
+        "paceline.cli.models:remove_command",
         """Delete downloaded models, and packed copies of any model.
 
         Models of other programs and your own files stay; it says how to delete those.
@@ -374,8 +374,8 @@ COMMANDS = (
     ),
     Command(
         "completion",
-        "paceline.cli.completion:CompletionOptions",
-        "paceline.cli.completion:completion_command",
+        "paceline.cli.reference:CompletionOptions",
+        "paceline.cli.reference:completion_command",
         """Print a script for completion in a shell.
 
         Bash: paceline completion bash > ~/.local/share/bash-completion/completions/paceline. Zsh
@@ -384,8 +384,8 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "paceline.cli.check.doctor:DoctorOptions",
-        "paceline.cli.check.doctor:doctor_command",
+        "paceline.cli.doctor:DoctorOptions",
+        "paceline.cli.doctor:doctor_command",
         """Inspect this machine, and say what would make it faster.
 
         Shows the instruction set, cores, memory and its bandwidth, optional packages, and how the
@@ -395,20 +395,20 @@ COMMANDS = (
     ),
     Command(
         "version",
-        "paceline.cli.about:VersionOptions",
-        "paceline.cli.about:version_command",
+        "paceline.cli.reference:VersionOptions",
+        "paceline.cli.reference:version_command",
         "Print the version.",
     ),
     Command(
         "help",
-        "paceline.cli.about:HelpOptions",
-        "paceline.cli.about:help_command",
+        "paceline.cli.reference:HelpOptions",
+        "paceline.cli.reference:help_command",
         "Print the commands, or the options of one.",
     ),
     Command(
         "explain",
-        "paceline.cli.speed_up.explain:ExplainOptions",
-        "paceline.cli.speed_up.explain:explain_command",
+        "paceline.cli.explain:ExplainOptions",
+        "paceline.cli.explain:explain_command",
         """Show step by step what was drafted and accepted, and why.
 
         The prompt is answered speculatively and then plainly. The verdict comes first. Each step

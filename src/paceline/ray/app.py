@@ -8,9 +8,8 @@ from typing import Any
 
 from ray import serve
 
-from paceline.cli.options.model_choice import with_model
-from paceline.cli.serve.serve import ServeOptions
-from paceline.cli.serve.serve_replicas import num_replicas, replicated, threads_of
+from paceline.cli.model_argument import with_model
+from paceline.cli.serve import ServeOptions, num_replicas, replicated, threads_of
 from paceline.core.errors import ConfigError
 from paceline.ray.deployments import application
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.terminal.display import Screen, printable
+from paceline.cli.terminal import Screen, printable
 from paceline.core.checks import check_choice
 from paceline.core.errors import ConfigError
 from paceline.core.writing import write_json

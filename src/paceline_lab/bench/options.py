@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.cli.options.options import (
+from paceline.cli.options import (
     JSON_HELP,
     EngineOptions,
     ModelOptions,
@@ -16,7 +16,7 @@ from paceline.cli.options.options import (
     chat_template_kwargs,
     option,
 )
-from paceline.cli.options.resolve import values_of
+from paceline.cli.settings import values_of
 
 if TYPE_CHECKING:
     from paceline_lab.bench.datasets import DatasetConfig

@@ -11,11 +11,11 @@ from typing import Any
 
 from paceline.api.llm import LLM
 from paceline.api.outputs import GenerationOutput
-from paceline.cli.options.prompts import Encoder
-from paceline.cli.options.resolve import engine_options, speculative_config
-from paceline.cli.terminal.display import Screen, banner
-from paceline.cli.terminal.report import Figures, check_answered
-from paceline.cli.use.compare import EXIT_DIFFERENT, WARM_UP_TOKENS, Comparison, compare, open_arms
+from paceline.cli.compare import EXIT_DIFFERENT, WARM_UP_TOKENS, Comparison, compare, open_arms
+from paceline.cli.prompts import Encoder
+from paceline.cli.report import Figures, banner, check_answered
+from paceline.cli.settings import engine_options, speculative_config
+from paceline.cli.terminal import Screen
 from paceline.config.template_options import parse_template_options
 from paceline.request.sampling_params import SamplingParams
 from paceline_lab.bench.datasets import make_samples

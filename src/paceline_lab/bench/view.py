@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from paceline.cli.terminal.display import printable, table
+from paceline.cli.terminal import printable, table
 from paceline.core.errors import ConfigError
 from paceline_lab.bench.figures import DETAILED_KEYS, parse_goodput, percentile_name
 from paceline_lab.bench.options import BenchServeOptions

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options.model_first import model_and_file
-from paceline.cli.options.options import (
+from paceline.cli.model_argument import model_and_file
+from paceline.cli.options import (
     JSON_HELP,
     EngineOptions,
     SpeculationOptions,
     argument,
     option,
 )
-from paceline.cli.options.resolve import engine_options, replayed_config
-from paceline.cli.terminal.display import Screen, printable, table
-from paceline.cli.terminal.report import COUNTERS, Figures
+from paceline.cli.report import COUNTERS, Figures
+from paceline.cli.settings import engine_options, replayed_config
+from paceline.cli.terminal import Screen, printable, table
 from paceline.config import EngineConfig
 from paceline.core.checks import check_number
 from paceline.core.errors import ConfigError

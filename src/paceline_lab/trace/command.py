@@ -11,17 +11,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.outputs import GenerationOutput
-from paceline.cli.options.model_first import lasting_name
-from paceline.cli.options.options import (
+from paceline.cli.model_argument import lasting_name
+from paceline.cli.options import (
     EngineOptions,
     ModelOptions,
     chat_template_kwargs,
     option,
     token_limit,
 )
-from paceline.cli.options.prompts import encoder_of, read_prompts
-from paceline.cli.options.resolve import engine_options
-from paceline.cli.terminal.display import Screen, banner
+from paceline.cli.prompts import encoder_of, read_prompts
+from paceline.cli.report import banner
+from paceline.cli.settings import engine_options
+from paceline.cli.terminal import Screen
 from paceline.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _meta(
     import numpy as np
     import xxhash
 
-    from paceline.loading.checkpoint import model_fingerprint
+    from paceline.loading.fingerprint import model_fingerprint
     from paceline.request.traces import MODEL_SOURCE
 
     digest = xxhash.xxh3_128()

@@ -14,8 +14,8 @@ from dataclasses import MISSING, Field, fields, make_dataclass
 from inspect import cleandoc
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from paceline.cli.options.model_choice import model_list
-from paceline.cli.options.options import argument, option
+from paceline.cli.model_argument import model_list
+from paceline.cli.options import argument, option
 from paceline.core.checks import require_torch
 from paceline.core.errors import ConfigError
 from paceline_lab.train.configs import (

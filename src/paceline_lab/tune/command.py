@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.api.llm import LLM
-from paceline.cli.options.config_file import write_config_file
-from paceline.cli.options.resolve import engine_options
-from paceline.cli.terminal.display import Screen, printable
+from paceline.cli.config_file import write_config_file
+from paceline.cli.settings import engine_options
+from paceline.cli.terminal import Screen, printable
 from paceline.config.speculative import ForwardingConfig
 from paceline.planner.planners import PLANNERS
 from paceline_lab.simulate.command import counted, facts, said_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.build.default_drafts import default_speculative_config, drafts_of
-from paceline.cli.options.options import (
+from paceline.cli.options import (
     DEFAULTS,
     JSON_HELP,
     EngineOptions,
@@ -20,8 +20,8 @@ from paceline.cli.options.options import (
     option,
     token_limit,
 )
-from paceline.cli.options.resolve import engine_options, is_ngram_model, method_of, values_of
-from paceline.cli.terminal.display import Screen, printable
+from paceline.cli.settings import engine_options, is_ngram_model, method_of, values_of
+from paceline.cli.terminal import Screen, printable
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import HEAD_METHODS, SelfDraftConfig
 from paceline.core.checks import check_output

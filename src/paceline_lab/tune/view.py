@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from paceline.cli.options.options import EngineOptions
-from paceline.cli.terminal.display import printable, table
+from paceline.cli.options import EngineOptions
+from paceline.cli.terminal import printable, table
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline_lab.simulate.command import figures
 from paceline_lab.simulate.setup import FOOTNOTE, MARK

@@ -16,12 +16,12 @@ from itertools import cycle
 from typing import Any
 
 from paceline.api.llm import LLM
-from paceline.cli.options.options import COMPARED_TOKENS, DEFAULTS, SamplingOptions
-from paceline.cli.options.prompts import Prompt, encoder_of, read_prompts
-from paceline.cli.options.resolve import engine_options, sampling_params, speculative_config
-from paceline.cli.terminal.display import Screen, table
-from paceline.cli.terminal.report import Figures, check_answered
-from paceline.cli.use.compare import open_arms
+from paceline.cli.compare import open_arms
+from paceline.cli.options import COMPARED_TOKENS, DEFAULTS, SamplingOptions
+from paceline.cli.prompts import Prompt, encoder_of, read_prompts
+from paceline.cli.report import Figures, check_answered
+from paceline.cli.settings import engine_options, sampling_params, speculative_config
+from paceline.cli.terminal import Screen, table
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError
 from paceline.request.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.cli.options.options import (
+from paceline.cli.options import (
     JSON_HELP,
     EngineOptions,
     PromptOptions,

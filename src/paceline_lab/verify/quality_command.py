@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.llm import LLM
-from paceline.cli.options.prompts import read_prompts
-from paceline.cli.options.resolve import engine_options
-from paceline.cli.terminal.display import Screen, table
+from paceline.cli.prompts import read_prompts
+from paceline.cli.settings import engine_options
+from paceline.cli.terminal import Screen, table
 from paceline.config import DTYPES
 from paceline.core.checks import check_choice
 from paceline.core.errors import ConfigError, PacelineError, RequestError

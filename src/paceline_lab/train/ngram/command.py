@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
-from paceline.cli.options.model_choice import needed_model
-from paceline.cli.options.options import JSON_HELP, argument, option
-from paceline.cli.terminal.display import Screen, printable, table
+from paceline.cli.model_argument import needed_model
+from paceline.cli.options import JSON_HELP, argument, option
+from paceline.cli.terminal import Screen, printable, table
 from paceline.core.checks import memory_bytes
 
 if TYPE_CHECKING:

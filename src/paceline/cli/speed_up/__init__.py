@@ -1,1 +1,0 @@
-"""Commands that find out what is fast, and why."""

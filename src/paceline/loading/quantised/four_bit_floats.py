@@ -1,0 +1,86 @@
+"""Linears of 4-bit floats (e2m1) with a scale for each group: MXFP4 and NVFP4.
+
+A value doubled is a whole number, so codes stand for those and scales are halved.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.loading.quantised.parts import Parts
+from paceline.loading.quantised.unpacking import powers_of_two, unpack_nibbles
+from paceline.loading.quantised.weight import CodedWeight
+from paceline.tensors.arrays import FLOAT8_E4M3, Array, floats
+from paceline.tensors.stored import StoredRows
+
+_DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12]
+_BYTES = (np.uint8,)
+
+
+class Fp4Weight(CodedWeight):
+    """Two codes a byte ``[n, k / 2]``, the first in the low half."""
+
+    bits = 4
+    table = np.array([*_DOUBLED, *(-value for value in _DOUBLED)], np.int8)
+    codes_part: str
+
+    def _codes_of(self, first: int, last: int) -> Array:
+        parts = self.parts
+        return unpack_nibbles(parts[self.codes_part][first:last].reshape(last - first, -1))
+
+
+class Mxfp4Weight(Fp4Weight):
+    """Groups of 32 with powers of two as scales, bytes ``[n, k / 32]``.
+
+    Args:
+        codes: the part that holds the codes; its bytes may lie in blocks, ``[n, k / 32, 16]``.
+        scale: the part that holds the scales.
+    """
+
+    def __init__(self, parts: Parts, codes: str, scale: str) -> None:
+        self.parts, self.codes_part, self._scale = parts, codes, scale
+        n, self.groups = parts.take(scale, _BYTES, (None, None)).shape
+        parts.take(codes, _BYTES, (n, self.groups * 16), (n, self.groups, 16))
+        self.shape = (n, self.groups * 32)
+        self.kind = "MXFP4"
+
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
+        exponents = self.parts[self._scale][first:last]
+        scale = powers_of_two(self.parts, self._scale, exponents, lower=1)
+        return self._codes_of(first, last), scale, np.zeros(scale.shape, np.uint8)
+
+    def as_stored(self) -> StoredRows:
+        """The bytes in another order, which is all that the blocks of linears differ in: a model's
+        experts are too many to unpack them."""
+        n, _ = self.shape
+        exponents = self.parts[self._scale][:]
+        powers_of_two(self.parts, self._scale, exponents)
+        pairs = self.parts[self.codes_part][:].reshape(n, self.groups, 2, 8)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]  # the first and the last 16 inputs of each group
+        blocks = np.empty((n, self.groups, 17), np.uint8)
+        blocks[:, :, 0] = exponents
+        blocks[:, :, 1::2] = low & 15 | high << 4
+        blocks[:, :, 2::2] = low >> 4 | high & 240
+        return StoredRows("MXFP4", blocks.reshape(n, -1))
+
+
+class Nvfp4Weight(Fp4Weight):
+    """Groups of 16 with 8-bit floats as scales, ``[n, k / 16]``, and one scale for all of those."""
+
+    def __init__(self, parts: Parts, codes: str, whole: str, *, divides: bool) -> None:
+        self.parts, self.codes_part, self._whole, self._divides = parts, codes, whole, divides
+        n, self.groups = parts.take(".weight_scale", (FLOAT8_E4M3,), (None, None)).shape
+        parts.take(codes, _BYTES, (n, self.groups * 8))
+        parts.take(whole, (np.float32,), (), (1,))
+        self.shape = (n, self.groups * 16)
+        self.kind = "NVFP4"
+
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
+        parts = self.parts
+        whole = parts.finite(self._whole, parts[self._whole].reshape(()))
+        if self._divides and whole == 0:
+            raise parts.error(self._whole, "is 0", "another number, since scales are divided by it")
+        scale = floats(parts[".weight_scale"][first:last])
+        scale = parts.finite(".weight_scale", scale / whole if self._divides else scale * whole)
+        zero = np.zeros(scale.shape, np.uint8)
+        return self._codes_of(first, last), scale / 2, zero
