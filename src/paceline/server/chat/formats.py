@@ -7,9 +7,11 @@ entry here, and for calls of a new kind a file in :mod:`paceline.server.chat.cal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.server.chat.calls import json_calls, literal_calls, xml_calls
 from paceline.server.chat.calls.kind import ToolFormat
+from paceline.server.chat.harmony import CHANNEL, MESSAGE
 from paceline.text.tokenizer import Tokenizer
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
@@ -208,3 +210,55 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
         if any(tokenizer.template_mentions(word) for word in form.shown_by):
             return form
     return None
+
+
+HARMONY_PARSERS = "openai_gptoss", "openai"
+"""Harmony's names among parsers of thoughts and of calls, as in vLLM."""
+_KIMIS_CALL, _MISTRALS_CALL = "<|tool_call_argument_begin|>", "[TOOL_CALLS]"
+_TOOLS_IN_MESSAGE = "message['tools']"
+"""What Phi-4-mini's template takes the tools from: a text in the message of the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormats:
+    """How a model reads and writes chats: facts of its template, found when it is loaded.
+
+    Attributes:
+        is_harmony: it answers in Harmony, and the two that follow do not count.
+        tools: how it writes calls; None where that is not known.
+        thoughts: how it marks thoughts; None where it has none.
+        knows_developers: the template has a role for developers.
+        has_channels: the template is gpt-oss's, in which a message has thoughts or words.
+        has_tools_in_message: the template takes tools from the message of the system.
+        call_ids: what ids of earlier calls have to be: ``named`` by tool and number, as Kimi's, or
+            ``short``, as Mistral's; "" where anything goes.
+    """
+
+    is_harmony: bool
+    tools: ToolFormat | None
+    thoughts: ReasoningFormat | None
+    knows_developers: bool
+    has_channels: bool
+    has_tools_in_message: bool
+    call_ids: Literal["named", "short", ""]
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, reasoning_parser: str = "auto", tool_call_parser: str = "auto"
+    ) -> ChatFormats:
+        """
+        Args:
+            reasoning_parser, tool_call_parser: names of formats; ``auto`` asks the chat template.
+        """
+        says, parsers = tokenizer.template_mentions, (reasoning_parser, tool_call_parser)
+        shows_harmony = parsers == ("auto", "auto") and says(CHANNEL) and says(MESSAGE)
+        is_named = any(map(str.__eq__, parsers, HARMONY_PARSERS))
+        return cls(
+            is_harmony=shows_harmony or is_named,
+            tools=tool_format(tool_call_parser, tokenizer),
+            thoughts=reasoning_format(reasoning_parser, tokenizer),
+            knows_developers=says("developer"),
+            has_channels=says(CHANNEL) and says("message.thinking"),
+            has_tools_in_message=says(_TOOLS_IN_MESSAGE),
+            call_ids="named" if says(_KIMIS_CALL) else "short" if says(_MISTRALS_CALL) else "",
+        )

@@ -26,11 +26,7 @@ from paceline.server.chat.parts import (
     opening,
     together,
 )
-from paceline.server.http.config import ServerConfig
-from paceline.text.tokenizer import Tokenizer
 
-REASONING_PARSER, TOOL_CALL_PARSER = "openai_gptoss", "openai"
-"""The names of the format in vLLM."""
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 ASSISTANT, FUNCTIONS = f"{START}assistant", "functions."
 _ENDING = (END, "<|return|>", "<|call|>", START, CHANNEL)
@@ -43,28 +39,15 @@ _GAP = "\n\n"  # between messages of one kind
 
 @dataclass(frozen=True, slots=True)
 class Harmony:
-    """That a model answers in this format."""
+    """That a model answers in this format; ``begun`` is how the prompt begins its answer."""
 
     begun: str
 
-
-def harmony_of(config: ServerConfig, tokenizer: Tokenizer, prompt: str) -> Harmony | None:
-    """How the answer to a prompt begins; None where the model answers in another format.
-
-    It is asked for by one of its names, or the chat template shows it.
-    """
-    if not speaks_harmony(config, tokenizer):
-        return None
-    at = prompt.rfind(START)
-    return Harmony(prompt[at:] if at >= 0 else "")
-
-
-def speaks_harmony(config: ServerConfig, tokenizer: Tokenizer) -> bool:
-    names = config.reasoning_parser, config.tool_call_parser
-    if names[0] == REASONING_PARSER or names[1] == TOOL_CALL_PARSER:
-        return True
-    says = tokenizer.template_mentions
-    return names == ("auto", "auto") and says(CHANNEL) and says(MESSAGE)
+    @classmethod
+    def behind(cls, prompt: str) -> Harmony:
+        """Of the answer to a prompt."""
+        at = prompt.rfind(START)
+        return cls(prompt[at:] if at >= 0 else "")
 
 
 def words_of(answer: str) -> str:

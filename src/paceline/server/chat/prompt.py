@@ -21,8 +21,7 @@ from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import Wrapping
 from paceline.server.chat.calls.json_calls import PHI4_MARKS
 from paceline.server.chat.calls.literals import values_of
-from paceline.server.chat.formats import reasoning_format
-from paceline.server.chat.harmony import CHANNEL
+from paceline.server.chat.formats import ChatFormats, ReasoningFormat
 from paceline.server.protocol.chat import (
     NO_EFFORT,
     ChatCompletionRequest,
@@ -36,27 +35,37 @@ from paceline.text.tokenizer import Tokenizer
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
-def prompt_text(tokenizer: Tokenizer, body: ChatCompletionRequest) -> str:
+def prompt_text(
+    tokenizer: Tokenizer, body: ChatCompletionRequest, formats: ChatFormats | None = None
+) -> str:
     """The prompt of a chat. It waits for the process that renders: call it in a thread.
 
     Raises:
         TemplateError: there is no template, it refuses the messages, or passes its limits.
         RequestError: an option would replace what the request itself says.
     """
+    formats = formats or ChatFormats.of(tokenizer)
     try:
-        return _rendered(tokenizer, body)
+        return _rendered(tokenizer, body, formats)
     except TemplateError:
         if any(message.tool_calls for message in body.messages):
             with contextlib.suppress(TemplateError):
-                return _rendered(tokenizer, body, with_text=True)
+                return _rendered(tokenizer, body, formats, with_text=True)
         raise
 
 
-def _rendered(tokenizer: Tokenizer, body: ChatCompletionRequest, *, with_text: bool = False) -> str:
+def _rendered(
+    tokenizer: Tokenizer,
+    body: ChatCompletionRequest,
+    formats: ChatFormats,
+    *,
+    with_text: bool = False,
+) -> str:
     options = template_options(body.template_kwargs)
     tools = None if body.tool_choice == "none" else template_tools(body.tools)
-    messages = template_messages(body.messages, tokenizer, with_text=with_text)
-    messages = tools_in_messages(messages, tools, tokenizer)
+    messages = template_messages(body.messages, formats, with_text=with_text)
+    if formats.has_tools_in_message:
+        messages = tools_in_messages(messages, tools)
     if body.continue_final_message:
         return _continued(tokenizer, messages, tools, options)
     return tokenizer.apply_chat_template(
@@ -150,14 +159,13 @@ def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def thoughts_of(
-    tokenizer: Tokenizer, body: ChatCompletionRequest, text: str, reasoning_parser: str
+    form: ReasoningFormat | None, body: ChatCompletionRequest, text: str
 ) -> ThoughtMarks | None:
     """Marks of the thoughts that the answer to the prompt ``text`` may begin with, or None.
 
     Models that think have a template that knows the marks. It may open the thoughts, or open and
     close them where thinking is switched off.
     """
-    form = reasoning_format(reasoning_parser, tokenizer)
     options = body.template_kwargs
     if (
         form is None
@@ -176,9 +184,8 @@ def thoughts_of(
     return None if end.endswith(form.closing) else possible
 
 
-def wrapping_of(tokenizer: Tokenizer, text: str, reasoning_parser: str) -> Wrapping | None:
+def wrapping_of(form: ReasoningFormat | None, text: str) -> Wrapping | None:
     """Marks around the answer to the prompt ``text``, or None if there are none."""
-    form = reasoning_format(reasoning_parser, tokenizer)
     if form is None or not form.answer:
         return None
     opening, closing = form.answer
@@ -189,8 +196,6 @@ def _last(text: str, marks: Sequence[str]) -> int:
     return max(text.rfind(mark) for mark in marks)
 
 
-_WITH_TOOLS = "message['tools']"
-"""What Phi-4-mini's template takes the tools from: a text in the message of the system."""
 _FIRST = {"role": "system", "content": "You are a helpful assistant with some tools."}
 """The message that holds the tools where the chat has none; as in the authors' examples."""
 _RESULT = "tool_response"
@@ -200,29 +205,26 @@ _ID_LENGTH = 9
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], tokenizer: Tokenizer, *, with_text: bool = False
+    messages: Sequence[ChatMessage], formats: ChatFormats, *, with_text: bool = False
 ) -> list[dict[str, Any]]:
     """Messages as templates expect them: contents are strings, arguments of calls are objects.
 
     Args:
         with_text: arguments stay the text that they came as, which some templates want.
     """
-    knows_developers = tokenizer.template_mentions("developer")
-    ids = _template_ids(messages, tokenizer)
+    ids = _template_ids(messages, formats)
+    knows_developers = formats.knows_developers
     told = [_template_message(message, knows_developers, ids, with_text) for message in messages]
-    in_channels = all(map(tokenizer.template_mentions, (CHANNEL, "message.thinking")))
-    return [*map(_in_channels, told)] if in_channels else told
+    return [*map(_in_channels, told)] if formats.has_channels else told
 
 
 def tools_in_messages(
-    messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, tokenizer: Tokenizer
+    messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
     """The messages with tools, calls and results where Phi-4-mini's template takes them from.
 
     It has no variable for tools and passes over calls, so that these are written as the model does.
     """
-    if not tokenizer.template_mentions(_WITH_TOOLS):
-        return messages
     told = [_with_call_text(message) for message in messages]
     if tools:
         if not any(message["role"] == "system" for message in told):
@@ -248,15 +250,15 @@ def _in_channels(told: dict[str, Any]) -> dict[str, Any]:
     return {**told, "content": ""} if told.keys() >= {"reasoning_content", "tool_calls"} else told
 
 
-def _template_ids(messages: Sequence[ChatMessage], tokenizer: Tokenizer) -> dict[str, str]:
+def _template_ids(messages: Sequence[ChatMessage], formats: ChatFormats) -> dict[str, str]:
     """Ids of calls, as they came -> as the template wants them, where it wants others."""
+    if not formats.call_ids:
+        return {}
     calls = [call for message in messages for call in message.tool_calls or ()]
-    if tokenizer.template_mentions("<|tool_call_argument_begin|>"):  # Kimi writes them out
-        named = ((call.id, call.function.name) for call in calls)
-        return {one: f"functions.{name}:{i}" for i, (one, name) in enumerate(named) if one}
-    if tokenizer.template_mentions("[TOOL_CALLS]"):
+    if formats.call_ids == "short":
         return {call.id: _short(call.id) for call in calls if call.id}
-    return {}
+    named = ((call.id, call.function.name) for call in calls)
+    return {one: f"functions.{name}:{i}" for i, (one, name) in enumerate(named) if one}
 
 
 def _short(call_id: str) -> str:

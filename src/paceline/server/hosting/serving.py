@@ -27,6 +27,7 @@ from paceline import __version__
 from paceline.core.errors import ConfigError, PacelineError, RequestError
 from paceline.request.metrics import EngineStats
 from paceline.request.sampling_params import SamplingParams
+from paceline.server.chat.formats import ChatFormats
 from paceline.server.engine_process.backlog import Backlog, Share
 from paceline.server.engine_process.client import (
     EngineClient,
@@ -77,6 +78,8 @@ class Serving:
         is_known: it was loaded before, so that the client has its facts.
         resident: whether it is loaded, and until when.
         fingerprint: what decides, besides the model, which tokens follow from a seed.
+        texts: of its tokens, once it was loaded.
+        formats: how it reads and writes chats, of a model with a tokenizer that was loaded.
 
     Raises:
         ModelTooLargeError: it is loaded, and larger than all of the room.
@@ -84,6 +87,7 @@ class Serving:
 
     texts: TokenTexts
     fingerprint: str
+    formats: ChatFormats
 
     def __init__(
         self,
@@ -170,6 +174,9 @@ class Serving:
         self.fingerprint = f"paceline-{__version__}-{info.dtype}-{info.backend}"
         tokenizer = self.client.tokenizer
         self.texts = TokenTexts(tokenizer)
+        if tokenizer is not None:
+            parsers = self.config.reasoning_parser, self.config.tool_call_parser
+            self.formats = ChatFormats.of(tokenizer, *parsers)
         self._note_unknown_options(tokenizer)
 
     def _note_unknown_options(self, tokenizer: Tokenizer | None) -> None:

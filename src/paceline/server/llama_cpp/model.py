@@ -101,7 +101,7 @@ async def apply_template(request: Request) -> Response:
     serving, body, _ = await received(request, ChatCompletionRequest)
     body = with_defaults(body, serving.config.default_chat_template_kwargs)
     async with serving.using():
-        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
+        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body, serving.formats)
     return Response(encode_json({"prompt": text}), media_type="application/json")
 
 
@@ -124,7 +124,7 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
     if body.prompt is None:
         chat = ChatCompletionRequest.model_validate(body.chat)
         chat = with_defaults(chat, serving.config.default_chat_template_kwargs)
-        text = await asyncio.to_thread(prompt_text, tokenizer, chat)
+        text = await asyncio.to_thread(prompt_text, tokenizer, chat, serving.formats)
         token_ids = await encode(serving, text, bool(body.add_special_tokens))
     else:
         token_ids = await encode(serving, body.prompt, body.add_special_tokens is not False)

@@ -16,8 +16,6 @@ from starlette.requests import Request
 from paceline import __version__
 from paceline.request.sampling_defaults import OLLAMA
 from paceline.server.api.health import Version
-from paceline.server.chat.formats import reasoning_format, tool_format
-from paceline.server.chat.harmony import speaks_harmony
 from paceline.server.engine_process.client import used_memory
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import LATEST, Serving
@@ -152,12 +150,12 @@ def _rounded(count: int) -> str:
 
 
 def _capabilities(serving: Serving) -> list[str]:
-    config, tokenizer = serving.config, serving.client.tokenizer
     found = ["completion", *(["embedding"] if serving.client.info.pooling else [])]
-    if tokenizer is not None and speaks_harmony(config, tokenizer):
-        return [*found, "tools", "thinking"]
-    if tokenizer is not None and tool_format(config.tool_call_parser, tokenizer) is not None:
+    if serving.client.tokenizer is None:
+        return found
+    formats = serving.formats
+    if formats.is_harmony or formats.tools is not None:
         found.append("tools")
-    if tokenizer is not None and reasoning_format(config.reasoning_parser, tokenizer) is not None:
+    if formats.is_harmony or formats.thoughts is not None:
         found.append("thinking")
     return found

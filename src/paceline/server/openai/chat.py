@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -16,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import RequestError
-from paceline.request.sampling_params import MAX_STOP_STRINGS
+from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.choice import AllLogprobs, ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands
-from paceline.server.chat.formats import tool_format
-from paceline.server.chat.harmony import harmony_of
+from paceline.server.chat.harmony import Harmony
 from paceline.server.chat.parts import TokenPlaces
 from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
 from paceline.server.chat.shapes import blamed, shape_param
@@ -53,7 +51,7 @@ async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> in
     """How long the prompt of a chat is; the model is loaded for that."""
     body = with_defaults(body, serving.config.default_chat_template_kwargs)
     async with serving.using():
-        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
+        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body, serving.formats)
         token_ids = await encode(serving, text, add_special_tokens=False)
         info = serving.client.info
         return len(truncated(token_ids, body.truncate_prompt_tokens, info, body.limit))
@@ -76,7 +74,7 @@ class Chat(Answering[ChatCompletionRequest]):
 
     async def _prepare(self) -> list[Prompt]:
         serving, body = self._serving, self.body
-        tokenizer, config = serving.tokenizer, serving.config
+        tokenizer = serving.tokenizer
         if not tokenizer.has_chat_template:
             raise ApiError(
                 400,
@@ -84,15 +82,8 @@ class Chat(Answering[ChatCompletionRequest]):
                 "to /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
             )
-        text = await asyncio.to_thread(prompt_text, tokenizer, body)
-        thoughts = harmony_of(config, tokenizer, text) or thoughts_of(
-            tokenizer, body, text, config.reasoning_parser
-        )
-        wrapping = wrapping_of(tokenizer, text, config.reasoning_parser)
-        form = tool_format(config.tool_call_parser, tokenizer)
-        read = functools.partial(Demands.of, body, form, thoughts, wrapping)
-        has_schemas = bool(body.tools) or shape_param(body) is not None
-        demands = await serving.schemas.run(read) if has_schemas else read()
+        text = await asyncio.to_thread(prompt_text, tokenizer, body, serving.formats)
+        demands = await self._demanded(text)
         if demands.unenforced:
             self.headers[UNENFORCED] = ", ".join(demands.unenforced)
         info = serving.client.info
@@ -107,12 +98,21 @@ class Chat(Answering[ChatCompletionRequest]):
             max_tokens=limit,
             structured=demands.grammar,
             logprobs=logprobs,
+            more_stops=() if body.ignore_eos else tokenizer.chat_stops,
         )
-        if not body.ignore_eos:
-            stops = (*params.stop, *tokenizer.chat_stops)
-            params = replace(params, stop=stops[:MAX_STOP_STRINGS])
         self._token_ids, self._demands = token_ids, demands
         return [Prompt(token_ids, params)]
+
+    async def _demanded(self, prompt: str) -> Demands:
+        """What holds for the answer to a prompt; schemas are looked at where nobody waits."""
+        body, formats = self.body, self._serving.formats
+        thoughts: ThoughtMarks | Harmony | None = Harmony.behind(prompt)
+        if not formats.is_harmony:
+            thoughts = thoughts_of(formats.thoughts, body, prompt)
+        wrapping = wrapping_of(formats.thoughts, prompt)
+        read = functools.partial(Demands.of, body, formats.tools, thoughts, wrapping)
+        has_schemas = bool(body.tools) or shape_param(body) is not None
+        return await self._serving.schemas.run(read) if has_schemas else read()
 
     def _blamed(self, error: RequestError) -> Exception:
         return blamed(error, self._demands.param)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -13,7 +12,6 @@ from starlette.responses import Response
 
 from paceline.core.errors import RequestError
 from paceline.request.request import TokenLogprobs
-from paceline.request.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.shapes import blamed, response_shape, shape_param
 from paceline.server.engine_process.messages import Piece
@@ -102,6 +100,11 @@ class Completion(Answering[CompletionRequest]):
         info, body = self._serving.client.info, self.body
         is_cut = body.max_tokens is None or body.is_cut_to_context
         limit = answer_limit(len(token_ids), body.limit, info, is_cut=is_cut)
+        reported = None
+        if body.echo and body.logprobs is not None:
+            reported = max(body.logprobs, body.prompt_logprobs or 0)
+        ends_at_marks = bool(body.gaps()) and not body.ignore_eos
+        stops, stop_ids = _marks(self._serving.tokenizer) if ends_at_marks else ((), ())
         params = sampling_params(
             body,
             info,
@@ -109,12 +112,10 @@ class Completion(Answering[CompletionRequest]):
             max_tokens=max(1, limit),
             structured=shape,
             logprobs=body.logprobs,
+            prompt_logprobs=reported,
+            more_stops=stops,
+            more_stop_ids=stop_ids,
         )
-        if body.echo and body.logprobs is not None:
-            wanted = max(body.logprobs, body.prompt_logprobs or 0)
-            params = replace(params, prompt_logprobs=wanted)
-        if body.gaps() and not body.ignore_eos:
-            params = _ending_at_marks(params, self._serving.tokenizer)
         return Prompt(token_ids, params)
 
     def _blamed(self, error: RequestError) -> Exception:
@@ -170,13 +171,14 @@ class Completion(Answering[CompletionRequest]):
         return joined(parts)
 
 
-def _ending_at_marks(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """A gap is filled where the model goes on to another part of the text, or to another file."""
+def _marks(tokenizer: Tokenizer) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Strings and token ids that end what fills a gap.
+
+    There the model goes on to another part of the text, or to another file.
+    """
     marks = tokenizer.needed_fim().all
     ids = tuple(mark for mark in marks if tokenizer.is_special(mark))
-    shown = tuple(tokenizer.id_to_token(mark) or "" for mark in marks if mark not in ids)
-    stops = (*params.stop, *shown)[:MAX_STOP_STRINGS]
-    return replace(params, stop=stops, stop_token_ids=(*params.stop_token_ids, *ids))
+    return tuple(tokenizer.id_to_token(mark) or "" for mark in marks if mark not in ids), ids
 
 
 class Choice:

@@ -5,13 +5,13 @@ Knows no HTTP and no endpoint: whatever is wrong is a ``RequestError``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.core.errors import ContextLengthError, RequestError
 from paceline.request.metrics import EngineInfo
 from paceline.request.sampling_defaults import NEUTRAL
-from paceline.request.sampling_params import SamplingParams, SpeculativeParams
+from paceline.request.sampling_params import MAX_STOP_STRINGS, SamplingParams, SpeculativeParams
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.protocol.generation import MAX_LOGIT_BIAS, GenerationFields, LogitBias
 from paceline.text.tokenizer import Tokenizer
@@ -31,8 +31,14 @@ def sampling_params(
     max_tokens: int | None,
     structured: StructuredOutputs | None,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    more_stops: Sequence[str] = (),
+    more_stop_ids: Sequence[int] = (),
 ) -> SamplingParams:
     """What the engine is asked for.
+
+    Args:
+        more_stops: strings that end an answer besides the request's own, as far as there is room.
 
     Raises:
         RequestError: fields cannot be used together or are out of range.
@@ -51,17 +57,21 @@ def sampling_params(
         ),
         bad_words=fields.bad_words or (),
         seed=None if fields.seed == LLAMA_CPP_DRAWN_SEED else fields.seed,
-        stop=fields.stop or (),
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        stop=(*_listed(fields.stop), *more_stops)[:MAX_STOP_STRINGS],
+        stop_token_ids=(*(fields.stop_token_ids or ()), *more_stop_ids),
         include_stop_str_in_output=fields.include_stop_str_in_output,
         ignore_eos=fields.ignore_eos,
         logprobs=logprobs,
-        prompt_logprobs=fields.prompt_logprobs,
+        prompt_logprobs=fields.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
         logprob_token_ids=fields.logprob_token_ids,
         n=fields.n or 1,
         speculative=speculative_params(fields),
         structured_outputs=structured,
     )
+
+
+def _listed(stop: str | list[str] | None) -> list[str]:
+    return [stop] if isinstance(stop, str) else stop or []
 
 
 def truncated(
