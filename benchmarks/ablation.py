@@ -22,13 +22,12 @@ from unittest.mock import patch
 from harness import Report, arguments, geometric_mean, names, note, table
 from never_slower import NOT_SLOWER
 
-from paceline.planner import cost_aware, cost_filter, drafts, exploration, priors
-from paceline.planner.planned import asks_for_drafts
-from paceline.planner.prices import FREE
-from paceline.planner.selection import selected
+from paceline.planner import corrections, drafts, planner, priors, value
+from paceline.planner.drafts import FREE, selected
+from paceline.planner.value import asks_for_drafts
 
 ALWAYS = 1e12
-IN_PYTHON = {"paceline.planner.planners.new_drafts": drafts.Drafts}
+IN_PYTHON = {"paceline.planner.planner.new_drafts": drafts.Drafts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Switch:
     """How a mechanism is switched off.
 
     Attributes:
-        lines, constants: that it takes in ``policy/``, about.
+        lines, constants: that it takes in ``planner/``, about.
         off: by dotted name below ``paceline.planner``, or ``paceline`` where it begins with
             ``engine``: what takes its place.
         native: whether the extension does it too.
@@ -53,32 +52,32 @@ def switched_off(switch: Switch) -> Iterator[None]:
     """Within it the mechanism does nothing."""
     with ExitStack() as stack:
         if switch.native:
-            for name, value in IN_PYTHON.items():
-                stack.enter_context(patch(name, value))
-        for name, value in switch.off.items():
+            for name, stand_in in IN_PYTHON.items():
+                stack.enter_context(patch(name, stand_in))
+        for name, stand_in in switch.off.items():
             package = "paceline" if name.startswith("engine.") else "paceline.planner"
-            stack.enter_context(patch(f"{package}.{name}", value))
+            stack.enter_context(patch(f"{package}.{name}", stand_in))
         yield
 
 
-def _constant(value: Any) -> Any:
-    return lambda *_, **__: value
+def _constant(answer: Any) -> Any:
+    return lambda *_, **__: answer
 
 
-def _fixed(value: Any) -> property:
-    return property(lambda self: value, lambda self, new: None)
+def _fixed(answer: Any) -> property:
+    return property(lambda self: answer, lambda self, new: None)
 
 
 def _planner(**changes: Any) -> Mapping[str, Any]:
     """A planner some of whose parts are others."""
-    made = cost_aware.CostAwarePlanner.__init__
+    made = planner.CostAwarePlanner.__init__
 
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        for name, value in changes.items():
-            setattr(self, name, value)
+        for name, stand_in in changes.items():
+            setattr(self, name, stand_in)
 
-    return {"cost_aware.CostAwarePlanner.__init__": make}
+    return {"planner.CostAwarePlanner.__init__": make}
 
 
 def _learn_verified(self: Any, request_id: int, token_ids: Any) -> None:
@@ -90,9 +89,7 @@ def _learn_verified(self: Any, request_id: int, token_ids: Any) -> None:
 
 def _growth_of_forward(self: Any, max_nodes: int) -> Any:
     step = self._step
-    count = min(
-        max_nodes, max(cost_aware.MAX_NODES, cost_aware.NODES_PER_REQUEST * len(step.requests))
-    )
+    count = min(max_nodes, max(planner.MAX_NODES, planner.NODES_PER_REQUEST * len(step.requests)))
     if len(step.growth) <= count:
         step.growth = step.forwards = self.cost.growth(step.shape, count)
     return step.growth
@@ -108,34 +105,34 @@ def _is_worth_at_once(self: Any, step: Any, candidate: Any) -> bool:
     return candidate.value.gain(step.rate) > 0.0 or is_forced
 
 
-_NOBODY_WAITS = {"asking._holds_up": _constant(False)}
+_NOBODY_WAITS = {"value._holds_up": _constant(False)}
 _NO_PRIOR = {"acceptance.logits_of": lambda origin: priors.logits_of("")}
-_NO_RESIDUAL = {"cost_filter.MAX_VISITS": 0.0}
-_NO_SHARES = [0.0] * len(cost_filter.SHARES)
+_NO_RESIDUAL = {"corrections.MAX_VISITS": 0.0}
+_NO_SHARES = [0.0] * len(corrections.SHARES)
 
 SWITCHES: dict[str, Switch] = {
     # who is asked
-    "exploring proposers": Switch(20, 1, {"asking.Asking._explored": _constant(())}),
-    "values by situation": Switch(5, 1, {"proposer_value.SITUATIONS": ()}),
+    "exploring proposers": Switch(20, 1, {"value.Asking._explored": _constant(())}),
+    "values by situation": Switch(5, 1, {"value.SITUATIONS": ()}),
     "looking at matches": Switch(20, 1, {"engine.contained.Entry.sees_matches": False}),
-    "what drafts keep of their promise": Switch(25, 2, {"promise.Promise.kept": 1.0}),
-    "asking texts together": Switch(20, 1, {"cost_aware.CostAwarePlanner.asks_together": False}),
+    "what drafts keep of their promise": Switch(25, 2, {"acceptance.Promise.kept": 1.0}),
+    "asking texts together": Switch(20, 1, {"planner.CostAwarePlanner.asks_together": False}),
     "enough of one text's drafts": Switch(3, 1, {"engine.contained.ENOUGH_FROM_TEXT": ALWAYS}),
-    "reading as an investment": Switch(10, 0, {"asking.Asking._is_worth": _is_worth_at_once}),
+    "reading as an investment": Switch(10, 0, {"value.Asking._is_worth": _is_worth_at_once}),
     "learnt host times": Switch(8, 1, {"pace.HOST_PACE": 0.0}),
-    "saved exploration": Switch(5, 1, {"exploration.SAVED": 1}),
-    "skipped steps": Switch(20, 1, {"cost_aware.MAX_SKIPPED": 1}),
+    "saved exploration": Switch(5, 1, {"value.SAVED": 1}),
+    "skipped steps": Switch(20, 1, {"planner.MAX_SKIPPED": 1}),
     # for whom
     "credits": Switch(
         90, 6, {**_planner(_credits=None, _slowdown=_constant(None)), **_NOBODY_WAITS}
     ),
     "drafting for those who cannot wait": Switch(8, 1, _NOBODY_WAITS),
-    "credits at first": Switch(4, 2, {"credit.AT_FIRST": 0.0}),
+    "credits at first": Switch(4, 2, {"pace.AT_FIRST": 0.0}),
     # what is drafted, and verified
-    "stopping by itself": Switch(60, 0, {"cost_aware.CostAwarePlanner.prices": _constant(FREE)}),
-    "cliffs in prices": Switch(25, 0, {"cost_aware.cheapest_ahead": _slopes}),
+    "stopping by itself": Switch(60, 0, {"planner.CostAwarePlanner.prices": _constant(FREE)}),
+    "cliffs in prices": Switch(25, 0, {"planner.cheapest_ahead": _slopes}),
     "price of the first node": Switch(
-        30, 3, {"cost_aware.CostAwarePlanner._growth": _growth_of_forward}
+        30, 3, {"planner.CostAwarePlanner._growth": _growth_of_forward}
     ),
     "rate above plain": Switch(15, 1, {"pace.Pace.factor": _fixed(1.0)}),
     # what a node is worth
@@ -149,27 +146,27 @@ SWITCHES: dict[str, Switch] = {
         4, 0, {"drafts.Drafts.learn": _learn_verified}, native=True
     ),
     # what steps cost, where the clock is read
-    "exploring width": Switch(115, 3, {"wide_steps.WideSteps._may_be_wider": _constant(False)}),
-    "exploring plain steps": Switch(5, 1, {"cost_aware.PLAIN_DOUBT": ALWAYS}),
+    "exploring width": Switch(115, 3, {"planner.WideSteps._may_be_wider": _constant(False)}),
+    "exploring plain steps": Switch(5, 1, {"planner.PLAIN_DOUBT": ALWAYS}),
     "slope with width": Switch(
         20,
         3,
-        {"cost_filter.SHARES": _NO_SHARES},
+        {"corrections.SHARES": _NO_SHARES},
     ),
     "residuals": Switch(25, 5, _NO_RESIDUAL),
-    "surprises": Switch(25, 2, {"cost_filter.SURPRISE": ALWAYS}),
+    "surprises": Switch(25, 2, {"corrections.SURPRISE": ALWAYS}),
     "the whole correction": Switch(
-        150, 12, {"cost_filter.CostFilter._settle": _constant(None), **_NO_RESIDUAL}
+        150, 12, {"corrections.CostFilter._settle": _constant(None), **_NO_RESIDUAL}
     ),
 }
 """By name, in the order of the table. Several mechanisms stand in for each other; they are switched
 off together too."""
 PLACEBOS = {
-    "placebo: exploring 1 % rarer": Switch(0, 0, {"exploration.SHARE": 0.99 * exploration.SHARE}),
+    "placebo: exploring 1 % rarer": Switch(0, 0, {"value.SHARE": 0.99 * value.SHARE}),
     "placebo: offsets 1 % slower": Switch(
         0, 0, {"acceptance.OFFSET_RATE": 0.99 * 0.1}, native=True
     ),
-    "placebo: noise 1 % less": Switch(0, 0, {"cost_filter.NOISE": 0.99 * 0.06}),
+    "placebo: noise 1 % less": Switch(0, 0, {"corrections.NOISE": 0.99 * 0.06}),
 }
 """Changes that cannot matter. What they do to a cell nevertheless is how far its figure depends on
 accidents: one draft more or less, and everything that is learnt of it."""

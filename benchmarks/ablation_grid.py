@@ -26,8 +26,8 @@ from trace_sets import FOLDER, MAX_MODEL_LEN
 from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, Objective
 from paceline.planner.cost_table import CostTable
-from paceline.planner.drafting_cost import DraftTime
-from paceline.planner.planners import PLANNERS
+from paceline.planner.planner import PLANNERS
+from paceline.planner.value import DraftTime
 from paceline.profiling.profile_import import import_tables
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.setup import open_simulator

@@ -26,8 +26,7 @@ from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_c
 from paceline.config.speculative import without_memory
 from paceline.engine.engine import Engine
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost_table import CostTable, StepShape
 from paceline.planner.planner import Planner
 from paceline.profiling.profile import measure_profiles
 from paceline.profiling.profile_store import stored_table

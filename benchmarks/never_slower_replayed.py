@@ -55,7 +55,7 @@ from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.planner.cost_table import CostTable
-from paceline.planner.planners import PLANNERS
+from paceline.planner.planner import PLANNERS
 from paceline.profiling.profile import ProfileSettings, measure_profiles
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.setup import open_simulator

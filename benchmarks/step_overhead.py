@@ -44,8 +44,8 @@ from paceline.build.build import build_engine
 from paceline.config import EngineConfig, parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.planned import UNPLANNED
+from paceline.planner.planner import CostAwarePlanner
+from paceline.planner.value import UNPLANNED
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.text.detokenizer import TextStream

@@ -14,8 +14,8 @@ from paceline.engine.engine import Engine
 from paceline.engine.step import Step
 from paceline.engine.verifier import Verdict
 from paceline.planner.cost import CostModel
-from paceline.planner.drafting_cost import DraftingCost
 from paceline.planner.planner import Planner
+from paceline.planner.value import DraftingCost
 from paceline_lab.simulate.replay import Charged, Clock
 
 

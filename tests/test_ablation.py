@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner import proposer_value
-from paceline.planner.proposer_value import SITUATIONS
+from paceline.planner import value
+from paceline.planner.value import SITUATIONS
 from tests.planner.machine import DRAFT, Machine, request
 from tests.programs import module
 
@@ -28,8 +28,8 @@ def test_a_planner_runs_without_any_one_mechanism(name: str) -> None:
 
 def test_a_mechanism_is_off_within_and_on_afterwards() -> None:
     with SWITCHES.switched_off(ALL["values by situation"]):
-        assert not proposer_value.SITUATIONS
-    assert proposer_value.SITUATIONS == SITUATIONS
+        assert not value.SITUATIONS
+    assert value.SITUATIONS == SITUATIONS
 
 
 def test_a_row_says_what_a_mechanism_brings_and_where() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.profiling.profile import Profile
 from paceline.request.traces import read_meta, read_traces
 from tests.programs import module

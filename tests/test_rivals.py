@@ -9,10 +9,11 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
-from paceline.planner.planner import Planner, StepReport
+from paceline.planner.cost_table import StepShape
+from paceline.planner.drafts import DraftLimits
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import Planner
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import VerifyResult

@@ -28,7 +28,7 @@ from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.engine import Engine
-from paceline.planner.cost_prior import prior_table
+from paceline.planner.cost import prior_table
 from paceline.request.metrics import SpeculationCounters
 from paceline.request.traces import Trace, read_traces
 from paceline_lab.simulate.replay import ReplayResult

@@ -1,5 +1,5 @@
 // The Python module paceline._native. What it offers is described in paceline/backends/native/cpu.py;
-// what it does for the planner in paceline/planner/planners.py.
+// what it does for the planner in paceline/planner/planner.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

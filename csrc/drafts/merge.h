@@ -1,4 +1,4 @@
-// Several draft trees of one request as one: paceline/planner/merging.py in C++, where it is
+// Several draft trees of one request as one: paceline/planner/drafts.py in C++, where it is
 // described. Its arithmetic is that of the Python code, to the last bit. Knows no Python.
 #pragma once
 

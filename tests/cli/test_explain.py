@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.explain import GREEN, StepView, summary_lines, verdict_lines
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
 from paceline.profiling.chrome_trace import StepTimes
 from paceline.profiling.explain_run import Explanation, Run
 from paceline.profiling.explain_steps import Asked, Cut, Node, RequestPart, StepRecord

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.planner.cost_table import CostTable
-from paceline.planner.host_time import DraftingHostTime, HostTime
+from paceline.planner.cost_table import CostTable, DraftingHostTime, HostTime
 from paceline.request.traces import read_traces
 from paceline_lab.simulate.setup import cost_notes
 from tests.cli.conftest import Result

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_prior import prior_table
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost import prior_table
+from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.profiling.profile_steps import WIDTHS
 from paceline_lab.simulate.setup import cost_notes
 from paceline_lab.simulate.simulator import Simulator

@@ -8,8 +8,7 @@ from paceline.engine.contained import MAX_FAILURES
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.planner import FixedPlanner
+from paceline.planner.planner import CostAwarePlanner, FixedPlanner
 from paceline.request.metrics import EngineStats
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams

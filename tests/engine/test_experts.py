@@ -10,7 +10,7 @@ import pytest
 from paceline.backends.native.native import why_not_native
 from paceline.build.build import build_engine
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
 from paceline.request.sampling_params import SamplingParams
 from tests.models.reference import save_model
 from tests.models.vocabularies import byte_level_json, save_tokenizer

@@ -14,9 +14,9 @@ from paceline.config import Objective, SpeculativeConfig
 from paceline.core.errors import EngineClosedError, RequestFailedError, UnservableRequestError
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
-from paceline.planner.cost_aware import CostAwarePlanner
 from paceline.planner.drafts import TextDrafter
-from paceline.planner.planner import FixedPlanner, Source
+from paceline.planner.planner import CostAwarePlanner, FixedPlanner
+from paceline.planner.value import Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer

@@ -10,7 +10,7 @@ from paceline.core.errors import ContextLengthError, RequestError
 from paceline.engine.engine import Engine
 from paceline.models.config import ModelConfig
 from paceline.models.recurrent import DELTA
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
 from paceline.request.request import RequestStatus
 from paceline.request.sampling_params import SamplingParams
 from tests.toy import HYBRIDS, TOY, Job, assert_no_leak, run_jobs, toy_engine

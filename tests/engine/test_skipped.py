@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import StepShape
-from paceline.planner.planner import FixedPlanner, StepReport
+from paceline.planner.cost_table import StepShape
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import CostAwarePlanner, FixedPlanner
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from tests.proposers.plugins import repeating_plugin

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.engine import step
-from paceline.planner.cost_points import StepShape
-from paceline.planner.planner import FixedPlanner, StepReport
+from paceline.planner.cost_table import StepShape
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import FixedPlanner
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.sampling_params import SamplingParams
 from tests.engine.test_faults import GREEDY, PROMPTS, break_forward

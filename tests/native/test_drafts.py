@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ProposerError
-from paceline.planner.choice import DraftLimits
-from paceline.planner.drafts import Drafts
+from paceline.planner.drafts import DraftLimits, Drafts
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
 from paceline.request.request import NO_DRAFT

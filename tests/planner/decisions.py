@@ -20,18 +20,18 @@ from typing import Any, cast
 import numpy as np
 
 from paceline.config import Objective, SpeculativeConfig
-from paceline.planner.choice import DraftLimits
-from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import CostPoint, StepShape
-from paceline.planner.cost_prior import prior_table
-from paceline.planner.cost_table import CostTable
-from paceline.planner.drafting_cost import DraftingCost, DraftTime
-from paceline.planner.drafts import Drafts
-from paceline.planner.experts import ExpertCost
-from paceline.planner.host_time import NO_HOST_TIME, HostTime
-from paceline.planner.planner import FixedPlanner, Planner, Source
-from paceline.planner.planners import new_drafts
+from paceline.planner.cost import CostModel, prior_table
+from paceline.planner.cost_table import (
+    NO_HOST_TIME,
+    CostPoint,
+    CostTable,
+    ExpertCost,
+    HostTime,
+    StepShape,
+)
+from paceline.planner.drafts import DraftLimits, Drafts
+from paceline.planner.planner import CostAwarePlanner, FixedPlanner, Planner, new_drafts
+from paceline.planner.value import DraftingCost, DraftTime, Source
 from paceline.proposers import build_proposers
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request.request import Adapter, Request

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import Objective
-from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import CostPoint, StepShape
-from paceline.planner.cost_table import CostTable
-from paceline.planner.drafting_cost import DraftTime
-from paceline.planner.planner import Source, StepReport
+from paceline.planner.cost_table import CostPoint, CostTable, StepShape
+from paceline.planner.drafts import DraftLimits
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import CostAwarePlanner
+from paceline.planner.value import DraftTime, Source
 from paceline.request.request import TARGET_ORIGIN, Adapter, Request, VerifyResult
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.request.span import DraftTree

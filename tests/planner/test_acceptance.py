@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.planner.acceptance import Calibration
-from paceline.planner.merging import merge
+from paceline.planner.drafts import merge
 from paceline.request.request import VerifyResult
 from paceline.request.span import ROOT, DraftTree
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import StepShape
-from paceline.planner.planner import Source, StepReport
+from paceline.planner.cost_table import StepShape
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import CostAwarePlanner
+from paceline.planner.value import Source
 from tests.planner.machine import cost_table, request
 
 TO_COME = 24

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.planner import cost
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
 from tests.planner.test_cost_table import CLIFFS, additive_table, cliffs
 
 

@@ -7,10 +7,9 @@ import math
 import pytest
 
 from paceline.config import Objective
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.drafting_cost import DraftTime
-from paceline.planner.exploration import SHARE
-from paceline.planner.planner import Source, StepReport
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import CostAwarePlanner
+from paceline.planner.value import SHARE, DraftTime, Source
 from paceline.request.request import Request
 from tests.planner.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
 from tests.quick import once

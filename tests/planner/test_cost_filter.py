@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.planner.cost import HOPE, CostModel
-from paceline.planner.cost_points import StepShape
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost_table import CostTable, StepShape
 from tests.planner.test_cost_table import additive_table, cliffs
 
 Curve = Callable[[int], float]

@@ -11,14 +11,12 @@ import pytest
 
 from paceline import LLM
 from paceline.api import llm
-from paceline.planner import cost_prior
-from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
-from paceline.planner.cost_prior import prior_table
-from paceline.planner.cost_table import CostTable
+from paceline.planner import cost
+from paceline.planner.cost import CostModel, prior_table
+from paceline.planner.cost_table import CostTable, StepShape
 from tests.planner.machine import cost_table
 
-KNOWN = sorted(cost_prior._RATIOS)
+KNOWN = sorted(cost._RATIOS)
 UNKNOWN = ("", "reference", "native scalar")
 WIDTHS = range(1, 65)
 
@@ -46,7 +44,7 @@ def test_wider_steps_take_longer_but_never_as_long_as_narrow_ones_together(ops: 
 @pytest.mark.parametrize("ops", [*KNOWN, ""])
 def test_beyond_the_last_point_every_row_costs_the_same(ops: str) -> None:
     table = prior_table(ops)
-    (*_, before, last) = cost_prior._WIDTHS
+    (*_, before, last) = cost._WIDTHS
     slope = (table.milliseconds(last) - table.milliseconds(before)) / (last - before)
     for width in (last + 1, 64, 500):
         expected = table.milliseconds(last) + slope * (width - last)
@@ -56,8 +54,8 @@ def test_beyond_the_last_point_every_row_costs_the_same(ops: str) -> None:
 @pytest.mark.parametrize("ops", KNOWN)
 def test_the_curves_of_known_kernels_are_returned_as_they_are(ops: str) -> None:
     table = prior_table(ops)
-    found = [table.milliseconds(width) for width in cost_prior._WIDTHS]
-    assert found == pytest.approx(cost_prior._RATIOS[ops])
+    found = [table.milliseconds(width) for width in cost._WIDTHS]
+    assert found == pytest.approx(cost._RATIOS[ops])
 
 
 def test_eight_bit_dot_products_make_wide_steps_cheaper() -> None:
@@ -73,8 +71,8 @@ def test_what_is_unknown_lies_between_what_is_known() -> None:
             column = [each[at] for each in known]
             assert min(column) <= time <= max(column)
     table = prior_table("")
-    for at, width in enumerate(cost_prior._WIDTHS):
-        ratios = [cost_prior._RATIOS[ops][at] for ops in KNOWN]
+    for at, width in enumerate(cost._WIDTHS):
+        ratios = [cost._RATIOS[ops][at] for ops in KNOWN]
         assert table.milliseconds(width) == pytest.approx(geometric_mean(ratios))
 
 

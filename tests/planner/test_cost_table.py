@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import ProfileError
-from paceline.planner.cost_points import CostPoint, StepShape
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost_table import CostPoint, CostTable, StepShape
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 17, 40)
 CONTEXTS = (64, 512, 2048)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.credit import AT_FIRST, FIRST_PART, MOST_AHEAD, MOST_BEHIND, Credits
+from paceline.planner.pace import AT_FIRST, FIRST_PART, MOST_AHEAD, MOST_BEHIND, Credits
 from paceline.request.request import Request
 from tests.planner.machine import request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.value import DraftingCost, DraftTime
 
 
 def test_levels_and_calls_are_learnt() -> None:

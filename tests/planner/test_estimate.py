@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.estimate import Estimate
+from paceline.planner.corrections import Estimate
 
 
 def test_a_prior_that_is_worth_more_moves_less() -> None:

@@ -10,12 +10,10 @@ from math import inf
 import pytest
 
 from paceline.core.errors import ProfileError
-from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import CostPoint, StepShape
-from paceline.planner.cost_prior import prior_table
-from paceline.planner.cost_table import CostTable
-from paceline.planner.drafting_cost import DraftTime
-from paceline.planner.experts import ExpertCost, ExpertPrices, ExpertUnion
+from paceline.planner.corrections import ExpertPrices, ExpertUnion
+from paceline.planner.cost import CostModel, prior_table
+from paceline.planner.cost_table import CostPoint, CostTable, ExpertCost, StepShape
+from paceline.planner.value import DraftTime
 from tests.planner.machine import LOOKUP, Machine, request
 
 MIXTURE = ExpertCost(layers=4, number=32, per_token=4, ms=0.05)

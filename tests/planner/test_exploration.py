@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.exploration import SAVED, SHARE, Exploration
+from paceline.planner.value import SAVED, SHARE, Exploration
 
 
 def test_it_takes_its_share_of_the_time_and_no_more() -> None:

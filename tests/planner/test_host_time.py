@@ -7,8 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from paceline.core.errors import ProfileError
-from paceline.planner.cost_table import CostTable
-from paceline.planner.host_time import NO_HOST_TIME, DraftingHostTime, HostTime
+from paceline.planner.cost_table import NO_HOST_TIME, CostTable, DraftingHostTime, HostTime
 from tests.planner.machine import cost_table
 
 DRAFTING = DraftingHostTime(call=0.1, level=0.05, request=0.02, node=0.01)

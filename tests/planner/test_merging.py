@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.planner.merging import merge
+from paceline.planner.drafts import merge
 from paceline.request.span import ROOT, DraftTree
 from tests.test_span import VOCAB, draft_trees, paths
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.cost_points import StepShape
-from paceline.planner.host_time import NO_HOST_TIME, HostTime
-from paceline.planner.pace import USUAL_ASK_MS, Pace
-from paceline.planner.planner import StepReport
+from paceline.planner.cost_table import NO_HOST_TIME, HostTime, StepShape
+from paceline.planner.pace import USUAL_ASK_MS, Pace, StepReport
 
 
 def step(

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.planner.choice import DraftLimits
+from paceline.planner.drafts import DraftLimits, best_path_first
 from paceline.planner.planner import FixedPlanner
-from paceline.planner.selection import best_path_first
 from paceline.request.span import DraftTree
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.planner.prices import FREE, Prices, cheapest_ahead
+from paceline.planner.drafts import FREE, Prices, cheapest_ahead
 
 
 def test_the_cheapest_way_ahead_looks_over_cliffs() -> None:

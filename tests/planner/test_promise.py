@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.promise import TRUST, Promise
+from paceline.planner.acceptance import PROMISE_TRUST, Promise
 
 
 def follow(promise: Promise, promised: float, accepted: int, steps: int = 1000) -> float:
@@ -27,7 +27,7 @@ def test_more_than_was_promised_makes_nobody_bolder() -> None:
 
 def test_what_was_seen_is_forgotten_where_nothing_is_drafted() -> None:
     promise = Promise()
-    assert follow(promise, TRUST, 0) < 0.1
+    assert follow(promise, PROMISE_TRUST, 0) < 0.1
     promise.passed(2000)
     assert promise.kept > 0.9
 

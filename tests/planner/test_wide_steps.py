@@ -9,14 +9,11 @@ import pytest
 
 from paceline.config import Objective
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
-from paceline.planner.cost_table import CostTable
-from paceline.planner.drafting_cost import DraftTime
+from paceline.planner.cost_table import CostTable, StepShape
 from paceline.planner.drafts import Drafts
-from paceline.planner.exploration import SHARE, Exploration
-from paceline.planner.planned import PlannedStep
-from paceline.planner.planner import Source, StepReport
-from paceline.planner.wide_steps import THOUGHT_MS, WideSteps
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import THOUGHT_MS, WideSteps
+from paceline.planner.value import SHARE, DraftTime, Exploration, PlannedStep, Source
 from tests.planner.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
 from tests.quick import in_step
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.planner.prices import FREE, Prices
+from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.draft_model import DraftModelProposer

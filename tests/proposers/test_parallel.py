@@ -24,8 +24,8 @@ from paceline.core.errors import ConfigError
 from paceline.engine.contained import Entry, source_of
 from paceline.models.families.config_json import config_from_hf
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
+from paceline.planner.planner import CostAwarePlanner
 from paceline.proposers.base.parallel import likeliest_tree
 from paceline.request.request import Request
 from paceline.request.span import ROOT, DraftTree, Span

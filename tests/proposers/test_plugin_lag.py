@@ -10,7 +10,7 @@ import pytest
 
 from paceline.engine.contained import MAX_FAILURES
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
+from paceline.planner.planner import CostAwarePlanner
 from paceline.proposers.plugin import PluginProposer
 from paceline.request.request import Request
 from paceline.request.sampling_params import SpeculativeParams

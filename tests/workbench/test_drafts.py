@@ -18,7 +18,7 @@ from paceline.api.llm import LLM, embedded_model
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError, TraceError
-from paceline.planner.prices import FREE, Prices
+from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.loading import load_draft

@@ -12,10 +12,8 @@ import pytest
 from paceline.backends.native.native import why_not_native
 from paceline.build.build import build_engine
 from paceline.config import EngineConfig
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.experts import ExpertCost
-from paceline.planner.planners import PLANNERS
+from paceline.planner.cost_table import CostPoint, CostTable, ExpertCost
+from paceline.planner.planner import PLANNERS
 from paceline.request.span import Span
 from paceline.request.traces import UNION_ROWS, Trace
 from paceline_lab.simulate.simulator import Simulator

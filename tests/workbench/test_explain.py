@@ -14,13 +14,12 @@ import pytest
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
-from paceline.planner.choice import DraftLimits, choose_nodes
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import StepShape
-from paceline.planner.drafting_cost import DraftingCost, DraftTime
-from paceline.planner.pace import USUAL_DRAFT_MS
-from paceline.planner.planner import FixedPlanner, Planner, Source, StepReport
+from paceline.planner.cost_table import StepShape
+from paceline.planner.drafts import DraftLimits, choose_nodes
+from paceline.planner.pace import USUAL_DRAFT_MS, StepReport
+from paceline.planner.planner import CostAwarePlanner, FixedPlanner, Planner
+from paceline.planner.value import DraftingCost, DraftTime, Source
 from paceline.profiling.chrome_trace import PHASES, StepClock, StepTimes, write_trace
 from paceline.profiling.explain import (
     RecordingPlanner,

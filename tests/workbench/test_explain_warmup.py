@@ -10,9 +10,9 @@ import pytest
 
 from paceline.engine.engine import Engine
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import StepShape
-from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.cost_table import StepShape
+from paceline.planner.planner import CostAwarePlanner
+from paceline.planner.value import DraftingCost, DraftTime
 from paceline.profiling import explain_run
 from paceline.profiling.explain_run import Explanation, explain, warm_up
 from paceline.proposers.base import DraftBudget

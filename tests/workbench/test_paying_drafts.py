@@ -6,9 +6,7 @@ import random
 
 import pytest
 
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.host_time import HostTime
+from paceline.planner.cost_table import CostPoint, CostTable, HostTime
 from paceline.profiling.paying_drafts import (
     MOST_TOKENS,
     PayingDrafts,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from paceline.planner.cost_points import CostPoint, StepShape
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost_table import CostPoint, CostTable, StepShape
 from paceline.profiling.explain_steps import RequestPart, StepRecord
 from paceline.profiling.plots import plot_steps, plot_tables
 

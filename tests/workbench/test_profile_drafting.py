@@ -12,9 +12,12 @@ from paceline.build.build import BuiltEngine, build_engine
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.speculative import HEAD_METHODS
 from paceline.engine.compute_thread import COMPUTE
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
+from paceline.planner.cost_table import (
+    NO_DRAFTING_HOST_TIME,
+    CostPoint,
+    CostTable,
+    DraftingHostTime,
+)
 from paceline.profiling import profile_drafting
 from paceline.profiling.profile_drafting import Make, head_maker, measure_drafting, model_maker
 from paceline.proposers.draft_model.loading import draft_runner, open_draft

@@ -8,8 +8,7 @@ from paceline.backends.rows.row_batch import Batch
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import EngineConfig
 from paceline.core.errors import ConfigError
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.profiling.profile_steps import (
     CONTEXTS,
     WIDTHS,

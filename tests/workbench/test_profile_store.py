@@ -13,9 +13,7 @@ import pytest
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.core.errors import ProfileError
 from paceline.core.writing import write_json
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.host_time import DraftingHostTime, HostTime
+from paceline.planner.cost_table import CostPoint, CostTable, DraftingHostTime, HostTime
 from paceline.profiling.profile import Profile
 from paceline.profiling.profile_machine import Roofs, Work, profile_key
 from paceline.profiling.profile_store import (

@@ -13,13 +13,11 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.errors import ProposerError, TraceError
 from paceline.engine.engine import Engine
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import StepShape
-from paceline.planner.drafting_cost import DraftingCost, DraftTime
+from paceline.planner.cost_table import NO_HOST_TIME, HostTime, StepShape
 from paceline.planner.drafts import TextDrafter
-from paceline.planner.host_time import NO_HOST_TIME, HostTime
-from paceline.planner.planner import FixedPlanner, Planner, StepReport
-from paceline.planner.planners import PLANNERS
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import PLANNERS, CostAwarePlanner, FixedPlanner, Planner
+from paceline.planner.value import DraftingCost, DraftTime
 from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import Request

@@ -8,11 +8,9 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.errors import ProfileError
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.drafting_cost import DraftTime
-from paceline.planner.host_time import DraftingHostTime, HostTime
-from paceline.planner.planners import PLANNERS
+from paceline.planner.cost_table import CostPoint, CostTable, DraftingHostTime, HostTime
+from paceline.planner.planner import PLANNERS
+from paceline.planner.value import DraftTime
 from paceline_lab.simulate.drafts import RecordedDrafts
 from paceline_lab.simulate.recording import record_all
 from paceline_lab.simulate.simulator import (

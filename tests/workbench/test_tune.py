@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.planners import PLANNERS, MakePlanner
+from paceline.planner.cost_table import CostPoint, CostTable
+from paceline.planner.planner import PLANNERS, MakePlanner
 from paceline.request.traces import Trace
 from paceline_lab.simulate.drafts import RecordedDrafts
 from paceline_lab.simulate.recording import record_all, widest

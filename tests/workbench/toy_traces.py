@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.host_time import NO_HOST_TIME, HostTime
+from paceline.planner.cost_table import NO_HOST_TIME, CostPoint, CostTable, HostTime
 from paceline.request.traces import Trace
 from tests.toy import TOY
 

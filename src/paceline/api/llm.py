@@ -39,7 +39,7 @@ from paceline.loading.adapter import load_adapter
 from paceline.loading.checkpoint import Checkpoint
 from paceline.loading.embedded import embedded_model as embedded_model
 from paceline.loading.fetching import named_model
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
 from paceline.profiling.profile_store import stored_table
 from paceline.request.metrics import EngineInfo, EngineStats
 from paceline.request.request import Constraint, StepOutput, StopChecker

@@ -27,9 +27,8 @@ from paceline.models.decoder import Decoder
 from paceline.models.pruned_head import check_whole_head
 from paceline.models.threads import set_num_threads
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_table import CostTable
-from paceline.planner.experts import ExpertCost
-from paceline.planner.planners import PLANNERS
+from paceline.planner.cost_table import CostTable, ExpertCost
+from paceline.planner.planner import PLANNERS
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.stages.ops import StagedOps, split

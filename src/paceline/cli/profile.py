@@ -17,10 +17,10 @@ from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
 from paceline.core.writing import write_json
 from paceline.loading.head_kinds import MTP
-from paceline.planner.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
+from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 
 if TYPE_CHECKING:
-    from paceline.planner.cost_points import CostPoint
+    from paceline.planner.cost_table import CostPoint
     from paceline.profiling.profile import Profile
 
 

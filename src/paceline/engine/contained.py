@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ProposerError
-from paceline.planner.choice import DraftLimits
-from paceline.planner.drafts import Drafts, Member, TextDrafter
-from paceline.planner.planner import Source
-from paceline.planner.planners import is_sound
+from paceline.planner.drafts import DraftLimits, Drafts, Member, TextDrafter
+from paceline.planner.planner import is_sound
+from paceline.planner.value import Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request.metrics import EngineStats
 from paceline.request.request import Request, VerifyResult

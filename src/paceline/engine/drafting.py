@@ -14,9 +14,10 @@ from typing import Any
 
 from paceline.engine.contained import NOTHING, Call, ContainedProposers, Group
 from paceline.engine.scheduler import Scheduled
-from paceline.planner.choice import DraftLimits
-from paceline.planner.cost_points import NO_STEP, StepShape
-from paceline.planner.planner import Planner, StepReport
+from paceline.planner.cost_table import NO_STEP, StepShape
+from paceline.planner.drafts import DraftLimits
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import Planner
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request.metrics import EngineStats
 from paceline.request.request import Request, VerifyResult

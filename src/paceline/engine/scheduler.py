@@ -17,7 +17,7 @@ from paceline.config import EngineConfig
 from paceline.core.errors import RequestError
 from paceline.models.backend import BLOCK_SIZE
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
 from paceline.request.request import NO_DRAFT, Request, RequestStatus
 from paceline.request.span import DraftTree, Span
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.engine.scheduler import Scheduled, step_shape
-from paceline.planner.cost_points import NO_STEP
+from paceline.planner.cost_table import NO_STEP
 from paceline.request.request import NO_DRAFT
 
 

@@ -9,14 +9,15 @@ node share its error, by how sure they were of it.
 
 Labels are censored: which token the target chose is known after nodes of the accepted path alone,
 so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
-same. Knows no proposer, no model and no cost.
+same. Estimates that are right on average are too high where nodes were chosen for them, which
+:class:`Promise` corrects. Knows no proposer, no model and no cost.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from math import exp
+from math import exp, sqrt
 
 from paceline.planner.priors import MAX_DEPTH, STEPS, logits_of
 from paceline.request.request import VerifyResult
@@ -24,40 +25,49 @@ from paceline.request.span import DraftTree
 
 logger = logging.getLogger(__name__)
 
+
 OFFSET_RATE = 0.1
+
+
 DRIFT_RATE = 0.08
 """The drift is a mean error over about the inverse of this, in labelled nodes."""
+
+
 HASTE = 6.0
 """How much faster the offset moves per squared unit of drift: chance alone drifts by a tenth, and
 errors that keep one sign are no accident. A change of text is followed within 32 tokens."""
+
+
 CURVATURE = 0.25
 """The most that the log-loss of one label bends, over its log-odds. A draft's labels arrive
 together, so each step goes to the minimum of a parabola above their log-loss, which many labels
 cannot overshoot."""
+
+
 MAX_OFFSET = 8.0
+
+
 SHARED_RATE = 0.02
+
+
 SHRINKAGE = 0.05
 """How strongly what is shared is drawn back to none; it also bounds it."""
 
 
-class Offset:
-    """What one text adds to the log-odds of one proposer's nodes."""
+PROMISE_MEMORY = 0.995
+"""Weight of the past in each step: about two hundred of them."""
 
-    __slots__ = ("drift", "value")
 
-    def __init__(self) -> None:
-        self.value = self.drift = 0.0
+PROMISE_TRUST = 8.0
+"""Tokens that are always taken to have been kept as promised."""
 
-    def learn(self, count: float, error: float) -> None:
-        """Take in so many labelled nodes, and the sum of their outcomes less their estimates."""
-        self.drift = (self.drift + DRIFT_RATE * error) / (1.0 + DRIFT_RATE * count)
-        rate = OFFSET_RATE + HASTE * (self.drift * self.drift)
-        value = self.value + rate * error / (1.0 + rate * CURVATURE * count)
-        self.value = min(max(value, -MAX_OFFSET), MAX_OFFSET)
+
+PROMISE_DOUBT = 2.0
+"""Standard deviations of the number of accepted tokens that are put down to chance."""
 
 
 class Calibration:
-    """See the module's docstring. Requests are told apart by their ids.
+    """The estimates of all requests and proposers. Requests are told apart by their ids.
 
     Attributes:
         num_invalid: estimates of proposers that were not in 0..1, or no numbers.
@@ -143,6 +153,22 @@ class Calibration:
         return [min(prob, 1.0) if prob >= 0.0 else 0.0 for prob in probs]
 
 
+class Offset:
+    """What one text adds to the log-odds of one proposer's nodes."""
+
+    __slots__ = ("drift", "value")
+
+    def __init__(self) -> None:
+        self.value = self.drift = 0.0
+
+    def learn(self, count: float, error: float) -> None:
+        """Take in so many labelled nodes, and the sum of their outcomes less their estimates."""
+        self.drift = (self.drift + DRIFT_RATE * error) / (1.0 + DRIFT_RATE * count)
+        rate = OFFSET_RATE + HASTE * (self.drift * self.drift)
+        value = self.value + rate * error / (1.0 + rate * CURVATURE * count)
+        self.value = min(max(value, -MAX_OFFSET), MAX_OFFSET)
+
+
 def _shares(tree: DraftTree, node: int, error: float) -> list[tuple[str, float]]:
     """What each proposer that named a node has of its error."""
     if not tree.claims:
@@ -156,3 +182,32 @@ def _shares(tree: DraftTree, node: int, error: float) -> list[tuple[str, float]]
 def warn_of_invalid(prob: float) -> None:
     """Log an estimate that is none; once per calibration."""
     logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", prob)
+
+
+class Promise:
+    """Tokens that chosen drafts promised, and those of them that the target accepted.
+
+    What a draft is expected to bring is multiplied by what the latest drafts brought over what they
+    promised, as far as they fell short of it beyond chance. What they did is forgotten as steps
+    pass, so that nothing is believed for ever that stops drafts.
+    """
+
+    def __init__(self) -> None:
+        self._promised = self._accepted = 0.0
+
+    @property
+    def kept(self) -> float:
+        """What may have been accepted at most over what was promised; at most 1."""
+        most = self._accepted + PROMISE_DOUBT * sqrt(self._accepted + 1.0)
+        return min(1.0, (most + PROMISE_TRUST) / (self._promised + PROMISE_TRUST))
+
+    def observe(self, promised: float, accepted: int) -> None:
+        """Take in one verified draft; ``promised`` sums the path probabilities of its nodes."""
+        self._promised += promised
+        self._accepted += accepted
+
+    def passed(self, num_steps: int) -> None:
+        """Let steps pass."""
+        past = PROMISE_MEMORY**num_steps
+        self._promised *= past
+        self._accepted *= past

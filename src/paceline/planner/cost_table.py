@@ -1,9 +1,8 @@
-"""What a step costs, read off measured steps. Owns the table and how it is read between its points.
+"""Measured times: of a step's forward, read off measured steps, and of the host outside of it.
 
-A step's cost depends on five things: its rows, the context that each of them looks at (rows x
-context), the context that is read (once per request), the rows that are sampled, and the requests.
-A measured :class:`~paceline.planner.cost_points.CostPoint` fixes all five; the table takes them
-apart:
+A step's cost depends on five things (:class:`StepShape`): its rows, the context that each of them
+looks at (rows x context), the context that is read (once per request), the rows that are sampled,
+and the requests. A measured :class:`CostPoint` fixes all five; :class:`CostTable` takes them apart:
 
 * **base**: one request, all rows sampled. A measured width is returned as it was measured, never
   smoothed, because real machines have cliffs, also downward ones. Between widths and between
@@ -11,36 +10,357 @@ apart:
 * **saving** of rows that are not sampled, as in a prefill chunk, against the base.
 * **surcharge** of the same rows coming from several requests, against the base.
 
-Knows no clock, no model and no file; :meth:`CostTable.to_dict` is what files hold.
+:class:`HostTime` is linear in requests, drafts and draft nodes. Measures nothing itself and knows
+no clock, no model and no file; :meth:`CostTable.to_dict` is what files hold.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from paceline.core.checks import check_number
 from paceline.core.errors import ProfileError
-from paceline.planner.cost_points import (
-    COLUMNS,
-    EXPERT_COLUMNS,
-    CostPoint,
-    StepShape,
-    check_points,
-    from_rows,
-    to_rows,
-)
-from paceline.planner.curves import Curve, Floats, arrays, means, on_curve, on_curve_at
-from paceline.planner.experts import ExpertCost
-from paceline.planner.host_time import NO_HOST_TIME, HostTime
+
+MAX_POINTS = 100_000
+
+
+MAX_COUNT = 1 << 24
+
+
+MAX_MS = 1e12
+
 
 MAX_NAME = 300
+
+
+_LEAST = {"requests": 1, "context": 0, "width": 1, "samples": 0, "experts": 0}
+
+
+_DRAFTING = "drafting"
+
+
+_NOT_ALWAYS_MEASURED = {"ask", "node", "calls", "merge", _DRAFTING}
+
+
 _KEYS = ("name", "is_relative", "columns", "points")
+
+
 _HOST = "host"  # which tables of other engines do not have
+
+
 _EXPERTS = "experts"  # which only tables of mixtures have
+
+
+class StepShape(NamedTuple):  # made several times per step: a frozen dataclass takes thrice as long
+    """What the cost of any step depends on.
+
+    Attributes:
+        rows: over all requests, which need not have equally many.
+        rows_x_context: sum over rows of the committed tokens of the row's request.
+        context_sum: sum over requests of their committed tokens.
+        samples: rows whose logits are needed.
+        requests: spans in the step.
+        experts: pairs of a layer and an expert that it read; 0 where that is not known yet, and
+            where no layer is a mixture.
+        fetched: of these, those that came from disk.
+    """
+
+    rows: int
+    rows_x_context: float
+    context_sum: float
+    samples: int
+    requests: int = 1
+    experts: int = 0
+    fetched: int = 0
+
+
+NO_STEP = StepShape(0, 0, 0, 0, 0)
+
+
+PLAIN_STEP = StepShape(1, 0, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CostPoint:
+    """One measured step: equal spans of some requests.
+
+    Attributes:
+        requests: spans in the step.
+        context: committed tokens of each request.
+        width: rows of each span.
+        samples: sampled rows of each span.
+        ms: median time in milliseconds; in a relative table, in plain steps.
+        spread: range that the middle half of the measurements covers, in the same unit.
+        experts: of mixtures, that the step read, each counted once per layer.
+    """
+
+    requests: int
+    context: int
+    width: int
+    samples: int
+    ms: float
+    spread: float = 0.0
+    experts: int = 0
+
+
+EXPERT_COLUMNS = [field.name for field in fields(CostPoint)]
+
+
+COLUMNS = EXPERT_COLUMNS[:-1]
+"""Of tables of models without mixtures."""
+
+
+def to_rows(points: Sequence[CostPoint], columns: Sequence[str]) -> list[list[Any]]:
+    """A list of numbers per point, in the order of all columns or of the first ones."""
+    return [list(astuple(point)[: len(columns)]) for point in points]
+
+
+def from_rows(rows: object, columns: Sequence[str]) -> list[CostPoint]:
+    """Points out of what :func:`to_rows` made.
+
+    Raises:
+        ProfileError: naming the first row that is not a point.
+    """
+    if not isinstance(rows, list) or len(rows) > MAX_POINTS:
+        raise ProfileError(f"the points of a cost table must be a list of at most {MAX_POINTS}")
+    for index, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise ProfileError(f"point {index} must be a list of {len(columns)} numbers")
+    return [CostPoint(*row) for row in rows]
+
+
+def check_points(points: Sequence[CostPoint]) -> None:
+    """Raise :class:`ProfileError` unless each point could be one and no two are of one step."""
+    steps = set()
+    for point in points:
+        for name, least in _LEAST.items():
+            value = getattr(point, name)
+            check_number(f"{name} of a cost point", value, least, MAX_COUNT, int, ProfileError)
+        if point.samples > point.width:
+            raise ProfileError(f"{point.samples} of {point.width} rows of a point are sampled")
+        if type(point.ms) not in (int, float) or not 0 < point.ms <= MAX_MS:
+            raise ProfileError(f"ms of a cost point is {point.ms!r}; allowed: numbers above 0")
+        check_number("spread of a cost point", point.spread, 0, MAX_MS, float, ProfileError)
+        steps.add((point.requests, point.context, point.width, point.samples))
+    if len(steps) != len(points):
+        raise ProfileError("a cost table has two points of the same step")
+
+
+class ExpertCost(NamedTuple):
+    """The mixtures of a model.
+
+    Attributes:
+        layers: that are mixtures.
+        number: experts of each.
+        per_token: experts that a row chooses in each.
+        ms: in which one expert of one layer is read; in plain steps in a relative table.
+    """
+
+    layers: int
+    number: int
+    per_token: int
+    ms: float
+
+    @property
+    def least(self) -> int:
+        """Experts that a single row reads."""
+        return self.layers * self.per_token
+
+    @classmethod
+    def from_dict(cls, data: object) -> ExpertCost:
+        """What ``_asdict`` made; ``ProfileError`` if it is no such thing."""
+        if not isinstance(data, Mapping) or set(data) != set(cls._fields):
+            raise ProfileError(f"experts of a cost table must have {', '.join(cls._fields)}")
+        cost = cls(**data)
+        for name in ("layers", "number", "per_token"):
+            value = getattr(cost, name)
+            check_number(f"{name} of experts", value, 1, MAX_COUNT, int, ProfileError)
+        check_number("ms of an expert", cost.ms, 0, MAX_MS, float, ProfileError)
+        if cost.per_token > cost.number:
+            raise ProfileError(f"a row chooses {cost.per_token} of {cost.number} experts")
+        return cost
+
+
+def _check(times: Iterable[float]) -> None:
+    for value in times:
+        check_number("a host time", value, 0, MAX_MS, float, ProfileError)
+
+
+def _parts(of: type[Any], data: object, optional: Collection[str] = ()) -> dict[str, Any]:
+    """Raises :class:`ProfileError` where a key is missing or unknown."""
+    known = {each.name for each in fields(of)}
+    if not isinstance(data, Mapping) or not known - set(optional) <= set(data) <= known:
+        raise ProfileError(f"a host time must be an object with {', '.join(sorted(known))}")
+    return dict(data)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingHostTime:
+    """What a call of a model that drafts takes beyond what its forwards take by its table.
+
+    Attributes:
+        call: with one request and one level.
+        level: that each further level adds.
+        request: that each further request adds to each level.
+        node: that each further node of a request's level adds.
+
+    Raises:
+        ProfileError: a value is no number from 0 on.
+    """
+
+    call: float = 0.0
+    level: float = 0.0
+    request: float = 0.0
+    node: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check([self.call, self.level, self.request, self.node])
+
+    def first_level(self, requests: int, nodes: int = 1) -> float:
+        """Milliseconds of a call with one level, of so many nodes per request."""
+        return self.call + self._more(requests, nodes)
+
+    def further_level(self, requests: int, nodes: int = 1) -> float:
+        """Milliseconds that a level of so many nodes per request adds."""
+        return self.level + self._more(requests, nodes)
+
+    def _more(self, requests: int, nodes: int) -> float:
+        return self.request * (requests - 1) + self.node * requests * (nodes - 1)
+
+    @classmethod
+    def from_dict(cls, data: object) -> DraftingHostTime:
+        """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
+        return cls(**_parts(cls, data))
+
+
+NO_DRAFTING_HOST_TIME = DraftingHostTime()
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """What the host takes in a step in which all requests decode.
+
+    Attributes:
+        step: with one request and no draft.
+        request: that each further request adds.
+        draft: that a draft adds to planning: packing, verifying and committing more.
+        further_draft: that the draft of each further request adds, proposing it included.
+        ask: that planning adds where any proposer is asked, choosing from its draft included.
+        node: that each draft node adds.
+        calls: that each proposer that is asked adds, whether or not it drafts anything; by method,
+            of those that need no forwards.
+        merge: that making one tree of a request's two adds.
+        drafting: where the model drafts for another; the rest is where it is drafted for.
+
+    Raises:
+        ProfileError: a value is no number from 0 on.
+    """
+
+    step: float = 0.0
+    request: float = 0.0
+    draft: float = 0.0
+    further_draft: float = 0.0
+    ask: float = 0.0
+    node: float = 0.0
+    calls: Mapping[str, float] = field(default_factory=dict)
+    merge: float = 0.0
+    drafting: DraftingHostTime = NO_DRAFTING_HOST_TIME
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.calls, Mapping) or not all(type(key) is str for key in self.calls):
+            raise ProfileError(f"a host time's calls are {self.calls!r}, not times by methods")
+        times = [self.step, self.request, self.draft, self.further_draft, self.ask, self.node]
+        _check([*times, *self.calls.values(), self.merge])
+
+    def of(
+        self, requests: int, drafts: int, nodes: int = 0, asked: bool = False, merges: int = 0
+    ) -> float:
+        """Milliseconds of a step, calls left out.
+
+        Args:
+            requests: that decode, at least one.
+            drafts: requests of these that have one.
+            nodes: of all drafts together.
+            asked: whether any proposer was asked.
+            merges: trees that were drafted beyond the first of each request.
+        """
+        time = self.step + self.request * (requests - 1) + self.ask * asked + self.merge * merges
+        if drafts:
+            time += self.draft + self.further_draft * (drafts - 1) + self.node * nodes
+        return time
+
+    def call(self, method: str) -> float:
+        """Milliseconds of asking a proposer; of one that was not measured those of the slowest."""
+        return self.calls.get(method, max(self.calls.values(), default=0.0))
+
+    @classmethod
+    def from_dict(cls, data: object) -> HostTime:
+        """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
+        parts = _parts(cls, data, _NOT_ALWAYS_MEASURED)
+        if _DRAFTING in parts:
+            parts[_DRAFTING] = DraftingHostTime.from_dict(parts[_DRAFTING])
+        return cls(**parts)
+
+    def completed_by(self, other: HostTime) -> HostTime:
+        """With what another one knows where nothing was measured: drafted for, or drafting."""
+        drafting = self.drafting
+        if drafting == NO_DRAFTING_HOST_TIME:
+            drafting = other.drafting
+        is_known = replace(self, drafting=NO_DRAFTING_HOST_TIME) != NO_HOST_TIME
+        return replace(self if is_known else other, drafting=drafting)
+
+
+NO_HOST_TIME = HostTime()
+
+
+Floats = npt.NDArray[np.float64]
+
+
+Curve = Sequence[tuple[float, float]]
+"""Points (x, y) with ascending x."""
+
+
+def on_curve(curve: Curve, x: float) -> float:
+    """A curve's value: linear between its points, constant before the first.
+
+    Beyond the last point the last slope goes on, unless it falls: more work is not free.
+    """
+    at = bisect_left(curve, (x, -inf))
+    if at < len(curve) and (at == 0 or curve[at][0] == x):
+        return curve[at][1]
+    if len(curve) == 1:
+        return curve[0][1]
+    (x0, y0), (x1, y1) = curve[at - 1 : at + 1] if at < len(curve) else curve[-2:]
+    slope = (y1 - y0) / (x1 - x0)
+    return y0 + slope * (x - x0) if at < len(curve) else y1 + max(0.0, slope) * (x - x1)
+
+
+def means(values: Mapping[int, Sequence[float]]) -> Curve:
+    """The curve through the mean of what there is at each place."""
+    return [(x, sum(ys) / len(ys)) for x, ys in sorted(values.items())]
+
+
+def arrays(curve: Curve) -> tuple[Floats, Floats]:
+    """A curve as :func:`on_curve_at` takes it."""
+    x, y = np.array(curve, dtype=np.float64).T
+    return x, y
+
+
+def on_curve_at(curve: tuple[Floats, Floats], xs: Floats) -> Floats:
+    """:func:`on_curve` at many ascending places at once."""
+    x, y = curve
+    values: Floats = np.interp(xs, x, y)
+    if xs[-1] > x[-1] and len(x) > 1:
+        slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
+        values = values + slope * np.maximum(0.0, xs - x[-1])
+    return values
 
 
 class CostTable:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
-from paceline.planner.exploration import Exploration
+from paceline.planner.cost_table import StepShape
+from paceline.planner.value import Exploration
 
 MicroBatch = list[tuple[int, int, int]]
 """Of each span that it has rows of: the span's index, its first row here, and where they end."""

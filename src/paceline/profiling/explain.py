@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from paceline.engine.engine import Engine
 from paceline.engine.report import from_disk
-from paceline.planner.choice import DraftLimits, choose_nodes
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.cost_points import StepShape
-from paceline.planner.planner import Planner, Source, StepReport
-from paceline.planner.prices import Prices
+from paceline.planner.cost_table import StepShape
+from paceline.planner.drafts import DraftLimits, Prices, choose_nodes
+from paceline.planner.pace import StepReport
+from paceline.planner.planner import CostAwarePlanner, Planner
+from paceline.planner.value import Source
 from paceline.profiling.explain_steps import Asked, Cut, Node, RequestPart, StepRecord
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import ROOT, DraftTree

@@ -17,8 +17,7 @@ from typing import cast
 from paceline.core.speedup import Arm, Claim, Round, claim
 from paceline.engine.engine import Engine
 from paceline.planner.cost import CostModel
-from paceline.planner.planner import Planner
-from paceline.planner.planners import PLANNERS
+from paceline.planner.planner import PLANNERS, Planner
 from paceline.profiling.chrome_trace import StepClock, StepTimes
 from paceline.profiling.explain import RecordingPlanner, recording
 from paceline.profiling.explain_steps import StepRecord

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paceline.planner.cost_points import StepShape
+from paceline.planner.cost_table import StepShape
 
 
 class Cut(StrEnum):

@@ -23,10 +23,7 @@ from paceline.core.errors import ConfigError
 from paceline.engine.compute_thread import COMPUTE
 from paceline.loading.checkpoint import Checkpoint
 from paceline.models.threads import num_threads
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.experts import ExpertCost
-from paceline.planner.host_time import HostTime
+from paceline.planner.cost_table import CostPoint, CostTable, ExpertCost, HostTime
 from paceline.profiling.profile_drafting import Make, head_maker, measure_drafting, model_maker
 from paceline.profiling.profile_host import measure_host_time
 from paceline.profiling.profile_machine import ProfileKey, Roofs, Work, measure_roofs, profile_key

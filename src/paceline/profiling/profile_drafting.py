@@ -19,8 +19,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError
 from paceline.loading.checkpoint import Checkpoint
-from paceline.planner.cost_table import CostTable
-from paceline.planner.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
+from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, CostTable, DraftingHostTime
 from paceline.profiling.profile_host import FEW, MANY, STEPS, Silent, decode, has_room
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
 from paceline.proposers.draft_model.build import vocabulary_pair

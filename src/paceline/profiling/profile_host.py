@@ -25,10 +25,9 @@ from paceline.config import SpeculativeConfig
 from paceline.config.speculative import PromptLookupConfig, SuffixConfig
 from paceline.engine.engine import Engine
 from paceline.models.backend import PackedBatch
-from paceline.planner.cost_aware import CostAwarePlanner
-from paceline.planner.host_time import NO_HOST_TIME, HostTime
-from paceline.planner.planner import Planner, Source
-from paceline.planner.planners import new_drafts
+from paceline.planner.cost_table import NO_HOST_TIME, HostTime
+from paceline.planner.planner import CostAwarePlanner, Planner, new_drafts
+from paceline.planner.value import Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request.request import NO_DRAFT, Request
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ProfileError
-from paceline.planner.cost_points import CostPoint
-from paceline.planner.cost_table import CostTable
+from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.profiling.profile_store import read_small
 
 MAX_WIDTHS = 4096

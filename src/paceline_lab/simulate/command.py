@@ -142,7 +142,7 @@ def _rows(
     planner: str,
     advance: Callable[[int], None],
 ) -> Rows:
-    from paceline.planner.planners import PLANNERS
+    from paceline.planner.planner import PLANNERS
     from paceline_lab.simulate.simulator import best_of_each, largest_configs
 
     rows: Rows = {}

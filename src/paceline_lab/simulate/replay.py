@@ -23,10 +23,10 @@ from paceline.engine.commit import count_step
 from paceline.engine.drafting import Draft, Drafting
 from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
 from paceline.planner.cost import CostModel
-from paceline.planner.cost_points import StepShape
-from paceline.planner.drafting_cost import DraftingCost
+from paceline.planner.cost_table import StepShape
 from paceline.planner.drafts import TextDrafter
-from paceline.planner.planner import FixedPlanner, Planner, Source
+from paceline.planner.planner import FixedPlanner, Planner
+from paceline.planner.value import DraftingCost, Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request.metrics import EngineStats, SpeculationCounters
 from paceline.request.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult

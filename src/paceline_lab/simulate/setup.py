@@ -27,11 +27,15 @@ from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
 from paceline.models.threads import num_threads, set_num_threads
-from paceline.planner.cost_points import MAX_MS, CostPoint
-from paceline.planner.cost_prior import prior_table
-from paceline.planner.cost_table import CostTable
-from paceline.planner.experts import ExpertCost
-from paceline.planner.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
+from paceline.planner.cost import prior_table
+from paceline.planner.cost_table import (
+    MAX_MS,
+    NO_DRAFTING_HOST_TIME,
+    NO_HOST_TIME,
+    CostPoint,
+    CostTable,
+    ExpertCost,
+)
 from paceline.profiling.profile import Profile
 from paceline.profiling.profile_machine import Work, profile_key
 from paceline.profiling.profile_store import find_imported, read_profile, stored_table

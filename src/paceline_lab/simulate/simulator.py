@@ -15,8 +15,8 @@ from paceline.config.speculative import ForwardingConfig, SelfDraftConfig
 from paceline.core.errors import ProfileError
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import CostTable
-from paceline.planner.drafting_cost import DraftingCost, DraftTime
-from paceline.planner.planners import PLANNERS, MakePlanner
+from paceline.planner.planner import PLANNERS, MakePlanner
+from paceline.planner.value import DraftingCost, DraftTime
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.draft_model.heterogeneous import SPARE

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.engine import Engine
-from paceline.planner.experts import ExpertCost, alike_of, union
+from paceline.planner.corrections import alike_of, union
+from paceline.planner.cost_table import ExpertCost
 from paceline.request.traces import UNION_ROWS, Trace
 from paceline_lab.teacher_forcing import SEQUENCE, SLICE_ROWS, forced_slice
 

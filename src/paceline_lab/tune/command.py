@@ -19,7 +19,7 @@ from paceline.cli.config_file import write_config_file
 from paceline.cli.settings import engine_options
 from paceline.cli.terminal import Screen, printable
 from paceline.config.speculative import ForwardingConfig
-from paceline.planner.planners import PLANNERS
+from paceline.planner.planner import PLANNERS
 from paceline_lab.simulate.command import counted, facts, said_of
 from paceline_lab.simulate.simulator import Simulator
 from paceline_lab.tune.draft_quality import DraftQuality, draft_quality

@@ -19,7 +19,7 @@ from math import ceil
 
 from paceline.config import SpeculativeConfig
 from paceline.config.speculative import SuffixConfig, without_memory
-from paceline.planner.planners import PLANNERS
+from paceline.planner.planner import PLANNERS
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.simulator import Simulator
 
@@ -50,7 +50,7 @@ class Candidate:
         who: the proposers' names.
         nodes: draft nodes that a step may verify for a request.
         configs: the proposers.
-        planner: a key of :data:`~paceline.planner.planners.PLANNERS`.
+        planner: a key of :data:`~paceline.planner.planner.PLANNERS`.
     """
 
     who: tuple[str, ...]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.planner.planners import PLANNERS
+from paceline.planner.planner import PLANNERS
 from paceline_lab.simulate.recording import widest
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.setup import num_learnt
@@ -197,7 +197,7 @@ def tune(
     Args:
         simulator: opened with :func:`wanted_configs`.
         drafts: who drafts besides ``suffix``, whatever the size of its trees, by names for people.
-        planners: keys of :data:`~paceline.planner.planners.PLANNERS`.
+        planners: keys of :data:`~paceline.planner.planner.PLANNERS`.
         budget_seconds: for replaying candidates; hindsight comes after it.
         default: who drafts where nothing is configured.
     """

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.backends.native.native import native_module, why_not_native
 from paceline.config import SpeculativeConfig
-from paceline.planner.drafts import TextDrafter
-from paceline.planner.prices import FREE, Prices
+from paceline.planner.drafts import FREE, Prices, TextDrafter
 from paceline.request.request import NO_DRAFT, Request, VerifyResult
 from paceline.request.span import DraftTree
 from paceline.tensors.arrays import Floats

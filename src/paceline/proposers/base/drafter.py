@@ -18,7 +18,7 @@ from contextlib import suppress
 from paceline.cache.kv_cache import KVCache
 from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError, RequestError
-from paceline.planner.prices import Prices
+from paceline.planner.drafts import Prices
 from paceline.proposers.base import DraftBudget, Proposer, draft_states
 from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.growth import DraftState, Growth, ranking_params

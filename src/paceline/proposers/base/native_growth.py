@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import ForwardingConfig
-from paceline.planner.prices import Prices
+from paceline.planner.drafts import Prices
 from paceline.proposers.base.estimates import blur_of, likeness, num_ranked
 from paceline.proposers.base.growth import Growth
 from paceline.request.span import Span

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
-from paceline.planner.prices import Prices
+from paceline.planner.drafts import Prices
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates

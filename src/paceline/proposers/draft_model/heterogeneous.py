@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.config.speculative import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, ForwardingConfig
-from paceline.planner.prices import Prices
+from paceline.planner.drafts import Prices
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model.proposer import NAME
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import ForwardingConfig
-from paceline.planner.prices import Prices
+from paceline.planner.drafts import Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import Growth

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.planner.prices import Prices
+from paceline.planner.drafts import Prices
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import Growth
 from paceline.proposers.base.parallel import ParallelDrafter, further_rows

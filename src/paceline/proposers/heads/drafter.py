@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import HeadConfig
-from paceline.planner.drafting_cost import USUAL_LAG
+from paceline.planner.value import USUAL_LAG
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Growth
 from paceline.proposers.heads.features import Features

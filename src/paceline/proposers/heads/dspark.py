@@ -22,7 +22,7 @@ import numpy as np
 from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
 from paceline.models.weights import WeightReader
-from paceline.planner.prices import FREE, Prices
+from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import Growth

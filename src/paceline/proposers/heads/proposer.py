@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.planner.prices import Prices
+from paceline.planner.drafts import Prices
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import DraftState, Growth
 from paceline.proposers.base.native_growth import can_grow, grow
