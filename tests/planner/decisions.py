@@ -272,7 +272,9 @@ class Cell:
     def _proposers(self, traces: Sequence[Trace]) -> list[Proposer]:
         configs = [
             SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=6, max_branching=2),
-            SpeculativeConfig(method="suffix", num_speculative_tokens=12),
+            SpeculativeConfig(
+                method="suffix", num_speculative_tokens=12, max_tree_nodes=0, max_branching=1
+            ),
         ]
         proposers = list(build_proposers(configs, ANY_TARGET, strict=True))
         if self.error is not None:
