@@ -18,7 +18,7 @@ from paceline.server.batch import batch_config, batch_handle
 from paceline.server.engine_process.backlog import Backlog, Share, waiting_bytes
 from paceline.server.engine_process.client import EngineGeneration
 from paceline.server.engine_process.messages import Piece
-from paceline.server.hosting.whole_answer import PART, WholeAnswer
+from paceline.server.http.body import PART, WholeAnswer
 from tests.server.asgi import RawCall, application, call
 from tests.server.chats import USER, chat_tokenizer
 from tests.server.fakes import Call, FakeEngine

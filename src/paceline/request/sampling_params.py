@@ -38,7 +38,7 @@ _FLOAT_RANGES: tuple[tuple[str, float, float], ...] = (
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
 )
-_WHOLE_RANGES: tuple[tuple[str, int, int], ...] = (
+_WHOLE_RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, 1 << 31),
     ("min_tokens", 0, 1 << 31),
     ("top_k", -1, 1 << 31),
@@ -47,7 +47,14 @@ _WHOLE_RANGES: tuple[tuple[str, int, int], ...] = (
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_N),
 )
-_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_LISTS = (
+    *("stop", "stop_token_ids", "banned_token_ids", "bad_words", "bad_words_ids"),
+    *("allowed_token_ids", "logprob_token_ids"),
+)
+_OPTIONAL = (
+    *("max_tokens", "seed", "logprobs", "prompt_logprobs"),
+    *("allowed_token_ids", "logprob_token_ids"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +96,16 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _biases(value: Any) -> Mapping[int, float]:
-    if value is None:
-        return {}
+def _check_biases(value: Any) -> None:
     if not isinstance(value, Mapping):
         raise RequestError(
             f"logit_bias is {value!r:.80}; allowed: mappings of token ids to numbers"
         )
-    return value
+    for token_id, bias in value.items():
+        _check_number(f"logit_bias of token {token_id!r}", bias, -100.0, 100.0, float)
 
 
 def _speculation(value: Any) -> SpeculativeParams:
-    if isinstance(value, SpeculativeParams):
-        return value
     names = [each.name for each in fields(SpeculativeParams)]
     if value is None:
         return SpeculativeParams()
@@ -184,27 +188,31 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "banned_token_ids", "bad_words", "bad_words_ids"):
-            object.__setattr__(self, name, _listed(name, getattr(self, name)))
-        words = (_listed("bad_words_ids", word) for word in self.bad_words_ids)
-        object.__setattr__(self, "bad_words_ids", tuple(words))
-        for name in ("allowed_token_ids", "logprob_token_ids"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _listed(name, getattr(self, name)))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        object.__setattr__(self, "speculative", _speculation(self.speculative))
+        # Made for every request: what is as it should be is not handed to a function.
+        for name in _LISTS:
+            value = getattr(self, name)
+            if type(value) is not tuple and (value is not None or name not in _OPTIONAL):
+                object.__setattr__(self, name, _listed(name, value))
+        if self.bad_words_ids:
+            words = (_listed("bad_words_ids", word) for word in self.bad_words_ids)
+            object.__setattr__(self, "bad_words_ids", tuple(words))
+        if self.logit_bias is None:
+            object.__setattr__(self, "logit_bias", {})
+        if not isinstance(self.speculative, SpeculativeParams):
+            object.__setattr__(self, "speculative", _speculation(self.speculative))
         self._check_ranges()
         self._check_lists()
         if self.seed == DRAWN_SEED:
             object.__setattr__(self, "seed", None)
 
     def _check_ranges(self) -> None:
-        for name, low, high in _FLOAT_RANGES:
-            _check_number(name, getattr(self, name), low, high, float)
-        for name, low, high in _WHOLE_RANGES:
-            value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
-                _check_number(name, value, low, high)
+        for kind, ranges in ((float, _FLOAT_RANGES), (int, _WHOLE_RANGES)):
+            for name, low, high in ranges:
+                value = getattr(self, name)
+                if type(value) is kind and low <= value <= high:
+                    continue
+                if value is not None or name not in _OPTIONAL:
+                    _check_number(name, value, low, high, kind)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; allowed: values up to max_tokens, which is "
@@ -233,18 +241,16 @@ class SamplingParams:
             raise RequestError(f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} allowed")
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise RequestError(f"{len(self.bad_words)} bad_words; at most {MAX_BAD_WORDS} allowed")
-        for name, text in [("stop", s) for s in self.stop] + [
-            ("bad_words", w) for w in self.bad_words
-        ]:
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
-                raise RequestError(
-                    f"{name} holds {str(text)[:40]!r}; allowed: strings of 1 to "
-                    f"{MAX_STOP_LENGTH} characters"
-                )
+        for name in ("stop", "bad_words"):
+            for text in getattr(self, name):
+                if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
+                    raise RequestError(
+                        f"{name} holds {str(text)[:40]!r}; allowed: strings of 1 to "
+                        f"{MAX_STOP_LENGTH} characters"
+                    )
         if not all(self.bad_words_ids):
             raise RequestError("bad_words_ids holds an empty list; name at least one token in each")
-        for token_id, bias in self.logit_bias.items():
-            _check_number(f"logit_bias of token {token_id!r}", bias, -100.0, 100.0, float)
+        _check_biases(self.logit_bias)
         named = self.logprob_token_ids
         if named is not None and not 0 < len(named) <= MAX_LOGPROB_TOKEN_IDS:
             raise RequestError(

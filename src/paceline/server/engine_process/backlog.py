@@ -140,7 +140,8 @@ class Share:
         size = waiting_bytes(piece)
         if piece.prompt_logprobs:
             size += _bytes_of_logprobs(piece.prompt_logprobs)
-        self.add(size * (_SIZE_AS_PARTS if self.is_whole else 1))
+        if self._is_open:
+            self._backlog.add(self, size * (_SIZE_AS_PARTS if self.is_whole else 1))
 
     def take(self, piece: Piece) -> None:
         """Count that a piece waits no more."""

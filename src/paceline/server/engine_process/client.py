@@ -424,9 +424,9 @@ class EngineGeneration:
     """
 
     def __init__(self, params: Sequence[SamplingParams], share: Share | None = None) -> None:
-        self.prompt_logprobs: list[Sequence[TokenLogprobs | None]] = [() for _ in params]
+        self.prompt_logprobs: list[Sequence[TokenLogprobs | None]] = [()] * len(params)
         self._num_samples = params[0].n
-        self._num_open = sum(each.n for each in params)
+        self._num_open = self._num_samples * len(params)
         self._pieces: deque[Piece] = deque()
         self._error: Exception | None = None
         self._is_accepted = False

@@ -21,7 +21,7 @@ from paceline.server.api.health import Health, health
 from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.server.hosting.serving import Serving
-from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.body import WholeAnswer
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
 from paceline.server.http.sse import encode_json
 from paceline.server.llama_cpp.request import (

@@ -278,6 +278,7 @@ class Clock:
         self._is_stream = is_stream
         self._num_samples = num_samples
         self._samples = [_Sample() for _ in range(num_prompts * num_samples)]
+        self._num_open = [num_samples] * num_prompts
         self._reasons = ["abort"] * num_prompts
 
     def observe(self, piece: Piece) -> None:
@@ -292,18 +293,16 @@ class Clock:
         sample.num_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             sample.reason = piece.finish_reason
-            self._end(piece.sample // self._num_samples, piece.finish_reason)
+            prompt = piece.sample // self._num_samples
+            self._num_open[prompt] -= 1
+            if not self._num_open[prompt]:
+                self._end(prompt, piece.finish_reason)
 
     def _end(self, prompt: int, reason: str) -> None:
-        """A sample of the prompt has ended."""
-        samples = self._of(prompt)
-        if all(sample.reason is not None for sample in samples):
-            self._reasons[prompt] = reason
-            if self._operation != "embeddings":
-                self._tell_tokens(samples)
-
-    def _of(self, prompt: int) -> list[_Sample]:
-        return self._samples[prompt * self._num_samples :][: self._num_samples]
+        """All samples of the prompt have ended."""
+        self._reasons[prompt] = reason
+        if self._operation != "embeddings":
+            self._tell_tokens(self._samples[prompt * self._num_samples :][: self._num_samples])
 
     def _tell_tokens(self, samples: list[_Sample]) -> None:
         """The times of a prompt's tokens, where its samples succeeded."""
@@ -323,12 +322,9 @@ class Clock:
         """Tell that the answers have ended; one that was complete before a failure stays so."""
         at = self._now()
         has_failed = has_failed or self._deadline.is_over(at)
-        for prompt, reason in enumerate(self._reasons):
-            unfinished = any(sample.reason is None for sample in self._of(prompt))
-            told, seconds = (
-                "error" if has_failed and unfinished else reason,
-                at - self._deadline.began,
-            )
+        seconds = at - self._deadline.began
+        for num_open, reason in zip(self._num_open, self._reasons, strict=True):
+            told = "error" if has_failed and num_open else reason
             self._metrics.observe_request(seconds, told)
             error_type = "" if told in SUCCESSES else told
             self._metrics.gen_ai.observe_request(self._operation, seconds, error_type)

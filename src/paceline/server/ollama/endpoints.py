@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from paceline.server.chat.calls.literals import values_of
 from paceline.server.hosting.serving import Prompt, Serving
-from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import ApiError, to_api_error
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline, StreamForm, encode_json, while_connected

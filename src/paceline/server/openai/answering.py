@@ -25,8 +25,7 @@ from paceline.server.chat.parts import ThoughtCount
 from paceline.server.engine_process.messages import Piece
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import Answers, Prompt, Serving
-from paceline.server.hosting.whole_answer import WholeAnswer
-from paceline.server.http.body import Model, read_body
+from paceline.server.http.body import Model, WholeAnswer, read_body
 from paceline.server.http.errors import ApiError, error_event, to_api_error
 from paceline.server.http.sse import (
     EVENTS,

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from paceline.core.errors import EngineClosedError
 from paceline.request.sampling_params import POOLINGS, SamplingParams, SpeculativeParams
 from paceline.server.hosting.serving import Prompt, Serving
-from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, errors, takes
 from paceline.server.http.sse import Deadline, while_connected

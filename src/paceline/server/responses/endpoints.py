@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.server.hosting.serving import Serving
-from paceline.server.hosting.whole_answer import WholeAnswer
+from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import NOT_FOUND, ApiError
 from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import encode_json
