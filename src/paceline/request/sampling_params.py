@@ -196,10 +196,12 @@ class SamplingParams:
         if self.bad_words_ids:
             words = (_listed("bad_words_ids", word) for word in self.bad_words_ids)
             object.__setattr__(self, "bad_words_ids", tuple(words))
-        if self.logit_bias is None:
+        biases: Any = self.logit_bias
+        if biases is None:
             object.__setattr__(self, "logit_bias", {})
-        if not isinstance(self.speculative, SpeculativeParams):
-            object.__setattr__(self, "speculative", _speculation(self.speculative))
+        speculation: Any = self.speculative
+        if not isinstance(speculation, SpeculativeParams):
+            object.__setattr__(self, "speculative", _speculation(speculation))
         self._check_ranges()
         self._check_lists()
         if self.seed == DRAWN_SEED:
