@@ -9,7 +9,7 @@ from typing import Any
 from paceline.api.llm import embedded_model
 from paceline.build.default_drafts import default_speculative_config
 from paceline.config import parse_speculative_config
-from paceline.loading.embedded import embedded_ngram_model
+from paceline.loading.catalogue import embedded_ngram_model
 
 DEPTH = 4
 """Tokens along a path."""

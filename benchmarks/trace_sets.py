@@ -17,7 +17,7 @@ from harness import ROOT, note
 from paceline import LLM, SamplingParams, StructuredOutputs, __version__
 from paceline.api.llm import embedded_model
 from paceline.api.outputs import GenerationOutput
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import model_fingerprint
 from paceline.request.traces import Trace, TraceWriter
 
 FOLDER = ROOT / "traces" / "benchmarks"

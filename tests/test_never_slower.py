@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from paceline.request.request import FinishReason, StepOutput
 from tests.programs import FOLDER, ROOT, module
 

@@ -16,8 +16,8 @@ from paceline.cli.settings import named_folders
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
 from paceline.core.reading import checked_path, read_as
 from paceline.loading.adapter import load_adapter
+from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.embedded import embedded_model
 from paceline.proposers.heads.checkpoint import place_of
 from paceline.server.batch import AnswerFile, count_lines, read_batch
 from tests.adapters import adapter_folder, adapter_tensors

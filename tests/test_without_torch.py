@@ -11,7 +11,7 @@ import pytest
 
 from paceline.backends.native.native import why_not_native
 from paceline.core.installation import install_command
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from tests.models.gguf_writing import convert
 from tests.models.test_gguf_blocks import WIDE
 from tests.models.test_quantised_checkpoints import save_quantised

@@ -22,7 +22,7 @@ import numpy as np
 from prompt_sets import data_folder
 
 from paceline import LLM, SamplingParams
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import model_fingerprint
 from paceline.request.traces import Trace, TraceWriter
 
 BATCH = 192

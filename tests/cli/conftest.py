@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.loading.embedded import EMBEDDED
+from paceline.loading.catalogue import EMBEDDED
 from tests.models.catalogues import isolate
 
 ASKING = ("run", "serve", "verify", "explain", "tune", "profile", "trace", "run-batch")

@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.demo import by_kind, choose_subject, demo_table, own_model, real_model
 from paceline.cli.prompts import Prompt
 from paceline.core.errors import ConfigError, FetchError
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from tests.cli.conftest import Result
 from tests.cli.test_compare import comparison, differ
 from tests.models.catalogues import entry_text, name_models, put_wheels

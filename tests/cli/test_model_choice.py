@@ -13,8 +13,8 @@ from paceline.build.default_drafts import default_speculative_config, is_embedde
 from paceline.cli import run
 from paceline.cli.options import RunOptions
 from paceline.core.errors import ConfigError
+from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.embedded import embedded_model
 from tests.cli.conftest import Result
 from tests.models.catalogues import isolate, name_models
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.model_argument import lasting_name, model_and_file
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 
 
 @pytest.mark.parametrize(

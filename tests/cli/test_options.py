@@ -26,7 +26,7 @@ from paceline.cli.settings import (
 from paceline.config import EngineConfig, Objective, environment_name
 from paceline.config.speculative import without_memory
 from paceline.core.errors import ConfigError
-from paceline.loading.embedded import embedded_ngram_model
+from paceline.loading.catalogue import embedded_ngram_model
 from paceline.profiling.profile_steps import CONTEXTS, WIDTHS
 from paceline_lab.quality.llama_peer import KV_TYPES
 from paceline_lab.train.command import DraftOptions, LMOptions, config_values

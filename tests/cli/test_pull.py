@@ -12,8 +12,12 @@ from paceline.cli.models import PullOptions, pull_command
 from paceline.cli.serve import ServeOptions, default_names, engine_factory
 from paceline.core.errors import ConfigError, FetchError
 from paceline.core.folders import PACKED, cache_folder
-from paceline.loading.catalogue import find_entry, users_catalogue
-from paceline.loading.embedded import embedded_model, embedded_ngram_model
+from paceline.loading.catalogue import (
+    embedded_model,
+    embedded_ngram_model,
+    find_entry,
+    users_catalogue,
+)
 from tests.cli.conftest import Result
 from tests.models.catalogues import CONTENT, entry_text, isolate, name_models, put_wheels
 

@@ -16,8 +16,7 @@ from paceline.cli.serve import (
     stored_bytes,
 )
 from paceline.core.errors import ConfigError, ModelLoadError
-from paceline.loading.catalogue import CatalogueEntry
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import CatalogueEntry, embedded_model
 
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
 

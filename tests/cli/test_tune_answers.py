@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import load_checkpoint, model_fingerprint
 from paceline_lab.tune import search as tune_search
 from paceline_lab.tune import setup as tune_setup
 from tests.cli.conftest import Result

@@ -16,9 +16,8 @@ from paceline.build.default_drafts import default_speculative_config
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import HEAD_METHODS
 from paceline.core.errors import ConfigError
-from paceline.loading.catalogue import users_catalogue
+from paceline.loading.catalogue import embedded_model, embedded_ngram_model, users_catalogue
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.embedded import embedded_model, embedded_ngram_model
 from paceline.request.sampling_params import SamplingParams
 from tests.models.catalogues import isolate, name_models
 from tests.proposers.heads import head_config, head_tensors, write_head

@@ -107,7 +107,7 @@ def test_nothing_there(source: str) -> None:
 
 def test_a_path_is_never_taken_for_a_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelLoadError, match="no model "):
+    with pytest.raises(ModelLoadError, match="there is no model"):
         load_checkpoint(Path("org/name"))
     with pytest.raises(ConfigError, match=re.escape(f"huggingface_hub: {install_command()}")):
         load_checkpoint("org/name")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ModelLoadError
+from paceline.loading.catalogue import downloaded_models, find_downloaded
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.downloaded import downloaded_models, find_downloaded
 from paceline.request.sampling_defaults import FROM_CARD, sampling_defaults
 from tests.models.catalogues import isolate, name_models
 from tests.models.gguf_writing import convert, tokenizer_metadata

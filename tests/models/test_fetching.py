@@ -14,9 +14,8 @@ import pytest
 
 from paceline.core.errors import ConfigError, FetchError, ModelLoadError
 from paceline.loading import fetching
-from paceline.loading.catalogue import CatalogueEntry, find_entry
+from paceline.loading.catalogue import CatalogueEntry, embedded_model, find_entry
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.embedded import embedded_model
 from paceline.loading.fetching import fetch, is_intact, named_model, pip_download
 from tests.disks import full_disk
 from tests.models.catalogues import (
@@ -212,7 +211,7 @@ def test_a_path_that_leads_nowhere_is_told() -> None:
 
 
 def test_a_mistyped_name_is_told() -> None:
-    with pytest.raises(ModelLoadError, match=r"smolm2 \(did you mean smollm2\?\): give a folder"):
+    with pytest.raises(ModelLoadError, match=r"smolm2 \(did you mean smollm2\?\). A model is"):
         load_checkpoint("smolm2")
 
 

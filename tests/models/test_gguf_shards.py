@@ -13,8 +13,8 @@ import pytest
 from paceline.build.bundled_drafts import bundled_drafts
 from paceline.core.errors import ModelLoadError
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.gguf.shard_names import is_later_shard, shard_name, sibling_shards
-from paceline.loading.stored_names import stored_names
+from paceline.loading.gguf.choice import is_later_shard, shard_name, sibling_shards
+from paceline.loading.safetensors_files import stored_names
 from tests.arrays import same
 from tests.models.gguf_writing import convert
 

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.errors import ModelLoadError
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.hub import hub_place, is_hub_id
+from paceline.loading.fetching import hub_place, is_hub_id
 from tests.models.gguf_writing import convert
 
 REPOSITORY = "some-org/tiny-GGUF"

@@ -29,8 +29,8 @@ from paceline.config import EngineConfig
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.disk import packed_cache, packed_room, streaming
 from paceline.disk.packed_cache import packed_place, packed_tensors
+from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
-from paceline.loading.embedded import embedded_model
 from paceline.profiling.doctor import model_facts
 from paceline.profiling.profile_machine import Roofs
 from paceline.tensors.placement import SLOTS, Placement

@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.core.errors import ModelLoadError
-from paceline.loading.quantised import tensors as quantised_tensors
-from paceline.loading.quantised.methods import schemes_of
-from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.quantised import methods as quantised_tensors
+from paceline.loading.quantised.methods import QuantisedTensors, schemes_of
 from paceline.loading.safetensors_files import SafetensorsFolder
 from paceline.models.backend import WeightPart
 from paceline.tensors.stored import StoredRows

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ModelLoadError
-from paceline.loading.catalogue import catalogue
+from paceline.loading.catalogue import catalogue, embedded_model
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.embedded import embedded_model
 from paceline.server.chat.calls.json_calls import HERMES
 from paceline.server.chat.formats import tool_format
 from paceline.text.chat_templates import BUILT_IN

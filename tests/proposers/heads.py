@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
+from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.embedded import embedded_model
 from paceline.models.config import ModelConfig
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.heads import HeadProposer, build

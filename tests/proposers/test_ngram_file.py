@@ -15,7 +15,7 @@ import xxhash
 
 from paceline.backends.native.native import native_module, why_not_native
 from paceline.core.errors import ConfigError, ModelLoadError
-from paceline.loading.embedded import embedded_ngram_model
+from paceline.loading.catalogue import embedded_ngram_model
 from paceline.proposers.ngram_model.file import parse_tables, read_tables, write_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup, NgramText
 from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
 from paceline.text.token_pieces import token_pieces

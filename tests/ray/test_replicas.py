@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import paceline
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from paceline.ray import build_app
 from tests.ray.servers import (
     LONG,

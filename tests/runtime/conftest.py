@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from paceline.text.tokenizer import Tokenizer
 
 

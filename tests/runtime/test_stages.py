@@ -19,8 +19,7 @@ from paceline import LLM, SamplingParams
 from paceline.api.llm import embedded_model
 from paceline.backends.native.native import ISA_VARIABLE, why_not_native
 from paceline.core.errors import ConfigError, RequestFailedError, StageError
-from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import load_checkpoint, model_fingerprint
 from paceline.planner.micro_batches import MicroBatch, MicroBatching, cut
 from paceline.stages.link import SIZE, Link, address_of, shown_address
 from paceline.stages.ops import split

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from tests.server.chats import CHATML
 from tests.server.gaps import with_marks
 from tests.server.test_serve import KEY, started

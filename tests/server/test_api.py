@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 import paceline
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from paceline.request.metrics import EngineStats
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.server.http.config import OPEN_PATHS

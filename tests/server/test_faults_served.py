@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from tests.programs import module
 from tests.server.served import LOOKUP, chat_model
 

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from tests.programs import module
 from tests.server.served import LIMITS
 from tests.server.test_serve import KEY, started

@@ -21,7 +21,7 @@ import pytest
 
 import paceline
 from paceline.cli.serve import ServeOptions, default_names, served_models, server_config
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from paceline.server.engine_process.process import NAME
 from tests.programs import module
 

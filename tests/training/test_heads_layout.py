@@ -8,9 +8,9 @@ import pytest
 
 from paceline.core.errors import TrainingError
 from paceline.loading.checkpoint import Checkpoint
-from paceline.loading.head_kinds import EAGLE3
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf
+from paceline.models.heads import EAGLE3
 from paceline.proposers.heads.checkpoint import layer_config
 from paceline_lab.train.heads.kinds import dflash_layers, layers_config, speculators_config
 

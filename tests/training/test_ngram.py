@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from paceline.core.errors import ConfigError, TrainingError
-from paceline.loading.embedded import embedded_model
+from paceline.loading.catalogue import embedded_model
 from paceline.proposers.ngram_model.file import read_tables, write_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup
 from paceline.proposers.ngram_model.tables import NgramTables, context_key

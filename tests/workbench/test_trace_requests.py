@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from paceline.api.llm import embedded_model
 from paceline.core.errors import TraceError
-from paceline.loading import fingerprint as fingerprint_module
-from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading import checkpoint as fingerprint_module
+from paceline.loading.checkpoint import load_checkpoint, model_fingerprint
 from paceline_lab.trace.requests import answer_notes, check_model
 from tests.arrays import arrays
 from tests.models.gguf_writing import convert

@@ -36,8 +36,8 @@ from paceline.core.errors import ConfigError, RequestError
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread, Sink
 from paceline.loading.adapter import load_adapter
+from paceline.loading.catalogue import embedded_model as embedded_model
 from paceline.loading.checkpoint import Checkpoint
-from paceline.loading.embedded import embedded_model as embedded_model
 from paceline.loading.fetching import named_model
 from paceline.planner.cost_table import StepShape
 from paceline.profiling.profile_store import stored_table

@@ -19,8 +19,7 @@ from paceline.cache.states import States
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
-from paceline.loading.checkpoint import Checkpoint, load_checkpoint
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
 from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder

@@ -22,12 +22,11 @@ from typing import Any
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import HEAD_METHODS
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.loading.catalogue import find_model
+from paceline.loading.gguf.choice import is_later_shard, sibling_shards
 from paceline.loading.gguf.names import HEADS
-from paceline.loading.gguf.shard_names import is_later_shard, sibling_shards
-from paceline.loading.head_kinds import MTP, head_kind
-from paceline.loading.names import find_model
 from paceline.models.config import MASK_TOKEN_KEYS
-from paceline.models.mtp_names import mtp_part
+from paceline.models.heads import MTP, head_kind, mtp_part
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def _has_mtp_layer(model: Path) -> bool:
 
     False also for a model that cannot be read, of which its loader says what is wrong.
     """
-    from paceline.loading.stored_names import stored_names  # reads GGUF files with numpy
+    from paceline.loading.safetensors_files import stored_names  # reads GGUF files with numpy
 
     try:
         files = sibling_shards(model) if model.is_file() else []
@@ -80,7 +79,7 @@ def _has_mtp_layer(model: Path) -> bool:
 
 def _is_mtp_layer(file: Path) -> bool:
     """Whether a GGUF file has a model's MTP layer and none of the layers before it."""
-    from paceline.loading.stored_names import stored_names  # reads GGUF files with numpy
+    from paceline.loading.safetensors_files import stored_names  # reads GGUF files with numpy
 
     if not _mentions(file, _GGUF_MTP):
         return False

@@ -7,8 +7,7 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import DEFAULT_METHOD, EMBEDDED_METHOD, DraftModelConfig
 from paceline.core.errors import ModelLoadError
 from paceline.core.reading import checked_path
-from paceline.loading.catalogue import find_entry
-from paceline.loading.embedded import embedded_model, embedded_ngram_model
+from paceline.loading.catalogue import embedded_model, embedded_ngram_model, find_entry
 
 EVERY_MODEL = parse_speculative_config({"method": DEFAULT_METHOD})
 """Who drafts for any model, wherever it comes from."""

@@ -31,7 +31,7 @@ from paceline.cli.report import Figures, stream_answer, tell_cut
 from paceline.cli.terminal import Screen, table
 from paceline.config import BACKENDS, DTYPES
 from paceline.core.errors import FetchError
-from paceline.loading.embedded import EMBEDDED
+from paceline.loading.catalogue import EMBEDDED
 from paceline.loading.fetching import Download, named_model, pip_download
 from paceline.request.sampling_params import SamplingParams
 

@@ -12,7 +12,7 @@ from paceline.cli.settings import engine_options
 from paceline.cli.terminal import Screen, printable
 from paceline.config import EngineConfig
 from paceline.core.installation import install_command
-from paceline.loading.embedded import EMBEDDED
+from paceline.loading.catalogue import EMBEDDED
 
 if TYPE_CHECKING:
     from paceline.profiling.doctor import Diagnosis, ModelFacts

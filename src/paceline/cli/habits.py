@@ -284,7 +284,7 @@ def _written(
 
 
 def _is_model(name: str) -> bool:
-    from paceline.loading.names import find_model  # which other command lines need not wait for
+    from paceline.loading.catalogue import find_model  # which other command lines need not wait for
 
     with suppress(PacelineError, OSError, ValueError):
         return Path(name).exists() or find_model(name) is not None

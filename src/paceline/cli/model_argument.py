@@ -15,8 +15,7 @@ import typer
 from paceline.build.default_drafts import is_embedded
 from paceline.cli.terminal import printable
 from paceline.core.errors import ConfigError
-from paceline.loading.embedded import EMBEDDED
-from paceline.loading.names import all_models
+from paceline.loading.catalogue import EMBEDDED, all_models
 
 SMALL = "smollm2"
 """The model to begin with."""

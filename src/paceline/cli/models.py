@@ -24,11 +24,17 @@ from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.folders import PACKED, cache_folder
 from paceline.core.reading import checked_path
 from paceline.disk.packed_room import copies_of, packed_copies, remove_copy
-from paceline.loading.catalogue import CatalogueEntry, catalogue, similar_names, users_catalogue
-from paceline.loading.downloaded import LM_STUDIO, OLLAMA
-from paceline.loading.fetching import Download, fetch, is_intact, pip_download
-from paceline.loading.hub import is_hub_id
-from paceline.loading.names import all_models, find_model
+from paceline.loading.catalogue import (
+    LM_STUDIO,
+    OLLAMA,
+    CatalogueEntry,
+    all_models,
+    catalogue,
+    find_model,
+    similar_names,
+    users_catalogue,
+)
+from paceline.loading.fetching import Download, fetch, is_hub_id, is_intact, pip_download
 from paceline.models.threads import set_num_threads
 
 

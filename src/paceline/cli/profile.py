@@ -16,7 +16,7 @@ from paceline.config.speculative import SelfDraftConfig
 from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
 from paceline.core.writing import write_json
-from paceline.loading.head_kinds import MTP
+from paceline.models.heads import MTP
 from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 
 if TYPE_CHECKING:

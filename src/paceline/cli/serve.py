@@ -39,12 +39,9 @@ from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.installation import install_command
 from paceline.core.memory import memory
 from paceline.core.reading import checked_path
-from paceline.loading.downloaded import LM_STUDIO, OLLAMA
-from paceline.loading.embedded import EMBEDDED
-from paceline.loading.fetching import named_model
-from paceline.loading.gguf.shard_names import sibling_shards
-from paceline.loading.hub import is_hub_id
-from paceline.loading.names import all_models, find_model
+from paceline.loading.catalogue import EMBEDDED, LM_STUDIO, OLLAMA, all_models, find_model
+from paceline.loading.fetching import is_hub_id, named_model
+from paceline.loading.gguf.choice import sibling_shards
 from paceline.request.sampling_params import POOLINGS
 from paceline.text.chat_templates import BUILT_IN, PLAIN, chosen_template
 

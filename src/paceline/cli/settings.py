@@ -28,7 +28,7 @@ from paceline.cli.options import (
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import HEAD_METHODS, check_method, config_class
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.loading.embedded import embedded_model, embedded_ngram_model
+from paceline.loading.catalogue import embedded_model, embedded_ngram_model
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.structured_outputs import StructuredOutputs
 

@@ -17,8 +17,7 @@ from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.folders import PACKED, cache_folder
 from paceline.disk.packed_folder import write_packed
 from paceline.disk.packed_room import hold, make_room, place_mark
-from paceline.loading.checkpoint import Checkpoint, load_checkpoint
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
 from paceline.models.packed_format import VERSION
 from paceline.tensors.stored import StoredTensors
 

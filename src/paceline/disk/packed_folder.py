@@ -6,7 +6,7 @@ Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetens
 has them) as :class:`~paceline.models.backend.PackedLinear` describes them, with stacked linears
 under their fused names, the norms under their own names as float32, ``d2t`` of a pruned head
 (:mod:`paceline.models.pruned_head`) as it is, and the same of the model's MTP layer
-(:mod:`paceline.loading.mtp_head`) under ``mtp``. Tiles begin at whole cache lines of
+(:mod:`paceline.loading.checkpoint`) under ``mtp``. Tiles begin at whole cache lines of
 a file, which is for speed alone. Knows no arithmetic.
 
 A file is not trusted: versions, names, types and sizes are checked when it is opened and adopted.
@@ -29,14 +29,14 @@ import numpy as np
 from paceline.backends.resolve import backend_of
 from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.core.writing import whole_folder
-from paceline.loading.mtp_head import mtp_head
-from paceline.loading.stored_names import INDEX_FILE
+from paceline.loading.checkpoint import mtp_head
+from paceline.loading.safetensors_files import INDEX_FILE
 from paceline.models.backend import PackedLinear
 from paceline.models.entry import read_entry
 from paceline.models.families.config_json import config_from_hf
+from paceline.models.heads import PACKED
 from paceline.models.layer_inputs import LayerInputWeights
 from paceline.models.layered_weights import LAYER_EMBEDDING
-from paceline.models.mtp_names import PACKED
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pooling import write_pooling
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead

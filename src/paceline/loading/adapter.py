@@ -19,8 +19,7 @@ import numpy as np
 from paceline.core.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
 from paceline.core.json_file import read_json
 from paceline.core.reading import checked_path, read_as
-from paceline.loading.safetensors_files import MappedFile
-from paceline.loading.stored_names import plain_name
+from paceline.loading.safetensors_files import MappedFile, plain_name
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import layout_from_hf
 from paceline.models.families.layout import PLAIN, Layout, row_order

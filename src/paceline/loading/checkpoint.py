@@ -1,6 +1,7 @@
 """One way to open a model: a folder, a GGUF file, a name, or a hub id.
 
-Owns what a source *is*; the formats are read elsewhere. Builds no decoder.
+Owns what a source *is*, which of its tensors is the head, and what its own MTP layer is as a
+checkpoint; the formats are read elsewhere. Builds no decoder.
 """
 
 from __future__ import annotations
@@ -9,37 +10,37 @@ import dataclasses
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+import numpy as np
+import xxhash
 
 from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.core.json_file import HEAD_BYTES, check_fetched, read_json, read_text
 from paceline.core.reading import checked_path, read_as
 from paceline.loading.catalogue import similar_names
-from paceline.loading.fetching import named_model
+from paceline.loading.fetching import hub_place, is_hub_id, named_model
 from paceline.loading.gguf.file import MAGIC, load_gguf
-from paceline.loading.head_kinds import head_kind
-from paceline.loading.hub import hub_place, is_hub_id
-from paceline.loading.quantised.methods import schemes_of, split_quantisation
-from paceline.loading.quantised.tensors import QuantisedTensors
-from paceline.loading.safetensors_files import SafetensorsFolder
-from paceline.loading.stored_names import base_names
-from paceline.loading.tied_head import EMBEDDING, HEAD, name_embedding, with_stored_head
-from paceline.models.config import ModelConfig
+from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
+from paceline.loading.safetensors_files import SafetensorsFolder, base_names
+from paceline.models.config import EntryConfig, ModelConfig
+from paceline.models.entry import JOIN
 from paceline.models.families.config_json import (
     config_from_hf,
     layout_from_hf,
     with_tied_embeddings,
 )
 from paceline.models.families.fields import Fields
-from paceline.models.families.layout import PLAIN, LaidOutTensors
+from paceline.models.families.layout import PLAIN, LaidOutTensors, Layout
+from paceline.models.heads import head_kind, mtp_part
 from paceline.models.latent import LatentTensors
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.pooling import folder_pooling
 from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
-from paceline.tensors.arrays import Array
+from paceline.tensors.arrays import Array, floats
 from paceline.tensors.expert_tensors import ALTUP_STACK, ExpertTensors
 from paceline.tensors.stored import RenamedTensors, StoredTensors
 from paceline.text.chat_templates import MAX_TEMPLATE_CHARS
@@ -48,6 +49,7 @@ from paceline.text.tokenizer_files import has_tokenizer_files
 
 if TYPE_CHECKING:
     from paceline.models.decoder import Decoder
+
 
 log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
@@ -307,3 +309,124 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
         pooling=found.pooling,
         files=found.tensors.paths,
     )
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_COMPARED_ROWS = 1024  # at once
+
+
+def name_embedding(files: SafetensorsFolder, layout: Layout) -> None:
+    """Call a tied matrix that is stored as the head alone by the embedding's name."""
+    stored = {layout.plain(name): name for name in files}
+    if EMBEDDING not in stored and HEAD in stored:
+        files.rename(stored[HEAD], EMBEDDING)
+
+
+def with_stored_head(raw: dict[str, Any], tensors: StoredTensors) -> dict[str, Any]:
+    """A configuration that ties the head, or the same without that where the head differs."""
+    if EMBEDDING not in tensors or HEAD not in tensors or _is_embedding(tensors):
+        return raw
+    log.warning(
+        "the configuration says tie_word_embeddings, but lm_head.weight is not "
+        "model.embed_tokens.weight: both are used, as transformers does"
+    )
+    return with_tied_embeddings(raw, tied=False)
+
+
+def _is_embedding(tensors: StoredTensors) -> bool:
+    embedding, head = tensors[EMBEDDING], tensors[HEAD]
+    starts = range(0, len(embedding), _COMPARED_ROWS)
+    is_equal = embedding.shape == head.shape and all(
+        np.array_equal(floats(embedding[at:stop]), floats(head[at:stop]))
+        for at, stop in zip(starts, (*starts[1:], None), strict=True)
+    )
+    for name in (EMBEDDING, HEAD):
+        tensors.release(name)
+    return is_equal
+
+
+def mtp_head(model: Checkpoint) -> Checkpoint | None:
+    """A decoder with the entry ``mtp``; None without such a layer. Not all kinds can be run."""
+    part = mtp_part(model.tensors)
+    if part is None:
+        return None
+    unlike = part.foreign
+    unlike = unlike or (None if model.config.mlp.experts else part.expert)
+    unlike = unlike or (None if model.config.attention.latent else part.latent)
+    if unlike is not None:
+        raise UnsupportedModelError(
+            f"the MTP layer of {model.name} is a mixture of experts or has an attention (it has "
+            f"{unlike}) that the model itself has not, or of a kind that does not run here"
+        )
+    assert isinstance(model.tensors, StoredTensors)
+    shape = _shape(model.config, is_mixture=part.expert is not None)
+    tensors = _renamed(model.tensors, part.names, shape)
+    if part.hidden_first:
+        tensors = RenamedTensors(tensors, {name: name for name in tensors}, f"{JOIN}.weight")
+    quantised = model.is_quantised
+    return Checkpoint(shape, tensors, None, model.name, is_quantised=quantised, packed=model.packed)
+
+
+def _renamed(tensors: StoredTensors, names: Mapping[str, str], shape: ModelConfig) -> StoredTensors:
+    """The tensors under the names that a decoder reads.
+
+    Of a quantised checkpoint the parts of weights are renamed, and put together afterwards: those
+    of MTP layers were not, since the target does without them.
+    """
+    if not isinstance(tensors, QuantisedTensors | LatentTensors | RecurrentTensors):
+        return RenamedTensors(tensors, names)
+    part = mtp_part(tensors.stored)
+    assert part is not None
+    if not isinstance(tensors, QuantisedTensors):
+        return type(tensors)(_renamed(tensors.stored, part.names, shape), shape)
+    return QuantisedTensors(RenamedTensors(tensors.stored, part.names), tensors.schemes)
+
+
+def _shape(model: ModelConfig, is_mixture: bool) -> ModelConfig:
+    """One layer of the model, which sees the whole text where some of the model's do."""
+    experts = model.mlp.experts if is_mixture else None
+    sees_all = {"attention.sliding_window": 0, "positions.local_rope": None}
+    traits = {
+        "num_layers": 1,
+        "tie_embeddings": False,
+        "recurrent": None,
+        "entry": EntryConfig("mtp"),
+        "mlp.experts": experts and replace(experts, sparse_layers=()),
+        "attention.sliding_layers": (),
+        **(sees_all if model.attention.sliding_layers else {}),
+    }
+    return model.with_traits(traits)
+
+
+SAMPLED_MATRICES = 48
+"""Whose first numbers are part of a model's fingerprint."""
+SAMPLED_NUMBERS = 64
+_REORDERED = ("q_proj.weight", "k_proj.weight")
+"""Whose rows a GGUF file keeps in another order, so that one is not had without all."""
+
+
+def model_fingerprint(checkpoint: Checkpoint) -> str:
+    """Hex hash of every tensor's name, type and shape, and of some matrices' first numbers.
+
+    Reads a page or so of at most :data:`SAMPLED_MATRICES`: a fraction of a second for a model of
+    any size.
+    """
+    digest, tensors, matrices = xxhash.xxh3_128(), checkpoint.tensors, []
+    for name in sorted(tensors):
+        kind, shape = _type_and_shape(tensors, name)
+        digest.update(f"{name} {kind} {shape};".encode())
+        if len(shape) > 1 and not name.endswith(_REORDERED):
+            matrices.append(name)
+    # By their names' hashes: of every layer and part some, whatever the order of names.
+    matrices.sort(key=lambda name: xxhash.xxh3_64_hexdigest(name.encode()))
+    for name in matrices[:SAMPLED_MATRICES]:
+        first = tensors.rows(name, 0, 1) if isinstance(tensors, StoredTensors) else tensors[name]
+        numbers = np.ascontiguousarray(first.reshape(-1)[:SAMPLED_NUMBERS])
+        digest.update(numbers.view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _type_and_shape(tensors: Mapping[str, Array], name: str) -> tuple[str, tuple[int, ...]]:
+    if isinstance(tensors, StoredTensors):
+        return tensors.type_of(name), tensors.shape_of(name)
+    return str(tensors[name].dtype), tuple(tensors[name].shape)

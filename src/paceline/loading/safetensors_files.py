@@ -1,4 +1,4 @@
-"""Tensors out of the safetensors files of one folder, lazily. Knows no model.
+"""Tensors out of the safetensors files of one folder, lazily, and the names of any model's tensors.
 
 Nothing but safetensors is ever read: other weight formats run code when they are opened.
 """
@@ -9,7 +9,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from paceline.core.errors import ModelLoadError
-from paceline.core.json_file import HEAD_BYTES, check_fetched, read_json
-from paceline.loading.stored_names import INDEX_FILE, SINGLE_FILE, plain_name
+from paceline.core.json_file import HEAD_BYTES, MAX_JSON_BYTES, check_fetched, read_json
+from paceline.loading.gguf.container import read_shards
+from paceline.loading.gguf.names import place_of
 from paceline.tensors.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Array, as_bytes
 from paceline.tensors.blocks import FLOAT_BYTES
+from paceline.tensors.expert_tensors import plain_expert_name
 from paceline.tensors.pages import Arena
 from paceline.tensors.stored import FilePart, StoredRows, StoredTensors, drop_pages
 
@@ -216,3 +218,55 @@ def _shard_names(folder: Path, weight_map: Mapping[str, str]) -> list[str]:
             "model again"
         )
     return names
+
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# Multimodal checkpoints keep their language model under a prefix, of two generations.
+_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+_BASE_EMBEDDINGS = {"embed_tokens.weight", "embeddings.weight", "embed_in.weight"}
+
+
+def plain_name(stored: str) -> str:
+    """What a tensor would be called in a checkpoint that is of text alone."""
+    name = stored
+    for prefix, plain in _PREFIXES.items():
+        if stored.startswith(prefix):
+            name = plain + stored[len(prefix) :]
+            break
+    return plain_expert_name(name)
+
+
+def base_names(names: Iterable[str]) -> dict[str, str]:
+    """What a whole model's checkpoint calls the tensors of one that was saved without its head.
+
+    ``AutoModel`` and sentence-transformers save such; empty for a whole model's checkpoint.
+    """
+    known = list(names)
+    if _BASE_EMBEDDINGS.isdisjoint(known):
+        return {}
+    below = [name for name in known if not name.startswith(("model.", "lm_head."))]
+    return {name: plain_expert_name(f"model.{name}") for name in below}
+
+
+def stored_names(model: Path) -> list[str]:
+    """As Hugging Face names; empty for a folder without safetensors.
+
+    Raises:
+        ModelLoadError, OSError, ValueError: a file is damaged; whoever loads it says how.
+    """
+    if model.is_file():
+        container = read_shards(model)
+        architecture = str(container.metadata.get("general.architecture"))
+        return [place_of(architecture, name).name for name in container.tensors]
+    if (model / INDEX_FILE).is_file():
+        return _keys(read_json(model / INDEX_FILE).get("weight_map"))
+    if not (model / SINGLE_FILE).is_file():
+        return []
+    with (model / SINGLE_FILE).open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return _keys(json.loads(file.read(min(size, MAX_JSON_BYTES))))
+
+
+def _keys(found: object) -> list[str]:
+    return [plain_name(str(name)) for name in found] if isinstance(found, dict) else []

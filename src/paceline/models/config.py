@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Any
 
 from paceline.models.per_layer import AltUp, Heads, LayerInputs
@@ -298,7 +297,11 @@ class FeedForwardConfig:
         """Gates that are not so many standard deviations above their row's mean are set to 0, and
         the others lowered by as much. -inf: they stay."""
         share = self.sparsity[layer] if self.sparsity else 0.0
-        return NormalDist().inv_cdf(share) if share else -math.inf
+        if not share:
+            return -math.inf
+        from statistics import NormalDist  # which is slow to import
+
+        return NormalDist().inv_cdf(share)
 
     def part(self, start: int, stop: int) -> FeedForwardConfig:
         """That of some of a model's layers by themselves."""

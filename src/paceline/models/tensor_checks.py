@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.mtp_names import mtp_layers_behind
+from paceline.models.heads import mtp_layers_behind
 from paceline.tensors.arrays import FLOAT_NAMES
 
 _SHOWN = 4

@@ -21,8 +21,7 @@ import numpy as np
 from paceline.backends.native.native import ISA_VARIABLE
 from paceline.backends.resolve import resolve_ops
 from paceline.core.errors import ConfigError, PacelineError, StageError
-from paceline.loading.checkpoint import load_checkpoint
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import load_checkpoint, model_fingerprint
 from paceline.models.backend import StateSpan
 from paceline.models.decoder import Decoder
 from paceline.models.taps import Taps

@@ -113,7 +113,7 @@ def _meta(
     import numpy as np
     import xxhash
 
-    from paceline.loading.fingerprint import model_fingerprint
+    from paceline.loading.checkpoint import model_fingerprint
     from paceline.request.traces import MODEL_SOURCE
 
     digest = xxhash.xxh3_128()

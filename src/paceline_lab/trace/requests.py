@@ -11,9 +11,8 @@ from typing import Any
 
 from paceline.core.checks import check_number
 from paceline.core.errors import RequestError, TraceError
-from paceline.loading.checkpoint import Checkpoint
-from paceline.loading.embedded import EMBEDDED
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.catalogue import EMBEDDED
+from paceline.loading.checkpoint import Checkpoint, model_fingerprint
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.traces import MODEL_SOURCE, Trace

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.config import MAX_THREADS
 from paceline.core.checks import check_choice, check_number
 from paceline.core.errors import ConfigError, TrainingError
-from paceline.loading.head_kinds import DFLASH, EAGLE3, MTP
+from paceline.models.heads import DFLASH, EAGLE3, MTP
 
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHT_DTYPES = ("float32", "bfloat16", "int8")

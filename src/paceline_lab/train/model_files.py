@@ -21,12 +21,11 @@ from paceline.core.errors import ModelLoadError, TrainingError
 from paceline.core.json_file import read_json
 from paceline.core.reading import read_as
 from paceline.core.writing import whole_file, write_text
+from paceline.loading.checkpoint import HEAD, name_embedding, with_stored_head
 from paceline.loading.fetching import model_path
-from paceline.loading.quantised.packing import PACKED_CONFIG, is_packable, packed
-from paceline.loading.safetensors_files import SafetensorsFolder, shards_by_tensor
-from paceline.loading.stored_names import INDEX_FILE
-from paceline.loading.stored_names import SINGLE_FILE as WEIGHTS
-from paceline.loading.tied_head import HEAD, name_embedding, with_stored_head
+from paceline.loading.quantised.integers import PACKED_CONFIG, is_packable, packed
+from paceline.loading.safetensors_files import INDEX_FILE, SafetensorsFolder, shards_by_tensor
+from paceline.loading.safetensors_files import SINGLE_FILE as WEIGHTS
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf, layout_from_hf
 from paceline.models.families.layout import PLAIN

@@ -12,19 +12,25 @@ from typing import Any
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.loading.gguf.container import GgufContainer
-from paceline.loading.gguf.dense import dense_keys
-from paceline.loading.gguf.experts import expert_keys, llama4_keys, mixture_type
-from paceline.loading.gguf.heads import head_keys
-from paceline.loading.gguf.latent import LATENT, latent_keys, yarn_keys
-from paceline.loading.gguf.layered import LAYERED, PER_LAYER_KEYS, layered_keys
-from paceline.loading.gguf.names import ARCHITECTURES, HEADS
-from paceline.loading.gguf.recurrent import (
+from paceline.loading.gguf.keys import (
     HYBRIDS,
+    LATENT,
+    LAYERED,
     NO_ATTENTION,
+    PER_LAYER_KEYS,
     WITHOUT_ATTENTION,
     WITHOUT_ROTARY,
+    dense_keys,
+    expert_keys,
+    head_keys,
+    latent_keys,
+    layered_keys,
+    llama4_keys,
+    mixture_type,
     recurrent_keys,
+    yarn_keys,
 )
+from paceline.loading.gguf.names import ARCHITECTURES, HEADS
 from paceline.models.config import QUERY_GROWTH, ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.tensors.arrays import Array, floats

@@ -23,9 +23,8 @@ from paceline.loading.gguf.config import (
     config_from_gguf,
     hf_config_from_gguf,
 )
-from paceline.loading.gguf.container import MAGIC, TensorInfo
+from paceline.loading.gguf.container import MAGIC, TensorInfo, read_shards
 from paceline.loading.gguf.names import Place, place_of
-from paceline.loading.gguf.shards import read_shards
 from paceline.models.config import ModelConfig
 from paceline.models.families.layout import fused_halves, halves
 from paceline.models.pooling import gguf_pooling

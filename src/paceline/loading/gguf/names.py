@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paceline.loading.gguf.experts import EXPERT_BLOCK
-from paceline.loading.gguf.latent import LATENT_BLOCK
-from paceline.loading.gguf.layered import LAYERED, LAYERED_BLOCK, LAYERED_PARAMETERS, LAYERED_TOP
-from paceline.loading.gguf.recurrent import (
+from paceline.loading.gguf.keys import (
     DELTA_BLOCK,
     DELTA_HYBRIDS,
+    EXPERT_BLOCK,
     FLAT,
+    LATENT_BLOCK,
+    LAYERED,
+    LAYERED_BLOCK,
+    LAYERED_PARAMETERS,
+    LAYERED_TOP,
     RECURRENT_BLOCK,
     RECURRENT_PARAMETERS,
 )

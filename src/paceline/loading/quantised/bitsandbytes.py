@@ -15,9 +15,14 @@ import numpy as np
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.loading.quantised.integers import Int8Weight
-from paceline.loading.quantised.parts import FLOATS, Parts
-from paceline.loading.quantised.unpacking import looked_up, unpack_nibbles
-from paceline.loading.quantised.weight import QuantisedWeight, Scheme
+from paceline.loading.quantised.weight import (
+    FLOATS,
+    Parts,
+    QuantisedWeight,
+    Scheme,
+    looked_up,
+    unpack_nibbles,
+)
 from paceline.models.families.fields import Fields
 from paceline.tensors.arrays import BFLOAT16, Array, as_bytes, floats
 

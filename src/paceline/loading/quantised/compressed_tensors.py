@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import UnsupportedModelError
-from paceline.loading.quantised.eight_bit_floats import Block, Fp8Weight
-from paceline.loading.quantised.four_bit_floats import Mxfp4Weight, Nvfp4Weight
+from paceline.loading.quantised.floats import Block, Fp8Weight, Mxfp4Weight, Nvfp4Weight
 from paceline.loading.quantised.integers import Int8Weight, PackedWeight
-from paceline.loading.quantised.parts import Parts, as_object, block_size
-from paceline.loading.quantised.weight import QuantisedWeight, Scheme
+from paceline.loading.quantised.weight import Parts, QuantisedWeight, Scheme, as_object, block_size
 
 _FORMATS = (
     "pack-quantized",

@@ -16,9 +16,16 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import UnsupportedModelError
-from paceline.loading.quantised.parts import FLOATS, Parts
-from paceline.loading.quantised.unpacking import unpack_columns, unpack_words
-from paceline.loading.quantised.weight import CodedWeight, Scheme, group_index, grouping
+from paceline.loading.quantised.weight import (
+    FLOATS,
+    CodedWeight,
+    Parts,
+    Scheme,
+    group_index,
+    grouping,
+    unpack_columns,
+    unpack_words,
+)
 from paceline.tensors.arrays import Array
 
 _FORMATS = {"gptq": True, "gptq_v2": False}  # whether zeros are stored minus one

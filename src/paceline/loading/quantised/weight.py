@@ -1,18 +1,241 @@
-"""What each quantised format makes of one linear's tensors. Owns the interface, no format."""
+"""What one quantised linear is made of, and what a format of quantisation makes of it.
+
+Its stored tensors and what ``quantization_config`` says of it are untrusted: owns how they are
+checked and unpacked, and how codes and scales become the blocks that linears compute with, in which
+nothing is rounded. Nothing is copied until somebody computes with it. Knows no format by itself.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.loading.quantised.as_blocks import Codes, blocks_of
-from paceline.loading.quantised.parts import Parts
-from paceline.loading.quantised.unpacking import looked_up
-from paceline.tensors.arrays import Array
-from paceline.tensors.stored import StoredRows
+from paceline.core.errors import ModelLoadError
+from paceline.tensors.arrays import BFLOAT16, Array, Floats, as_bytes, floats
+from paceline.tensors.blocks import FORMATS, FP4_VALUES
+from paceline.tensors.stored import StoredRows, StoredTensors
+
+Shape = tuple[int | None, ...]
+"""Sizes, where None stands for any but 0."""
+
+FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The tensors whose names begin with ``linear``, such as ``model.layers.0.mlp.up_proj``."""
+
+    tensors: StoredTensors
+    linear: str
+
+    def name(self, part: str) -> str:
+        """What a part is called in the checkpoint; ``part`` begins with its dot."""
+        return self.linear + part
+
+    def has(self, part: str) -> bool:
+        return self.name(part) in self.tensors
+
+    def __getitem__(self, part: str) -> Array:
+        """A tensor whose type and shape were checked before; ``ModelLoadError`` without it."""
+        return self.tensors[self.name(part)]
+
+    def take(self, part: str, types: Collection[npt.DTypeLike], *shapes: Shape) -> Array:
+        """A tensor of one of the types and shapes; ``ModelLoadError`` where there is none."""
+        tensor = self[part]
+        if tensor.dtype not in types:
+            wanted = " or ".join(str(np.dtype(kind)) for kind in types)
+            raise self.error(part, f"is of type {self.tensors.type_of(self.name(part))}", wanted)
+        found = tuple(tensor.shape)
+        if not any(_fits(found, shape) for shape in shapes):
+            raise self.error(part, f"has shape {found}", " or ".join(map(_told, shapes)))
+        return tensor
+
+    def finite(self, part: str, values: Array) -> Floats:
+        """Scales read from a part, as float32; ``ModelLoadError`` where one is not finite."""
+        values = floats(values)
+        if not np.isfinite(values).all():
+            raise self.error(part, "holds a scale that is infinite or not a number", "finite")
+        return values
+
+    def error(self, part: str, found: str, wanted: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"tensor {self.name(part)} {found}; as a part of a quantised weight it must be {wanted}"
+        )
+
+
+def _fits(found: tuple[int, ...], shape: Shape) -> bool:
+    return len(found) == len(shape) and all(
+        (size >= 1 if want is None else size == want)
+        for size, want in zip(found, shape, strict=True)
+    )
+
+
+def _told(shape: Shape) -> str:
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def as_object(value: object) -> Mapping[str, Any]:
+    """The value where it is an object, otherwise an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def block_size(said: object, key: str) -> tuple[int, int]:
+    """Rows and inputs of a block, from two whole numbers in a list or written as ``128x128``."""
+    values = said.split("x") if isinstance(said, str) else said
+    if isinstance(values, list | tuple) and len(values) == 2:
+        high, wide = (int(v) if str(v).isdecimal() and len(str(v)) < 8 else 0 for v in values)
+        if high and wide:
+            return high, wide
+    raise ModelLoadError(
+        f"the model configuration says {key} = {str(said)[:40]}; it must be two whole numbers, "
+        "both at least 1"
+    )
+
+
+def unpack_words(words: Array, bits: int) -> Array:
+    """Codes of 4 or 8 bits, uint8 ``[..., w * 32 / bits]``, out of int32 ``[..., w]``."""
+    data = np.ascontiguousarray(words).view(np.uint8)
+    return data if bits == 8 else unpack_nibbles(data)
+
+
+def unpack_nibbles(data: Array) -> Array:
+    """Codes of 4 bits, uint8 ``[..., 2 * b]``, out of bytes ``[..., b]``, the low half first."""
+    halves = np.stack((data & 15, data >> 4), -1)
+    return halves.reshape(*data.shape[:-1], -1)
+
+
+def unpack_columns(
+    words: Array, bits: int, first: int, last: int, places: Array | None = None
+) -> Array:
+    """Columns ``first:last`` of what int32 ``[m, w]`` hold, without unpacking the others.
+
+    Args:
+        places: where within its word each column lies, if not one after the other.
+    """
+    each = 32 // bits
+    start = first // each
+    codes = unpack_words(words[:, start : -(-last // each)], bits)
+    if places is not None:
+        codes = codes.reshape(len(words), -1, each)[:, :, places].reshape(len(words), -1)
+    return codes[:, first - start * each : last - start * each]
+
+
+_NO_NUMBER = 255
+
+
+def powers_of_two(parts: Parts, part: str, exponents: Array, lower: int = 0) -> Array:
+    """``2 ** (exponent - 127 - lower)``, float32 and exact; ``ModelLoadError`` for 255, a NaN."""
+    if (exponents == _NO_NUMBER).any():
+        raise parts.error(part, "holds a scale that is not a number", "below 255 throughout")
+    return np.asarray(np.ldexp(np.float32(1.0), exponents.astype(np.int32) - 127 - lower))
+
+
+def looked_up(table: Array, code: Array) -> Array:
+    """``table[code]`` as float32."""
+    return np.take(table.astype(np.float32), code)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """Weights ``[n, k]`` as integers and scales.
+
+    Weight ``(row, order[j])`` is ``scale[row, g] * (code[row, j] - zero[row, g])``, where ``g`` is
+    ``j // group``; with a table, ``table[code[row, j]]`` stands in place of the difference.
+
+    Attributes:
+        bits: of a code, 4 or 8.
+        code: uint8 ``[n, k]``; codes that are stored as signed are shifted, and ``zero`` with them.
+        scale: float32 ``[n, k / group]``.
+        zero: uint8 ``[n, k / group]``; zeros where there is a table.
+        group: inputs that share a scale.
+        order: int64 ``[k]``, which input each column is of; None where they are in their order.
+        table: int8 ``[16]``, what each code stands for; None where it stands for itself.
+    """
+
+    bits: int
+    code: Array
+    scale: Array
+    zero: Array
+    group: int
+    order: Array | None = None
+    table: Array | None = None
+
+
+def blocks_of(codes: Codes) -> StoredRows | None:
+    """The codes in a format that holds them, their inputs in the same order; None without one."""
+    if codes.code.shape[1] % 32:
+        return None
+    if codes.table is not None:
+        return _fp4(codes) if codes.table.tolist() == list(FP4_VALUES) else None
+    if codes.group % 32:
+        return None
+    inputs = 128 if codes.group % 128 == 0 else 32
+    if codes.bits == 8 and bool((codes.zero == 128).all()):
+        form = f"C8_{inputs}"
+        scale = _floats(_spread(codes.scale, codes, form))
+        return _stored(codes, form, [scale, codes.code ^ 128])
+    form = f"Z{codes.bits}_{inputs}"
+    head = [_floats(_spread(codes.scale, codes, form)), _spread(codes.zero, codes, form)]
+    return _stored(codes, form, [*head, codes.code if codes.bits == 8 else _nibbles(codes.code)])
+
+
+def fp8_blocks(value: Array, scale: Array, block: tuple[int, int]) -> StoredRows | None:
+    """The same of 8-bit floats, a scale for 128 inputs at a time.
+
+    Args:
+        value: float8_e4m3fn ``[n, k]``.
+        scale: float32, one for each block; blocks at the ends may be cut off.
+        block: rows and inputs that share a scale.
+    """
+    (high, wide), (n, k) = block, value.shape
+    if wide % 128 and wide < k:
+        return None
+    units = -(-k // 128)
+    scale = scale[np.arange(n) // high][:, np.arange(units) * 128 // wide]
+    codes = np.pad(as_bytes(value), ((0, 0), (0, units * 128 - k)))
+    parts = [_floats(scale).reshape(n, units, 4), codes.reshape(n, units, 128)]
+    return StoredRows("F8_128", np.concatenate(parts, axis=2).reshape(n, -1))
+
+
+def _fp4(codes: Codes) -> StoredRows | None:
+    """MXFP4 where the scales are powers of two for 32 inputs each; otherwise for 16 each."""
+    mantissa, exponent = np.frexp(codes.scale)
+    if codes.group == 32 and bool(((mantissa == 0.5) & (exponent > -128)).all()):
+        powers = (exponent + 127).astype(np.uint8)
+        return _stored(codes, "MXFP4", [powers, _nibbles(codes.code)])
+    if codes.group != 16:
+        return None
+    return _stored(codes, "F4_16", [_floats(codes.scale), _nibbles(codes.code)])
+
+
+def _spread(values: Array, codes: Codes, form: str) -> Array:
+    """A value per group as a value per block, ``[n, blocks]``."""
+    return np.repeat(values, codes.group // FORMATS[form].inputs, axis=1)
+
+
+def _floats(values: Array) -> Array:
+    return as_bytes(floats(values))
+
+
+def _nibbles(code: Array) -> Array:
+    """Of 32 inputs each the first 16 in the low nibbles, the others in the high ones."""
+    halves = code.reshape(len(code), -1, 2, 16)
+    nibbles: Array = halves[:, :, 0] | halves[:, :, 1] << 4
+    return nibbles.reshape(len(code), -1)
+
+
+def _stored(codes: Codes, form: str, parts: list[Array]) -> StoredRows:
+    """Rows of blocks out of parts ``[n, blocks * bytes]``, in the order of the codes."""
+    n = len(parts[0])
+    blocks = sum(part.shape[1] for part in parts) // FORMATS[form].num_bytes
+    rows = np.concatenate([part.reshape(n, blocks, -1) for part in parts], axis=2).reshape(n, -1)
+    return StoredRows(form, rows, None if codes.order is None else codes.order.astype(np.int32))
 
 
 class QuantisedWeight(ABC):

@@ -11,9 +11,9 @@ from paceline.backends.resolve import resolve_dtype, resolve_ops
 from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import HeadConfig
 from paceline.core.errors import ConfigError
-from paceline.loading.head_kinds import MTP, PEAGLE
 from paceline.models.backend import Ops
 from paceline.models.decoder import Decoder
+from paceline.models.heads import MTP, PEAGLE
 from paceline.models.weights import WeightReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.memory import draft_kv

@@ -4,7 +4,7 @@ The `speculators` layout (``speculators_model_type``, the layers' own configurat
 ``transformer_layer_config``) and those of original checkpoints become one: EAGLE-3's and P-EAGLE's
 (one configuration, of a Llama, whose first layer may be called ``midlayer``), DFlash's and DSpark's
 (one configuration, of a Qwen 3; DFlash's has a ``dflash_config``). So do llama.cpp's GGUF files
-(:mod:`paceline.loading.gguf.heads`). Builds no decoder and knows no target.
+(:mod:`paceline.loading.gguf.keys`). Builds no decoder and knows no target.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.core.json_file import read_json
 from paceline.core.reading import checked_path
 from paceline.loading.checkpoint import Checkpoint, load_file
-from paceline.loading.head_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
-from paceline.loading.hub import hub_place, is_hub_id
-from paceline.loading.quantised.methods import schemes_of, split_quantisation
-from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.fetching import hub_place, is_hub_id
+from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder
 from paceline.models.config import EntryConfig, ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
+from paceline.models.heads import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.tensors.stored import StoredTensors
 
@@ -90,7 +89,7 @@ class HeadCheckpoint:
     """A head as it was found.
 
     Attributes:
-        kind: one of :mod:`paceline.loading.head_kinds`.
+        kind: one of :mod:`paceline.models.heads`.
         decoder: its layers, embedding and head under their Hugging Face names; the latter two may
             be missing.
         fusion: the tensors of :data:`FUSION`; None for a head that reads what the target puts out,

@@ -3,7 +3,7 @@
 It reads the target's output after the last norm, and at drafted nodes its own after its last norm:
 vLLM and SGLang do so for every model that they have (vLLM since its pull request 45895), llama.cpp
 for Qwen's, and DeepSeek's modelling code for the target's. Owns whose layer it is; what it is like
-is the affair of :mod:`paceline.loading.mtp_head`.
+is the affair of :mod:`paceline.loading.checkpoint`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 from paceline.config.speculative import HeadConfig
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.json_file import read_json
-from paceline.loading.checkpoint import Checkpoint, load_checkpoint
-from paceline.loading.head_kinds import MTP, head_kind
-from paceline.loading.mtp_head import mtp_head
-from paceline.loading.quantised.methods import schemes_of, split_quantisation
-from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint, mtp_head
+from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder
 from paceline.models.families.config_json import config_from_hf
+from paceline.models.heads import MTP, head_kind
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads.checkpoint import HeadCheckpoint, layer_config, place_of
 from paceline.tensors.stored import StoredTensors

@@ -20,13 +20,12 @@ from paceline.backends.rows.rows import Rows as Decoder
 from paceline.core.errors import TrainingError
 from paceline.core.json_file import read_json
 from paceline.loading.checkpoint import Checkpoint
-from paceline.loading.head_kinds import MTP
-from paceline.loading.quantised.methods import schemes_of, split_quantisation
-from paceline.loading.quantised.tensors import QuantisedTensors
+from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
+from paceline.models.heads import MTP
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.tensor_checks import check_floats
 from paceline.proposers.heads.checkpoint import LAYER_CONFIG

@@ -18,8 +18,7 @@ from paceline.build.build import open_runner, resolve_config
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig
 from paceline.core.errors import TraceError, TrainingError
-from paceline.loading.checkpoint import Checkpoint, load_checkpoint
-from paceline.loading.fingerprint import model_fingerprint
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
 from paceline.request.traces import Trace, read_meta, read_traces
 from paceline_lab.train.acceptance import DepthAcceptance
 from paceline_lab.train.card import HeadTrainingResult, head_card

@@ -1,7 +1,7 @@
-"""Where checkpoints keep their MTP layer: a head that was trained with its model and lies in it.
+"""Heads: small decoders that draft from a target's hidden states, alone or in its checkpoint.
 
-Owns the layouts and how their names become those that a decoder with the entry ``mtp`` reads. Knows
-no tensors, and imports nothing slow.
+Owns which kind of head a ``config.json`` describes, and where checkpoints keep their MTP layer, a
+head that was trained with its model:
 
 * DeepSeek-V3 and GLM-4.5: a decoder layer behind the last one, ``model.layers.N``. GGUF files have
   the same, as ``blk.N`` with what is of the head alone under ``nextn``.
@@ -11,7 +11,7 @@ no tensors, and imports nothing slow.
 * Folders of ``paceline convert``: what a decoder reads, under ``mtp``.
 
 Several layers, one for each further token, are allowed: the first is used for all of them, which is
-how engines draft beyond the layers that a model has.
+how engines draft beyond the layers that a model has. Knows no tensors, and imports nothing slow.
 
 Sources: vLLM's and SGLang's models (deepseek_mtp and deepseek_nextn, glm4_moe_mtp, qwen3_next_mtp,
 mimo_mtp), llama.cpp's tensor names and MTP graphs, and the speculators package, version 0.9.
@@ -22,7 +22,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from paceline.config.speculative import HEAD_METHODS
+from paceline.models.config import MASK_TOKEN_KEYS
+
+EAGLE3, PEAGLE, MTP, DFLASH, DSPARK = "eagle3", "peagle", "mtp", "dflash", "dspark"
+_ARCHITECTURES = {  # whole names: those of relatives begin or end with the same letters
+    "DFlashDraftModel": DFLASH,
+    "DSparkDraftModel": DSPARK,
+    "Qwen3DSparkModel": DSPARK,
+}
+
+
+def head_kind(raw: Mapping[str, Any]) -> str | None:
+    """Which kind of head a configuration describes; None where it describes no head.
+
+    The `speculators` layout says so itself; original checkpoints have an architecture that is named
+    after the method. P-EAGLE's is EAGLE-3's, and a mask token tells them apart.
+    """
+    said = raw.get("speculators_model_type")
+    if said in HEAD_METHODS:
+        return str(said)
+    names = raw.get("architectures")
+    if said is not None or not isinstance(names, list):
+        return None
+    for name in map(str, names):
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+        if EAGLE3 in name.lower():
+            is_parallel = any(raw.get(key) is not None for key in MASK_TOKEN_KEYS)
+            return PEAGLE if is_parallel else EAGLE3
+    return None
+
 
 _ENDS = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
 _MIMO = {
