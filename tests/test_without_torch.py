@@ -12,9 +12,9 @@ import pytest
 from paceline.backends.native.native import why_not_native
 from paceline.core.installation import install_command
 from paceline.loading.catalogue import embedded_model
-from tests.models.gguf_writing import convert
-from tests.models.test_gguf_blocks import WIDE
-from tests.models.test_quantised_checkpoints import save_quantised
+from tests.loading.gguf_writing import convert
+from tests.loading.test_gguf_blocks import WIDE
+from tests.loading.test_quantised_checkpoints import save_quantised
 from tests.proposers.heads import embedded_head
 from tests.quick import share
 

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.loading.catalogue import EMBEDDED
-from tests.models.catalogues import isolate
+from tests.loading.catalogues import isolate
 
 ASKING = ("run", "serve", "verify", "explain", "tune", "profile", "trace", "run-batch")
 """Commands that ask the embedded model in tests that name none, nor files that do."""

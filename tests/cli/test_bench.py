@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from tests.cli.conftest import Result
-from tests.workbench.fake_server import FakeServer, Script, serving
+from tests.lab.fake_server import FakeServer, Script, serving
 
 Cli = Callable[..., Result]
 COUNTERS = {

@@ -15,7 +15,7 @@ from paceline.core.errors import ConfigError, FetchError
 from paceline.loading.catalogue import embedded_model
 from tests.cli.conftest import Result
 from tests.cli.test_compare import comparison, differ
-from tests.models.catalogues import entry_text, name_models, put_wheels
+from tests.loading.catalogues import entry_text, name_models, put_wheels
 
 Cli = Callable[..., Result]
 QUICK = ("demo", "--quick", "--max-tokens", "4")

@@ -16,7 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import load_checkpoint
 from tests.cli.conftest import Result
-from tests.models.catalogues import isolate, name_models
+from tests.loading.catalogues import isolate, name_models
 
 Cli = Callable[..., Result]
 LINES = (

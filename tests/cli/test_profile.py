@@ -17,9 +17,9 @@ from paceline.core.installation import install_command
 from paceline.profiling.profile_store import find_imported, find_profile, from_document
 from tests.cli.conftest import Result
 from tests.models.reference import save_model
-from tests.models.vocabularies import byte_level_json, save_tokenizer
 from tests.proposers.heads import embedded_head
 from tests.proposers.test_mtp_mixtures import saved
+from tests.text.vocabularies import byte_level_json, save_tokenizer
 
 Cli = Callable[..., Result]
 QUICK = ("--dtype", "float32", "--widths", "2,4", "--contexts", "16,40", "--budget", "0.01")

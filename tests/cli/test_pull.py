@@ -19,7 +19,7 @@ from paceline.loading.catalogue import (
     users_catalogue,
 )
 from tests.cli.conftest import Result
-from tests.models.catalogues import CONTENT, entry_text, isolate, name_models, put_wheels
+from tests.loading.catalogues import CONTENT, entry_text, isolate, name_models, put_wheels
 
 Cli = Callable[..., Result]
 TERMS = "https://example.org/terms"

@@ -13,8 +13,8 @@ from paceline.core.folders import PACKED, cache_folder
 from paceline.disk.packed_room import MARK, hold, place_mark
 from paceline.loading.catalogue import find_entry
 from tests.cli.conftest import Result
-from tests.models.catalogues import entry_text, isolate, name_models, put_wheels
-from tests.models.test_downloaded import put_lm_studio, put_ollama
+from tests.loading.catalogues import entry_text, isolate, name_models, put_wheels
+from tests.loading.test_downloaded import put_lm_studio, put_ollama
 
 Cli = Callable[..., Result]
 

@@ -15,9 +15,9 @@ from paceline.planner.cost_table import CostTable, DraftingHostTime, HostTime
 from paceline.request.traces import read_traces
 from paceline_lab.simulate.setup import cost_notes
 from tests.cli.conftest import Result
+from tests.lab.test_simulate import simulator as toy_simulator
 from tests.models.reference import save_model
-from tests.models.vocabularies import byte_level_json, save_tokenizer
-from tests.workbench.test_simulate import simulator as toy_simulator
+from tests.text.vocabularies import byte_level_json, save_tokenizer
 
 Cli = Callable[..., Result]
 TEXTS = ["def add(a, b):", "1 2 3 1 2 3 1 2 3", "Once upon a time there was"]

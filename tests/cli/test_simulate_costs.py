@@ -12,8 +12,8 @@ from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.profiling.profile_steps import WIDTHS
 from paceline_lab.simulate.setup import cost_notes
 from paceline_lab.simulate.simulator import Simulator
-from tests.workbench.test_simulate import META, simulator
-from tests.workbench.toy_traces import make_trace
+from tests.lab.test_simulate import META, simulator
+from tests.lab.toy_traces import make_trace
 
 
 def notes(

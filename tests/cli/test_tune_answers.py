@@ -13,7 +13,7 @@ from paceline.loading.checkpoint import load_checkpoint, model_fingerprint
 from paceline_lab.tune import search as tune_search
 from paceline_lab.tune import setup as tune_setup
 from tests.cli.conftest import Result
-from tests.workbench.toy_traces import frozen_cost
+from tests.lab.toy_traces import frozen_cost
 
 Cli = Callable[..., Result]
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")

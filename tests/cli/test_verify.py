@@ -26,8 +26,8 @@ from paceline_lab.verify.verification import mixed_requests
 from tests.arrays import arrays
 from tests.cli.conftest import Result
 from tests.contracts.test_identity import RandomTrees, draft
-from tests.models.gguf_writing import convert, tokenizer_metadata
-from tests.models.vocabularies import byte_fallback_json
+from tests.loading.gguf_writing import convert, tokenizer_metadata
+from tests.text.vocabularies import byte_fallback_json
 from tests.toy import EOS, TOY, VOCAB, toy_tensors
 
 Cli = Callable[..., Result]

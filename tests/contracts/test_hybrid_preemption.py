@@ -22,9 +22,9 @@ from paceline.models.backend import BLOCK_SIZE
 from paceline.request.sampling_params import SamplingParams
 from tests.contracts.test_hybrid_identity import USUAL, check, engine_of, plain
 from tests.contracts.test_identity import GREEDY, WARM, prompts
-from tests.models.gguf_writing import convert
+from tests.loading.gguf_writing import convert
+from tests.loading.test_gguf_hybrids import CHANGES, WITHOUT_FILES
 from tests.models.reference import HYBRIDS, edit, save_model
-from tests.models.test_gguf_hybrids import CHANGES, WITHOUT_FILES
 from tests.proposers.test_mtp_mixtures import saved as with_mtp_layer
 from tests.quick import in_turns, only
 from tests.toy import Job

@@ -19,7 +19,7 @@ from paceline.core.errors import ConfigError
 from paceline.loading.catalogue import embedded_model, embedded_ngram_model, users_catalogue
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.request.sampling_params import SamplingParams
-from tests.models.catalogues import isolate, name_models
+from tests.loading.catalogues import isolate, name_models
 from tests.proposers.heads import head_config, head_tensors, write_head
 
 

@@ -13,7 +13,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.planner.cost_table import StepShape
 from paceline.request.sampling_params import SamplingParams
 from tests.models.reference import save_model
-from tests.models.vocabularies import byte_level_json, save_tokenizer
+from tests.text.vocabularies import byte_level_json, save_tokenizer
 
 LAYERS, NUMBER, PER_TOKEN = 2, 8, 3
 BACKENDS = ["reference", *(["native"] if why_not_native() is None else [])]

@@ -15,10 +15,10 @@ from paceline.core.errors import RequestError
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.sampling_params import POOLINGS, SamplingParams
 from tests.engine.test_faults import break_forward
-from tests.models.gguf_writing import convert, tokenizer_metadata
+from tests.loading.gguf_writing import convert, tokenizer_metadata
 from tests.models.reference import VOCAB, save_model
-from tests.models.vocabularies import byte_level_json
 from tests.quick import once
+from tests.text.vocabularies import byte_level_json
 from tests.toy import USUAL, Job, assert_no_leak, lookup_config, run_jobs, toy_engine
 from tests.toy import VOCAB as TOY_VOCAB
 

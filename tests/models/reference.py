@@ -20,7 +20,7 @@ from paceline.cache.states import States
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.request.span import DraftTree, Span
-from tests.models.vocabularies import byte_level_json, save_tokenizer
+from tests.text.vocabularies import byte_level_json, save_tokenizer
 
 VOCAB = 300
 COMMON = {

@@ -27,7 +27,7 @@ from paceline.models.per_layer import Heads
 from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree, Span
 from tests.arrays import assert_close, same
-from tests.models.gguf_writing import convert
+from tests.loading.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver, edit, save_model
 from tests.quick import in_turns
 

@@ -25,7 +25,7 @@ from paceline.models.config import Experts
 from paceline.models.families.config_json import config_from_hf
 from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
-from tests.models.quantised_packing import mxfp4
+from tests.loading.quantised_packing import mxfp4
 from tests.models.reference import VOCAB, Driver, edit, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,7 +20,7 @@ from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree
 from tests.arrays import same
 from tests.levels import SOME
-from tests.models.gguf_writing import convert
+from tests.loading.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver, edit, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

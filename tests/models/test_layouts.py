@@ -16,7 +16,7 @@ from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.layout import halves
 from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
-from tests.models.gguf_writing import IDS, write_gguf
+from tests.loading.gguf_writing import IDS, write_gguf
 from tests.models.reference import YARN, Driver, edit, make_model, save_model
 from tests.models.test_hf_config import written
 

@@ -11,7 +11,7 @@ import pytest
 from paceline.core.errors import ModelLoadError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.pooling import folder_pooling, write_pooling
-from tests.models.gguf_writing import convert
+from tests.loading.gguf_writing import convert
 from tests.models.reference import save_model
 
 # What sentence-transformers 6.2.0 and 2.7.0 write.

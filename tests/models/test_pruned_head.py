@@ -20,7 +20,7 @@ from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from tests.arrays import assert_close, same
 from tests.models.reference import VOCAB, Driver, edit, save_model
-from tests.models.vocabularies import byte_level_json, save_tokenizer
+from tests.text.vocabularies import byte_level_json, save_tokenizer
 
 IDS = torch.tensor([0, 1, 2, 5, 8, 13, 21, 34, 55, 89, 144, 233, 299])
 TOKENS = torch.randint(3, VOCAB, (30,), generator=torch.Generator().manual_seed(3)).tolist()

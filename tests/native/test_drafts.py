@@ -21,7 +21,7 @@ from paceline.proposers.suffix import SuffixProposer
 from paceline.request.request import NO_DRAFT
 from paceline.request.span import ROOT, DraftTree
 from tests.proposers.drive import make_request
-from tests.test_span import VOCAB, draft_trees
+from tests.request.test_span import VOCAB, draft_trees
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 

@@ -9,7 +9,7 @@ import pytest
 
 import paceline._native as native
 from paceline.tensors.blocks import decode
-from tests.models.block_rows import random_rows
+from tests.backends.block_rows import random_rows
 
 K = 256
 FORMATS = ("Z4_32", "Z4_128", "C8_128", "F4_16", "Q6_K", "F32")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import paceline._native as native
 from paceline.tensors.blocks import FORMATS, Decoded, decode, quantise_q8_0, row_bytes
-from tests.models.block_rows import random_rows
+from tests.backends.block_rows import random_rows
 
 pytestmark = pytest.mark.usefixtures("isa")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 25, 37, 64)

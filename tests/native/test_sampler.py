@@ -1,7 +1,7 @@
 """The native sampler against the numpy one, at every instruction-set level.
 
-tests/runtime/test_sampler.py checks both against the rule itself; here is what could differ between
-them: odd widths, ties, edges of the filters, the bound that spares logarithms, threads.
+tests/sampling/test_sampler.py checks both against the rule itself; here is what could differ
+between them: odd widths, ties, edges of the filters, the bound that spares logarithms, threads.
 """
 
 from __future__ import annotations

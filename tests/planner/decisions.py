@@ -41,7 +41,7 @@ from paceline.request.traces import UNION_ROWS, Trace
 from paceline_lab.simulate.replay import replay
 from paceline_lab.simulate.simulator import ANY_TARGET
 from paceline_lab.trace.experts import ExpertUnions
-from tests.workbench.toy_traces import make_meta, make_trace
+from tests.lab.toy_traces import make_meta, make_trace
 
 ANSWERS = Path(__file__).parents[2] / "benchmarks" / "data" / "smollm2-answers-2.jsonl.gz"
 KNOWN = Path(__file__).with_name("decisions.json")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.planner.drafts import merge
 from paceline.request.span import ROOT, DraftTree
-from tests.test_span import VOCAB, draft_trees, paths
+from tests.request.test_span import VOCAB, draft_trees, paths
 
 FORESTS = st.lists(draft_trees(), max_size=4)
 

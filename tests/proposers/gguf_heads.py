@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import torch
 
-from tests.models.gguf_writing import interleaved
+from tests.loading.gguf_writing import interleaved
 from tests.proposers.heads import EPS, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, TAPS, Tensors
 from tests.toy import TOY, VOCAB
 

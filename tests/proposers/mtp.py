@@ -22,7 +22,7 @@ from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads import HeadProposer, build
 from paceline.request.span import Span
 from tests import heads
-from tests.models.gguf_writing import write_gguf
+from tests.loading.gguf_writing import write_gguf
 from tests.models.test_entry import block, norm
 from tests.proposers.heads import Following, PlainHead, Tensors, made_to_follow, target_info
 from tests.toy import TOY, USUAL, toy_folder, toy_runner, toy_tensors

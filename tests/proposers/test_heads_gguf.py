@@ -22,7 +22,7 @@ from paceline.proposers.heads import build
 from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
 from paceline.request.span import DraftTree, Span
 from tests.arrays import assert_close, same
-from tests.models.gguf_writing import convert
+from tests.loading.gguf_writing import convert
 from tests.proposers.dflash import (
     SLIDING,
     FollowingBlocks,

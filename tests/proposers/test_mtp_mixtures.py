@@ -34,7 +34,7 @@ from paceline.proposers.heads import build
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import Span
 from tests.arrays import assert_close
-from tests.models.gguf_writing import CASES, write_gguf
+from tests.loading.gguf_writing import CASES, write_gguf
 from tests.models.reference import VOCAB, Driver, save_model
 from tests.proposers.heads import target_info
 from tests.proposers.mtp import mtp_options

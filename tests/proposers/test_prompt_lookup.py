@@ -12,7 +12,7 @@ from paceline.config import SpeculativeConfig
 from paceline.proposers.prompt_lookup import PromptIndex, PromptLookupProposer
 from paceline.request.span import ROOT
 from tests.proposers.drive import commit, make_request, propose
-from tests.test_span import paths
+from tests.request.test_span import paths
 
 
 def lookup(**options: Any) -> PromptLookupProposer:

@@ -17,7 +17,7 @@ from paceline.request.request import FinishReason, Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree
 from tests.proposers.drive import commit, make_request, propose
-from tests.test_span import paths
+from tests.request.test_span import paths
 from tests.toy import Job, run_jobs, suffix_config, toy_engine
 
 IMPLEMENTATIONS = [False, *([True] if why_not_native() is None else [])]

@@ -16,10 +16,10 @@ import torch
 
 from paceline_lab.quality.llama_peer import LlamaPeer
 from paceline_lab.quality.quality import Window
-from tests.models.gguf_writing import CASES, IDS, convert, write_gguf
+from tests.loading.gguf_writing import CASES, IDS, convert, write_gguf
+from tests.loading.test_gguf_hybrids import CHANGES as OF_HYBRIDS
+from tests.loading.test_gguf_hybrids import FAMILIES as HYBRIDS
 from tests.models.reference import DENSE, FULL, SLIDING, VOCAB, Driver, make_model
-from tests.models.test_gguf_hybrids import CHANGES as OF_HYBRIDS
-from tests.models.test_gguf_hybrids import FAMILIES as HYBRIDS
 
 PYTHON = Path(os.environ.get("PACELINE_LLAMA_PYTHON", ".peers/llama/bin/python"))
 pytestmark = [

@@ -16,10 +16,10 @@ from paceline.request.metrics import EngineStats
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.server.http.config import OPEN_PATHS
 from paceline.text.tokenizer import Tokenizer
-from tests.models.vocabularies import begin_texts
 from tests.server.asgi import application, call, complete, engine_of, post, refused
 from tests.server.chats import USER
 from tests.server.fakes import FakeEngine, embedded_tokenizer
+from tests.text.vocabularies import begin_texts
 
 
 def get(app: Any, path: str) -> Any:

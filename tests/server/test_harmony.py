@@ -21,9 +21,9 @@ from paceline.text.chat_templates import HARMONY
 from paceline.text.detokenizer import TextStream
 from paceline.text.gguf_tokenizer import end_ids
 from paceline.text.tokenizer import Tokenizer
-from tests.models.vocabularies import byte_level_json
 from tests.server.answer_parts import added_up, in_order
 from tests.server.chats import ADD_TOOL, CHATML, HARMONY_CHAT, TOOLS, USER, WEATHER_TOOL, ChatServer
+from tests.text.vocabularies import byte_level_json
 
 NAMES = ("weather", "add")
 BEGIN = Harmony("<|start|>assistant")
