@@ -67,6 +67,7 @@ class FakeGeneration:
 
     def __post_init__(self) -> None:
         self.prompt_logprobs = [self._of_prompt(call) for call in self.calls]
+        self.on_read: Callable[[Piece], None] = lambda _: None
 
     def _of_prompt(self, call: Call) -> list[TokenLogprobs | None]:
         count = call.params.prompt_logprobs
@@ -85,6 +86,7 @@ class FakeGeneration:
             for pieces in samples:
                 engine.check_alive(step)
                 if step < len(pieces):
+                    self.on_read(pieces[step])
                     yield pieces[step]
         for call in self.calls:
             call.finished = True

@@ -8,13 +8,13 @@ import pytest
 
 from paceline.core.errors import RequestFailedError
 from paceline.request.sampling_params import SamplingParams
-from paceline.server.engine_process.client import EngineGeneration
+from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 
 
 def test_the_end_of_one_sample_does_not_hide_that_another_failed() -> None:
     async def read() -> None:
-        generation = EngineGeneration([SamplingParams(n=2)])
+        generation = Answers([SamplingParams(n=2)])
         generation.take(Piece(1, [7], ["target"], "x"))
         failed = Piece(0, [], [], finish_reason="abort", error=RequestFailedError("no memory"))
         assert not generation.take(failed)

@@ -16,7 +16,7 @@ from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.batch import batch_config, batch_handle
 from paceline.server.engine_process.backlog import Backlog, Share, waiting_bytes
-from paceline.server.engine_process.client import EngineGeneration
+from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.http.body import PART, WholeAnswer
 from tests.server.asgi import RawCall, application, call
@@ -53,7 +53,7 @@ class Pushing(FakeEngine):
         share: Share | None = None,
         **rest: Any,
     ) -> AsyncIterator[Any]:
-        generation = EngineGeneration(params, share)
+        generation = Answers(params, share)
         self.shares = [*getattr(self, "shares", ()), share]
         calls = [Call(ids, wish, "", "") for ids, wish in zip(prompts, params, strict=True)]
         for number, given in enumerate(calls):
@@ -70,7 +70,7 @@ class Pushing(FakeEngine):
 def test_what_waits_is_bounded_by_its_bytes_whatever_the_number_of_samples(top: int) -> None:
     async def story() -> None:
         backlog, errors = Backlog(most_bytes_of_request=100_000), list[Exception]()
-        generation = EngineGeneration([SamplingParams(n=128)], backlog.of_stream(errors.append))
+        generation = Answers([SamplingParams(n=128)], backlog.of_stream(errors.append))
         most = 100_000 // waiting_bytes(piece(top=top))
         for number in range(most):
             generation.take(piece(number % 128, top))
@@ -88,7 +88,7 @@ def test_what_waits_is_bounded_by_its_bytes_whatever_the_number_of_samples(top: 
 def test_a_reader_that_keeps_up_may_read_any_number_of_pieces() -> None:
     async def story() -> None:
         backlog, errors = Backlog(10_000, 10_000), list[Exception]()
-        generation = EngineGeneration([SamplingParams()], backlog.of_stream(errors.append))
+        generation = Answers([SamplingParams()], backlog.of_stream(errors.append))
         for _ in range(1000):
             generation.take(piece())
             generation.take(piece())
@@ -104,7 +104,7 @@ def test_beyond_the_bound_of_all_the_slowest_is_dropped_and_its_neighbours_keep_
         shares = [
             backlog.of_stream(lambda _, number=number: dropped.append(number)) for number in (0, 1)
         ]
-        first, second = (EngineGeneration([SamplingParams(n=9)], share) for share in shares)
+        first, second = (Answers([SamplingParams(n=9)], share) for share in shares)
         for _ in range(15):
             first.take(piece())
         for _ in range(6):

@@ -144,9 +144,8 @@ class Share:
             self._backlog.add(self, size * (_SIZE_AS_PARTS if self.is_whole else 1))
 
     def take(self, piece: Piece) -> None:
-        """Count that a piece waits no more."""
-        if not self.is_whole:
-            self.add(-waiting_bytes(piece))
+        """Count that a piece of a stream waits no more."""
+        self.add(-waiting_bytes(piece))
 
     def add(self, num_bytes: int) -> None:
         """Count bytes that wait, or that were taken where there are less than none."""

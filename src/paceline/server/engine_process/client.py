@@ -92,7 +92,7 @@ class EngineClient:
         self._reason = ""
         self._is_draining = self._has_begun = False
         self._numbers = itertools.count()
-        self._generations: dict[int, EngineGeneration] = {}
+        self._generations: dict[int, Answers] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
 
     @property
@@ -152,7 +152,7 @@ class EngineClient:
         trace_id: str = "",
         adapter: str | None = None,
         share: Share | None = None,
-    ) -> AsyncIterator[EngineGeneration]:
+    ) -> AsyncIterator[Answers]:
         """The answers to the prompts of a request; leaving the block aborts what still runs.
 
         Args:
@@ -168,7 +168,7 @@ class EngineClient:
         handle = next(self._numbers)
         is_whole = share is not None and share.is_whole
         life.send(("generate", handle, prompts, params, cache_salt, trace_id, adapter, is_whole))
-        generation = self._generations[handle] = EngineGeneration(params, share)
+        generation = self._generations[handle] = Answers(params, share)
         if share is not None:
             share.when_dropped(lambda _: self._abort(life, handle))
         try:
@@ -403,7 +403,7 @@ class EngineClient:
             process.kill()
 
 
-class EngineGeneration:
+class Answers:
     """The answers to the prompts of one request: iterate over their pieces until all have ended.
 
     One reader at a time. A slow one holds up nobody: pieces wait here, as many as its share of the
@@ -415,6 +415,7 @@ class EngineGeneration:
     Attributes:
         prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
             complete when the first piece of the prompt has been read.
+        on_read: told of each piece that is read.
 
     Raises:
         RequestFailedError: from the iteration: the forward or the sampler failed for a prompt.
@@ -425,6 +426,7 @@ class EngineGeneration:
 
     def __init__(self, params: Sequence[SamplingParams], share: Share | None = None) -> None:
         self.prompt_logprobs: list[Sequence[TokenLogprobs | None]] = [()] * len(params)
+        self.on_read: Callable[[Piece], None] = lambda _: None
         self._num_samples = params[0].n
         self._num_open = self._num_samples * len(params)
         self._pieces: deque[Piece] = deque()
@@ -447,8 +449,9 @@ class EngineGeneration:
             self._changed.clear()
             await self._changed.wait()
         piece = self._pieces.popleft()
-        if self._share is not None:
+        if self._share is not None and not self._share.is_whole:
             self._share.take(piece)
+        self.on_read(piece)
         return piece
 
     async def accepted(self) -> None:

@@ -30,12 +30,11 @@ from paceline.request.sampling_params import SamplingParams
 from paceline.server.chat.formats import ChatFormats
 from paceline.server.engine_process.backlog import Backlog, Share
 from paceline.server.engine_process.client import (
+    Answers,
     EngineClient,
-    EngineGeneration,
     engine_stats,
     memory_of,
 )
-from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.server.hosting.room import Room
 from paceline.server.http.config import ServerConfig
@@ -255,19 +254,21 @@ class Serving:
         """
         params = [prompt.params for prompt in prompts]
         clock = Clock(self.metrics, operation, len(prompts), params[0].n, deadline, is_stream)
+        trace_id = current_trace_id()
         generating = self.client.generate(
             [prompt.token_ids for prompt in prompts],
             params,
             cache_salt=partition(request.scope, cache_salt),
-            trace_id=current_trace_id(),
+            trace_id=trace_id,
             adapter=adapter,
-            share=self._share(deadline, is_stream, params[0]),
+            share=self._share(deadline, is_stream, params[0], trace_id),
         )
         has_failed = was_refused = is_taken_on = False
         try:
-            async with generating as generation:
+            async with generating as answers:
                 is_taken_on = True
-                yield Answers(generation, clock)
+                answers.on_read = clock.observe
+                yield answers
         except Exception as error:
             has_failed = True
             was_refused = not is_taken_on and isinstance(error, RequestError)
@@ -276,9 +277,11 @@ class Serving:
             if not was_refused:  # that took no time
                 clock.close(has_failed)
 
-    def _share(self, deadline: Deadline, is_stream: bool, params: SamplingParams) -> Share:
+    def _share(
+        self, deadline: Deadline, is_stream: bool, params: SamplingParams, trace_id: str
+    ) -> Share:
         """Of what may wait for the client of a request."""
-        extra, backlog = {"trace_id": current_trace_id()}, self._backlog
+        extra, backlog = {"trace_id": trace_id}, self._backlog
 
         def dropped(error: PacelineError) -> None:
             log.warning("a request is ended: %s", error, extra=extra)
@@ -289,20 +292,6 @@ class Serving:
             return backlog.of_answer(dropped)
         tells_prompt = params.prompt_logprobs is not None
         return (backlog.of_prompt_and_stream if tells_prompt else backlog.of_stream)(dropped)
-
-
-class Answers:
-    """The answers to the prompts of one HTTP request, as they come: iterate over their pieces."""
-
-    def __init__(self, generation: EngineGeneration, clock: Clock) -> None:
-        self.prompt_logprobs = generation.prompt_logprobs
-        self._generation = generation
-        self._clock = clock
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        async for piece in self._generation:
-            self._clock.observe(piece)
-            yield piece
 
 
 _MAX_RETRY_SECONDS = 60

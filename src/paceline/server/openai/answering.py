@@ -22,9 +22,10 @@ from starlette.responses import Response
 from paceline.core.errors import ContextLengthError, PacelineError, RequestError
 from paceline.request.metrics import SpeculationCounters
 from paceline.server.chat.parts import ThoughtCount
+from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.hosting.models import Models
-from paceline.server.hosting.serving import Answers, Prompt, Serving
+from paceline.server.hosting.serving import Prompt, Serving
 from paceline.server.http.body import Model, WholeAnswer, read_body
 from paceline.server.http.errors import ApiError, error_event, to_api_error
 from paceline.server.http.sse import (

@@ -22,9 +22,10 @@ from paceline.server.chat.harmony import Harmony
 from paceline.server.chat.parts import TokenPlaces
 from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
 from paceline.server.chat.shapes import blamed, shape_param
+from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs
-from paceline.server.hosting.serving import Answers, Prompt, Serving
+from paceline.server.hosting.serving import Prompt, Serving
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline

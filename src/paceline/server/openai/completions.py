@@ -14,9 +14,10 @@ from paceline.core.errors import RequestError
 from paceline.request.request import TokenLogprobs
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.shapes import blamed, response_shape, shape_param
+from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import LegacyLogprobs, OriginTokens, prompt_logprobs
-from paceline.server.hosting.serving import Answers, Prompt, Serving
+from paceline.server.hosting.serving import Prompt, Serving
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline
 from paceline.server.openai.answering import (
