@@ -36,9 +36,9 @@ from harness import (
 )
 
 from paceline.backends.resolve import resolve_dtype, resolve_ops
+from paceline.cache.blocks import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
-from paceline.cache.sequence_kv import blocks_for
 from paceline.config import KV_DTYPES
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.backend import KV_BYTES, head_elements

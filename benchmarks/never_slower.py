@@ -55,7 +55,7 @@ from prompt_sets import (
 from proposer_sets import described
 
 from paceline.config import EngineConfig
-from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.threads import COMPUTE
 from paceline.request.sampling_params import SamplingParams
 
 OVERHEAD_CELL = ("hostile", 1)

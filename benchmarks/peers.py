@@ -45,7 +45,7 @@ from peers_client import ENGINES, KINDS, LLAMA, OURS, MissingPeerError, Worker
 from prompt_sets import load_prompts, spread
 
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.sampling import native
+from paceline.sampling import sampler
 
 Rows = Sequence[Row]
 
@@ -398,9 +398,9 @@ def turns(
 def read_bandwidth(threads: int) -> dict[str, Any]:
     """Bytes per second with which this many threads read memory; None without native kernels."""
     found = {"threads": threads, "megabytes": ROOF_MEGABYTES, "bytes_per_second": None}
-    if native.kernels:
-        native.kernels.set_threads(threads)
-        found["bytes_per_second"] = native.kernels.bandwidth(ROOF_MEGABYTES) * 1e9
+    if sampler.kernels:
+        sampler.kernels.set_threads(threads)
+        found["bytes_per_second"] = sampler.kernels.bandwidth(ROOF_MEGABYTES) * 1e9
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.request.sampling_defaults import AS_LLAMA_CPP
+from paceline.request.sampling_params import AS_LLAMA_CPP
 from tests.cli.conftest import Result
 
 Cli = Callable[..., Result]

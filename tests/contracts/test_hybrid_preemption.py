@@ -14,7 +14,7 @@ from paceline.api.llm import LLM
 from paceline.backends.native.native import why_not_native
 from paceline.backends.native.packing import Packer
 from paceline.build.build import DRAFT_SHARE
-from paceline.cache.state_room import LEAST_NODES, least_budget
+from paceline.cache.memory_needs import LEAST_NODES, least_budget
 from paceline.disk.packed_folder import write_packed
 from paceline.engine.engine import Engine
 from paceline.loading.checkpoint import load_checkpoint

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import why_not_native
+from paceline.cache.blocks import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
-from paceline.cache.sequence_kv import blocks_for
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.models.decoder import Decoder

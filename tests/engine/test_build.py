@@ -9,7 +9,7 @@ import pytest
 
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.build.build import DRAFT_SHARE, open_states
-from paceline.cache import kv_room
+from paceline.cache import memory_needs
 from paceline.config import EngineConfig
 from paceline.models.recurrent import DELTA, Recurrent
 from tests.toy import TOY, suffix_config
@@ -48,7 +48,7 @@ def test_a_warning_says_how_much_memory_is_enough(
 
 
 def test_memory_that_keeps_files_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_room, "memory", lambda: (9 << 30, 5 << 30))
-    assert kv_room.free_memory() == 5 << 30
-    monkeypatch.setattr(kv_room, "memory", lambda: (None, None))
-    assert 0 < kv_room.free_memory() != 5 << 30
+    monkeypatch.setattr(memory_needs, "memory", lambda: (9 << 30, 5 << 30))
+    assert memory_needs.free_memory() == 5 << 30
+    monkeypatch.setattr(memory_needs, "memory", lambda: (None, None))
+    assert 0 < memory_needs.free_memory() != 5 << 30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engine.contained import MAX_FAILURES
 from paceline.engine.drafting import Drafting
-from paceline.engine.scheduler import Scheduled, step_shape
+from paceline.engine.guard import MAX_FAILURES
+from paceline.engine.step import Scheduled, step_shape
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import CostAwarePlanner, FixedPlanner
 from paceline.request.metrics import EngineStats

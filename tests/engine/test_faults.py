@@ -13,7 +13,7 @@ import torch
 from paceline.config import Objective, SpeculativeConfig
 from paceline.core.errors import EngineClosedError, RequestFailedError, UnservableRequestError
 from paceline.engine.engine import Engine
-from paceline.engine.engine_thread import EngineThread
+from paceline.engine.threads import EngineThread
 from paceline.planner.drafts import TextDrafter
 from paceline.planner.planner import CostAwarePlanner, FixedPlanner
 from paceline.planner.value import Source

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.cache.model_runner import NO_LOGITS, ForwardResult
 from paceline.core.errors import RequestFailedError
-from paceline.engine.scheduler import Scheduled
+from paceline.engine.step import Scheduled
 from paceline.engine.verifier import verify
 from paceline.request.request import NO_DRAFT, TARGET_ORIGIN, Request, VerifyResult
 from paceline.request.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ import pytest
 from paceline.core.errors import ModelLoadError
 from paceline.loading.catalogue import downloaded_models, find_downloaded
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.request.sampling_defaults import FROM_CARD, sampling_defaults
+from paceline.request.sampling_params import FROM_CARD, sampling_defaults
 from tests.loading.catalogues import isolate, name_models
 from tests.loading.gguf_writing import convert, tokenizer_metadata
 from tests.text.vocabularies import byte_fallback_json

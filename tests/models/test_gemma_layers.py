@@ -17,7 +17,7 @@ from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import why_not_native
 from paceline.backends.native.packing import Packer
 from paceline.backends.rows.reference import ReferenceOps
-from paceline.cache.kv_room import bytes_per_block
+from paceline.cache.memory_needs import bytes_per_block
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint

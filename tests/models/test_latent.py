@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import native_module, why_not_native
 from paceline.backends.rows.reference import ReferenceOps
-from paceline.cache.kv_room import bytes_per_block
+from paceline.cache.memory_needs import bytes_per_block
 from paceline.core.errors import PacelineError, UnsupportedModelError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.threads import set_num_threads

@@ -18,7 +18,7 @@ import torch
 
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
-from paceline.sampling import native as packing
+from paceline.sampling import sampler as packing
 from paceline.sampling.logit_edits import SamplingRow
 from paceline.sampling.sampler import (
     argmax_rows,

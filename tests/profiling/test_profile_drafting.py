@@ -11,7 +11,7 @@ from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, build_engine
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.speculative import HEAD_METHODS
-from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.threads import COMPUTE
 from paceline.planner.cost_table import (
     NO_DRAFTING_HOST_TIME,
     CostPoint,

@@ -14,7 +14,7 @@ from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, build_engine
 from paceline.build.default_drafts import default_speculative_config
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.threads import COMPUTE
 from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
 from paceline.profiling.profile_host import CALLED, drafted_steps, measure_host_time
 from tests.profiling.exact_clock import READING, run_exactly

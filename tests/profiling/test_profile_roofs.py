@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.backends.rows.reference import ReferenceOps
-from paceline.cache.kv_room import bytes_per_block
+from paceline.cache.memory_needs import bytes_per_block
 from paceline.models.config import Experts
 from paceline.profiling import profile_machine
 from paceline.profiling.profile_machine import Work, measure_roofs

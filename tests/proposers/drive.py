@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.engine.scheduler import Scheduled
+from paceline.engine.step import Scheduled
 from paceline.engine.verifier import verify
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request.request import TARGET_ORIGIN, Request, VerifyResult

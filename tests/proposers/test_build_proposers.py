@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cache.kv_room import bytes_per_block
+from paceline.cache.memory_needs import bytes_per_block
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
 from paceline.loading.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.contained import MAX_FAILURES
+from paceline.engine.guard import MAX_FAILURES
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import CostAwarePlanner
 from paceline.proposers.plugin import PluginProposer

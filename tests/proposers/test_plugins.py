@@ -12,7 +12,7 @@ import pytest
 
 from paceline.config import METHODS, parse_speculative_config, speculative
 from paceline.core.errors import ConfigError, RequestError
-from paceline.engine.contained import MAX_FAILURES
+from paceline.engine.guard import MAX_FAILURES
 from paceline.planner.planner import CostAwarePlanner
 from paceline.proposers import build_proposers, find_builder
 from paceline.proposers.base import Proposer

@@ -14,7 +14,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.proposers.draft_model import DraftModelProposer
-from paceline.sampling import native
+from paceline.sampling import sampler
 from paceline.sampling.logit_edits import SamplingRow
 from paceline.sampling.sampler import rank_candidates
 from tests.arrays import arrays, same
@@ -53,7 +53,7 @@ def test_a_self_draft_is_accepted_wherever_its_head_has_the_token(
     sampling: dict[str, Any], kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernels:
-        monkeypatch.setattr(native, "kernels", None)
+        monkeypatch.setattr(sampler, "kernels", None)
     model, proposer = Target(toy_runner()), pruned_self_draft()
     request, kept = make_request(1, PROMPT, **sampling), set(HEAD.token_ids.tolist())
     known = missing = 0
@@ -70,7 +70,7 @@ def test_a_self_draft_is_accepted_wherever_its_head_has_the_token(
 
 @pytest.mark.parametrize("dtype", ["native-int8", "native-int4"])
 def test_native_drafts_read_every_token_and_rank_those_of_the_head(dtype: str) -> None:
-    if native.kernels is None:
+    if sampler.kernels is None:
         pytest.skip("the native kernels are not built")
     model, proposer = Target(toy_runner(dtype)), pruned_self_draft(dtype)
     request, kept = make_request(1, [0, 3, *PROMPT], temperature=1.0), set(HEAD.token_ids.tolist())
@@ -84,7 +84,7 @@ def test_ranks_and_scores_are_those_of_the_whole_rows(
     kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernels:
-        monkeypatch.setattr(native, "kernels", None)
+        monkeypatch.setattr(sampler, "kernels", None)
     logits = np.random.default_rng(0).standard_normal((3, len(HEAD.token_ids)), np.float32)
     logits[:, 7] = logits[:, 3] = logits.max() + 1  # a tie: the lower id first
     whole = HEAD.by_token(logits)
@@ -102,7 +102,7 @@ def test_ranks_and_scores_are_those_of_the_whole_rows(
     assert scores[0, 1] == -float("inf")
 
 
-@pytest.mark.skipif(native.kernels is None, reason="the native kernels are not built")
+@pytest.mark.skipif(sampler.kernels is None, reason="the native kernels are not built")
 @pytest.mark.parametrize("token_ids", [[0, VOCAB], [-1, 2], [1], [1, 2, 3]])
 def test_kernels_refuse_columns_that_do_not_fit(token_ids: list[int]) -> None:
     head = PrunedHead(torch.tensor(token_ids), VOCAB)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paceline.backends.native.cpu import NativeKV
+from paceline.cache.blocks import blocks_for
 from paceline.cache.model_runner import ModelRunner
-from paceline.cache.sequence_kv import blocks_for
 from paceline.proposers.draft_model.self_draft import SelfDraftProposer
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree

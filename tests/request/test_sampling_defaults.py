@@ -9,7 +9,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.loading.catalogue import catalogue
-from paceline.request.sampling_defaults import (
+from paceline.request.sampling_params import (
     FROM_CARD,
     FROM_FILES,
     LLAMA_CPP,

@@ -11,9 +11,8 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
-from paceline.sampling import native
-from paceline.sampling.bad_words import in_token_ids
-from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling import sampler
+from paceline.sampling.logit_edits import SamplingRow, in_token_ids
 from paceline.sampling.sampler import rank_candidates, sample_tokens
 from tests.server.fakes import embedded_tokenizer
 from tests.text.vocabularies import byte_fallback
@@ -99,8 +98,8 @@ def allowed(output: Sequence[int], path: Sequence[int]) -> set[int]:
 def test_what_may_follow_every_short_text(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt does not count: it ends with the first half of a word."""
     if not kernels:
-        monkeypatch.setattr(native, "kernels", None)
-    elif native.kernels is None:
+        monkeypatch.setattr(sampler, "kernels", None)
+    elif sampler.kernels is None:
         pytest.skip("the native kernels are not built")
     for length in range(5):
         for text in itertools.product(range(VOCAB), repeat=length):

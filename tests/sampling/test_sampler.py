@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
-from paceline.sampling import native
+from paceline.sampling import sampler
 from paceline.sampling.logit_edits import SamplingRow, edit_logits
 from paceline.sampling.sampler import (
     philox,
@@ -32,8 +32,8 @@ def _path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything here holds with the native kernels and without them."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "numpy":
-            patch.setattr(native, "kernels", None)
-        elif native.kernels is None:
+            patch.setattr(sampler, "kernels", None)
+        elif sampler.kernels is None:
             pytest.skip("the native kernels are not built")
         yield
 

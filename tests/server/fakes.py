@@ -25,8 +25,7 @@ from paceline.core.errors import (
 )
 from paceline.request.metrics import EngineInfo, EngineStats, SpeculationCounters
 from paceline.request.request import TokenLogprobs
-from paceline.request.sampling_defaults import FROM_FILES, NEUTRAL, SamplingDefaults
-from paceline.request.sampling_params import SamplingParams
+from paceline.request.sampling_params import FROM_FILES, NEUTRAL, SamplingDefaults, SamplingParams
 from paceline.server.engine_process.backlog import Share
 from paceline.server.engine_process.life import OutputHistory
 from paceline.server.engine_process.messages import EngineState, Piece

@@ -8,14 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.errors import RequestError
-from paceline.request.sampling_defaults import (
+from paceline.request.sampling_params import (
     FROM_FILES,
     LLAMA_CPP,
     NEUTRAL,
     OLLAMA,
     SamplingDefaults,
+    SamplingParams,
+    SpeculativeParams,
 )
-from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.shapes import response_shape
 from paceline.server.http.errors import ApiError

@@ -30,11 +30,11 @@ from paceline.api.batches import (
 from paceline.api.outputs import Collector, GenerationOutput, Job
 from paceline.build.build import BuiltEngine, build_engine
 from paceline.build.default_drafts import EVERY_MODEL, default_speculative_config
-from paceline.cache.kv_room import bytes_per_block
+from paceline.cache.memory_needs import bytes_per_block
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.core.errors import ConfigError, RequestError
 from paceline.engine.engine import Engine
-from paceline.engine.engine_thread import EngineThread, Sink
+from paceline.engine.threads import EngineThread, Sink
 from paceline.loading.adapter import load_adapter
 from paceline.loading.catalogue import embedded_model as embedded_model
 from paceline.loading.checkpoint import Checkpoint
@@ -43,9 +43,8 @@ from paceline.planner.cost_table import StepShape
 from paceline.profiling.profile_store import stored_table
 from paceline.request.metrics import EngineInfo, EngineStats
 from paceline.request.request import Constraint, StepOutput, StopChecker
-from paceline.request.sampling_defaults import sampling_defaults
-from paceline.request.sampling_params import SamplingParams
-from paceline.sampling.bad_words import in_token_ids
+from paceline.request.sampling_params import SamplingParams, sampling_defaults
+from paceline.sampling.logit_edits import in_token_ids
 from paceline.structured.grammar import GrammarCompiler
 from paceline.text.detokenizer import TextStream
 from paceline.text.tokenizer import Tokenizer, answer_opening, resume_point
@@ -482,7 +481,7 @@ class LLM:
             ConfigError: as in the constructor.
         """
         configs = self._speculative(speculative_config)
-        # Drafts are loaded on the engine's thread too: see paceline.engine.compute_thread.
+        # Drafts are loaded on the engine's thread too: see paceline.engine.threads.
         self._thread.call(lambda engine: engine.set_speculation(self._built.proposers_for(configs)))
 
     def load_lora(self, name: str, folder: str | Path, replaces: bool = False) -> None:

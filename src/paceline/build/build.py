@@ -10,11 +10,16 @@ from dataclasses import dataclass, replace
 from paceline.backends.resolve import backend_of, resolve_dtype, resolve_ops
 from paceline.build.self_drafts import self_draft
 from paceline.build.weight_memory import tensors_within
+from paceline.cache.blocks import blocks_for
 from paceline.cache.kv_cache import KVCache
-from paceline.cache.kv_room import DEFAULT_MEMORY_SHARE, bytes_per_block, free_memory
+from paceline.cache.memory_needs import (
+    DEFAULT_MEMORY_SHARE,
+    bytes_per_block,
+    free_memory,
+    least_budget,
+    state_room,
+)
 from paceline.cache.model_runner import ModelRunner
-from paceline.cache.sequence_kv import blocks_for
-from paceline.cache.state_room import least_budget, state_room
 from paceline.cache.states import States
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.errors import ConfigError

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable
 
 from paceline.backends.native.packing import FORMAT_OF, WEIGHT_BITS
-from paceline.cache.kv_room import DEFAULT_MEMORY_SHARE
-from paceline.cache.state_room import LEAST_NODES
+from paceline.cache.memory_needs import DEFAULT_MEMORY_SHARE, LEAST_NODES
 from paceline.config.speculative import SelfDraftConfig
 from paceline.core.errors import ConfigError
 from paceline.core.memory import memory

@@ -12,10 +12,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from paceline.cache.block_pool import BlockPool, salt_hash
-from paceline.cache.checkpoints import Checkpoint, Checkpoints
-from paceline.cache.sequence_kv import SequenceKV, blocks_for
-from paceline.cache.states import States
+from paceline.cache.blocks import BlockPool, SequenceKV, blocks_for, salt_hash
+from paceline.cache.states import Checkpoint, Checkpoints, States
 from paceline.core.errors import ConfigError
 from paceline.models.backend import BLOCK_SIZE, KVMemory, Slots, slots_of
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.api.outputs import Completion, GenerationOutput
 from paceline.cli.terminal import OriginSplitter, Screen, printable
 from paceline.core.speedup import Arm
-from paceline.request.sampling_defaults import NEUTRAL, SamplingDefaults
-from paceline.request.sampling_params import SamplingParams
+from paceline.request.sampling_params import NEUTRAL, SamplingDefaults, SamplingParams
 
 if TYPE_CHECKING:
     from paceline.api.llm import LLM

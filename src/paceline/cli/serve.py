@@ -461,7 +461,7 @@ def as_replica(options: Options, shares_machine: bool) -> Options:
         )
     own = replace(options, threads=threads_of(options))
     if options.kv_cache_memory is None and shares_machine:
-        from paceline.cache.kv_room import DEFAULT_MEMORY_SHARE, free_memory
+        from paceline.cache.memory_needs import DEFAULT_MEMORY_SHARE, free_memory
 
         share = int(free_memory() * DEFAULT_MEMORY_SHARE / num_replicas(options))
         own = replace(own, kv_cache_memory=str(share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from paceline.cache.state_room import LEAST_NODES
+from paceline.cache.memory_needs import LEAST_NODES
 from paceline.config import EngineConfig
 from paceline.core.errors import ContextLengthError, RequestError
 from paceline.request.request import Adapter, Constraint, Request, StopChecker

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from paceline.cache.kv_cache import KVCache
 from paceline.core.errors import RequestFailedError
-from paceline.engine.scheduler import Scheduled
+from paceline.engine.step import Scheduled
 from paceline.engine.verifier import Verdict
 from paceline.request.metrics import EngineStats, SpeculationCounters
 from paceline.request.request import (

@@ -1,7 +1,7 @@
 """The drafts of a step: the planner chooses who drafts, and what of it is verified.
 
 Owns the limits of each request's draft. Knows no particular proposer;
-:mod:`paceline.engine.contained` contains their failures.
+:mod:`paceline.engine.guard` contains their failures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.engine.contained import NOTHING, Call, ContainedProposers, Group
-from paceline.engine.scheduler import Scheduled
+from paceline.engine.guard import NOTHING, Call, ContainedProposers, Group
+from paceline.engine.step import Scheduled
 from paceline.planner.cost_table import NO_STEP, StepShape
 from paceline.planner.drafts import DraftLimits
 from paceline.planner.pace import StepReport

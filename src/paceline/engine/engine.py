@@ -1,16 +1,18 @@
-"""The engine: one step of speculative decoding for all live requests, and nothing else.
+"""The engine: one step of speculative decoding for all live requests, and its statistics.
 
     schedule -> propose -> plan -> pack -> forward -> verify -> commit -> observe
 
 ``step`` reads as these verbs. It knows no tokenizer, no model family and no device. It is not
-thread-safe; :mod:`paceline.engine.engine_thread` is what several callers share.
+thread-safe; :mod:`paceline.engine.threads` is what several callers share.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import EngineConfig
@@ -19,11 +21,9 @@ from paceline.core.errors import ConfigError, RequestFailedError, UnknownAdapter
 from paceline.engine.admission import Admission
 from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
-from paceline.engine.pooling import take_pooled, with_pooling
-from paceline.engine.prompt_logprobs import take_prompt_logprobs
-from paceline.engine.report import snapshot, totals
-from paceline.engine.scheduler import Scheduled, Scheduler
-from paceline.engine.step import Step
+from paceline.engine.prompt_results import take_pooled, take_prompt_logprobs, with_pooling
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.step import Scheduled, Step
 from paceline.engine.verifier import Verdict, verify
 from paceline.models.backend import PackedBatch
 from paceline.models.low_rank import AdaptedLayers
@@ -355,3 +355,48 @@ class Engine:
         for request in self.requests.values():
             self._stats.speculation.add(request.counters, -1)
         self._before = totals(self.runner, self.drafting, self.scheduler)
+
+
+class Totals(NamedTuple):
+    """The counters of an engine's parts since they were made, named as in the statistics."""
+
+    num_target_forwards: int
+    num_draft_forwards: int
+    num_cached_tokens: int
+    num_queried_tokens: int
+    num_weight_bytes_read: int
+    weight_wait_seconds: float
+
+
+def from_disk(runner: ModelRunner) -> tuple[int, float]:
+    """Bytes of weights that were read from disk so far, and seconds that forwards waited."""
+    stream = runner.decoder.stream
+    return (0, 0.0) if stream is None else (stream.bytes_read, stream.seconds_waited)
+
+
+def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
+    return Totals(
+        runner.num_forwards,
+        drafting.num_forwards,
+        queue.num_cached_tokens,
+        queue.num_queried_tokens,
+        *from_disk(runner),
+    )
+
+
+def snapshot(
+    stats: EngineStats, since: Totals, runner: ModelRunner, drafting: Drafting, queue: Scheduler
+) -> EngineStats:
+    """A copy of the counters; those of the parts count from the last reset, ``since``."""
+    copied = copy.deepcopy(stats)
+    for request in (*queue.running, *queue.waiting):
+        copied.speculation.add(request.counters)
+    for name, total, before in zip(
+        Totals._fields, totals(runner, drafting, queue), since, strict=True
+    ):
+        setattr(copied, name, total - before)
+    copied.num_running = len(queue.running)
+    copied.num_waiting = len(queue.waiting)
+    copied.kv_blocks_total = runner.kv.pool.num_blocks - 1
+    copied.kv_blocks_used = runner.kv.num_used
+    return copied

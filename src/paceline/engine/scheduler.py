@@ -8,88 +8,22 @@ computed again later; its output does not change, because its noise depends on p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
 
+from paceline.cache.blocks import blocks_for
 from paceline.cache.kv_cache import KVCache
-from paceline.cache.sequence_kv import blocks_for
 from paceline.config import EngineConfig
 from paceline.core.errors import RequestError
+from paceline.engine.step import Scheduled, step_shape
 from paceline.models.backend import BLOCK_SIZE
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import StepShape
-from paceline.request.request import NO_DRAFT, Request, RequestStatus
-from paceline.request.span import DraftTree, Span
+from paceline.request.request import Request, RequestStatus
 
 PROMPT_LOGPROB_ROWS = 64
 """Most prompt rows per step whose full logits exist at one time."""
 MIN_CHUNK = 16
 DEFAULT_STEP_MS = 100.0
 DEFAULT_STEP_RATIO = 4.0
-
-
-class Scheduled:
-    """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft.
-
-    Attributes:
-        samples: the span reaches the request's last token, after which one is sampled.
-        may_draft: the span is that last token alone, so that a draft may hang below it.
-        features: hidden states of the span's nodes, where a proposer reads them; otherwise None.
-        path: the span's nodes whose KV was committed; empty until then.
-    """
-
-    __slots__ = ("draft", "features", "may_draft", "num_tokens", "path", "request", "samples")
-
-    def __init__(self, request: Request, num_tokens: int, draft: DraftTree = NO_DRAFT) -> None:
-        self.request = request
-        self.num_tokens = num_tokens
-        self.draft = draft
-        # Fixed here: the request's own counts move when it commits.
-        uncomputed = len(request.token_ids) - request.num_computed
-        self.samples = num_tokens == uncomputed
-        self.may_draft = uncomputed == 1
-        self.features: Any = None
-        self.path: Sequence[int] = ()
-
-    @property
-    def certain(self) -> int:
-        """Tokens that go into the states of recurrent layers at once; the others are logged.
-
-        Those after which nothing is sampled, but where the request says where a later one may go
-        on: the state up to there is the one that is kept.
-        """
-        request = self.request
-        begin = request.resume_at - request.num_computed
-        if self.samples and begin >= 0 and request.resume_at and not request.num_output_tokens:
-            return begin
-        return self.num_tokens - self.samples
-
-    def span(self) -> Span:
-        request = self.request
-        start = request.num_computed
-        if self.may_draft:
-            root = request.token_ids[-1]
-            return Span.tree(request.request_id, start, root, self.draft)
-        tokens = request.token_ids[start : start + self.num_tokens]
-        span = Span.chunk(request.request_id, start, tokens, self.samples)
-        if request.params.prompt_logprobs is None or start >= request.prompt_len:
-            return span
-        return Span(span.request_id, start, tokens, span.parents, range(len(tokens)))
-
-
-def step_shape(items: Sequence[Scheduled]) -> StepShape:
-    """The facts on which the cost of a step with these spans and drafts depends."""
-    rows, attended, context, samples = 0, 0, 0, 0
-    for item in items:
-        nodes = len(item.draft.token_ids)
-        start = item.request.num_computed
-        count = item.num_tokens + nodes
-        rows += count
-        attended += count * start
-        context += start
-        if item.samples:
-            samples += 1 + nodes
-    return StepShape(rows, attended, context, samples, len(items))
 
 
 class Scheduler:

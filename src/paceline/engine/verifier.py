@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from paceline.cache.model_runner import ForwardResult
 from paceline.core.errors import RequestFailedError, UnservableRequestError
-from paceline.engine.scheduler import Scheduled
+from paceline.engine.step import Scheduled
 from paceline.request.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
 from paceline.request.span import ROOT
 from paceline.sampling.logit_edits import SamplingRow

@@ -28,7 +28,7 @@ from paceline.core.folders import cache_folder, config_folder
 from paceline.core.json_file import parsed_json, read_json_list, read_text
 from paceline.loading.gguf.choice import files_of, tagged_files
 from paceline.request import sampling_defaults
-from paceline.request.sampling_defaults import NEUTRAL, usable_sampling
+from paceline.request.sampling_params import NEUTRAL, usable_sampling
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")

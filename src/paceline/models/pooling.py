@@ -1,7 +1,7 @@
 """How a model was trained to turn a text's hidden states into one vector, as its files say it.
 
 Reads the metadata of GGUF files and the files that sentence-transformers adds to a model's folder.
-Knows no hidden states: :mod:`paceline.engine.pooling` pools them.
+Knows no hidden states: :mod:`paceline.engine.prompt_results` pools them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from paceline.planner.value import (
 )
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
-from paceline.sampling.native import kernels
+from paceline.sampling.sampler import kernels
 
 ENOUGH_TOKENS = 1.0
 """Expected tokens of free drafts beyond which a fixed plan does not pay for more."""

@@ -25,7 +25,7 @@ from paceline.config import EngineConfig
 from paceline.core.folders import Place, places
 from paceline.core.load import Load
 from paceline.disk.packed_cache import find_packed, packed_place
-from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.threads import COMPUTE
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.backend import Ops
 from paceline.models.threads import set_num_threads, within_quota

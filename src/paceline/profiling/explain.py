@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from paceline.engine.engine import Engine
-from paceline.engine.report import from_disk
+from paceline.engine.engine import Engine, from_disk
 from paceline.planner.cost_table import StepShape
 from paceline.planner.drafts import DraftLimits, Prices, choose_nodes
 from paceline.planner.pace import StepReport

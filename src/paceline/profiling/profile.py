@@ -20,7 +20,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.speculative import ForwardingConfig, HeadConfig
 from paceline.core.errors import ConfigError
-from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.threads import COMPUTE
 from paceline.loading.checkpoint import Checkpoint
 from paceline.models.threads import num_threads
 from paceline.planner.cost_table import CostPoint, CostTable, ExpertCost, HostTime

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
-from paceline.request.sampling_defaults import AS_LLAMA_CPP, SamplingDefaults
+from paceline.request.sampling_params import AS_LLAMA_CPP, SamplingDefaults
 
 
 @dataclass(slots=True)

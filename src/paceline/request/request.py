@@ -123,8 +123,8 @@ class Request:
     ``token_ids`` holds prompt and output; ``num_computed`` of them have committed KV. While a
     request decodes, ``num_computed == len(token_ids) - 1``: the last token is the next root.
     ``sampling_rules`` is what the sampler keeps between steps, by parameters; nobody else reads it.
-    ``pooled`` is what :mod:`paceline.engine.pooling` keeps until ``embedding`` is the prompt's
-    vector, float32 values with the lowest byte first.
+    ``pooled`` is what :mod:`paceline.engine.prompt_results` keeps until ``embedding`` is the
+    prompt's vector, float32 values with the lowest byte first.
     ``resume_at`` is the position near the prompt's end up to which a later one is likely to be the
     same; 0 where that is not known.
     ``cache_salt`` is that of the caller and the ``adapter`` together.

@@ -2,55 +2,174 @@
 
 Because the noise belongs to (seed, position, token) and not to a stream, it does not matter which
 forward a row was computed in or what was drafted. The native kernels do the work where they are
-present; what is written here in numpy is the same function without them. Knows nothing of trees,
-engines or tokenizers.
+present, on rows as :func:`packed` makes them; what is written here in numpy is the same function
+without them. Knows nothing of trees, engines or tokenizers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.backends.native.native import native_module, why_not_native
 from paceline.models.pruned_head import PrunedHead
-from paceline.request.request import TokenLogprobs
+from paceline.request.request import Request, TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
-from paceline.sampling import native
 from paceline.sampling.logit_edits import SamplingRow, edit_logits
 
 U64 = npt.NDArray[np.uint64]
+
+
 Logits = npt.NDArray[np.float32]
 
+
+Floats = npt.NDArray[np.float64]
+
+
+Ints = npt.NDArray[np.int64]
+
+
+kernels: Any = native_module() if why_not_native() is None else None
+
+
+SEED_MASK = 2**64 - 1
+
+
+MOST_TOP_K = 2**31 - 1
+
+
+KEPT_RULES = 4  # a request's own parameters and those of whoever drafts for it
+
+
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+
+
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
+
+
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
 _ROUNDS = 10
 
 
-def philox(key: U64, c0: U64, c1: U64, c2: U64, c3: U64) -> tuple[U64, U64, U64, U64]:
-    """Four 32-bit words per counter, as uint64 arrays: Philox4x32-10, which has no state to lose.
+def argmax_rows(logits: Logits) -> tuple[list[int], list[bool]]:
+    """Lowest id of each row's maximum, and whether that maximum is a finite number."""
+    if kernels:
+        found: tuple[list[int], list[bool]] = kernels.argmax_rows(logits)
+        return found
+    tokens: list[int] = logits.argmax(axis=1).tolist()
+    return tokens, [math.isfinite(logits.item(row, token)) for row, token in enumerate(tokens)]
 
-    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+
+def sample_tokens(
+    logits: Logits, rows: Sequence[SamplingRow], at: Sequence[int] | None = None
+) -> tuple[list[int], list[bool]]:
+    """The target's token for each row of ``[n, vocab]`` logits.
 
     Args:
-        key: 64-bit keys, low word first, ``[n]``.
-        c0, c1, c2, c3: the words of the counters, ``[n]`` each, below 2**32.
+        at: the row of ``logits`` that each of ``rows`` reads; None where they are in order.
+
+    Returns:
+        Token ids, and for each row whether its logits allowed one (False for NaN, infinite
+        logits, or when every token is masked).
     """
-    k0, k1 = key & _LOW, key >> _SHIFT
-    c0, c1, c2, c3 = c0.copy(), c1.copy(), c2.copy(), c3.copy()
-    for turn in range(_ROUNDS):
-        c0 *= _M0  # now the products: high word left, low word right
-        c2 *= _M1
-        c1 ^= c2 >> _SHIFT
-        c1 ^= (k0 + np.uint64(turn * _W0)) & _LOW
-        c3 ^= c0 >> _SHIFT
-        c3 ^= (k1 + np.uint64(turn * _W1)) & _LOW
-        c2 &= _LOW
-        c0 &= _LOW
-        c0, c1, c2, c3 = c1, c2, c3, c0
-    return c0, c1, c2, c3
+    if kernels:
+        found: tuple[list[int], list[bool]]
+        found = kernels.sample_tokens(logits, *packed(rows, logits.shape[1]), at)
+        return found
+    logits = logits if at is None else logits[at]
+    if all(row.is_plain_greedy for row in rows):
+        return argmax_rows(logits)
+    edited = edit_logits(logits, rows)
+    tokens, valid = argmax_rows(edited)
+    picked = [i for i, row in enumerate(rows) if valid[i] and not row.sampling.is_greedy]
+    if picked:
+        best = _perturbed(edited[picked], [rows[i] for i in picked]).argmax(axis=1)
+        for index, token in zip(picked, best.tolist(), strict=True):
+            tokens[index] = token
+    return tokens, valid
+
+
+def rank_candidates(
+    logits: Logits, rows: Sequence[SamplingRow], k: int, head: PrunedHead | None = None
+) -> tuple[Ints, Floats]:
+    """The ``k`` likeliest tokens of each row, in the order in which a draft should try them.
+
+    Greedy rows rank by logit. Sampled rows rank by the perturbed score with the very noise that
+    the target will use, so that the first candidate is what the target emits if it agrees.
+
+    Args:
+        head: which token each column of the logits is; None where column i is token i.
+
+    Returns:
+        Token ids and scores (logit over temperature, plus noise when sampled), ``[n, k]`` each;
+        missing candidates have score -inf. A row whose logits allow no token has no finite score.
+    """
+    k = min(k, logits.shape[1])
+    if kernels:
+        columns = (None, 0) if head is None else (head.token_ids, head.vocab_size)
+        own = packed(rows, columns[1] or logits.shape[1])
+        ranked: tuple[Ints, Floats] = kernels.rank_candidates(logits, *own, k, *columns)
+        return ranked
+    if head is not None:
+        logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
+    if all(row.is_plain_greedy for row in rows):
+        return top_of_rows(logits.astype(np.float64), k)
+    edited = edit_logits(logits, rows)
+    scores = edited.astype(np.float64)
+    sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
+    if sampled:
+        scores[sampled] = _perturbed(edited[sampled], [rows[i] for i in sampled])
+    return top_of_rows(scores, k)
+
+
+def packed(
+    rows: Sequence[SamplingRow], vocab_size: int
+) -> tuple[list[Any], list[list[int]], list[Sequence[int]], list[bytes | None]]:
+    """Rules, tokens so far, path and mask of each row, as the kernels take them."""
+    return (
+        [rules(row.request, row.params or row.request.params) for row in rows],
+        [row.request.token_ids for row in rows],
+        [row.path for row in rows],
+        [row.allowed(vocab_size) for row in rows],
+    )
+
+
+def rules(request: Request, params: SamplingParams) -> Any:
+    """The request's rules under these parameters, which also count its tokens."""
+    for known, found in request.sampling_rules:
+        if known is params:
+            return found
+    new = _new_rules(request, params)
+    request.sampling_rules.append((params, new))
+    del request.sampling_rules[:-KEPT_RULES]
+    return new
+
+
+def _new_rules(request: Request, params: SamplingParams) -> Any:
+    return kernels.SamplingRules(
+        temperature=0.0 if params.is_greedy else params.temperature,
+        top_k=min(params.top_k, MOST_TOP_K),
+        top_p=params.top_p,
+        log_min_p=math.log(params.min_p) if params.min_p else -math.inf,
+        seed=request.seed & SEED_MASK,
+        sample_index=request.sample_index,
+        prompt_len=request.prompt_len,
+        min_tokens=params.min_tokens,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        bias_ids=list(params.logit_bias),
+        biases=list(params.logit_bias.values()),
+        allowed=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
+        banned=list(params.banned_token_ids),
+        ending=[*request.eos_token_ids, *params.stop_token_ids],
+    )
 
 
 def token_noise(
@@ -88,79 +207,28 @@ def token_noise(
     return noise
 
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+def philox(key: U64, c0: U64, c1: U64, c2: U64, c3: U64) -> tuple[U64, U64, U64, U64]:
+    """Four 32-bit words per counter, as uint64 arrays: Philox4x32-10, which has no state to lose.
 
-
-def argmax_rows(logits: Logits) -> tuple[list[int], list[bool]]:
-    """Lowest id of each row's maximum, and whether that maximum is a finite number."""
-    if native.kernels:
-        found: tuple[list[int], list[bool]] = native.kernels.argmax_rows(logits)
-        return found
-    tokens: list[int] = logits.argmax(axis=1).tolist()
-    return tokens, [math.isfinite(logits.item(row, token)) for row, token in enumerate(tokens)]
-
-
-def sample_tokens(
-    logits: Logits, rows: Sequence[SamplingRow], at: Sequence[int] | None = None
-) -> tuple[list[int], list[bool]]:
-    """The target's token for each row of ``[n, vocab]`` logits.
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
     Args:
-        at: the row of ``logits`` that each of ``rows`` reads; None where they are in order.
-
-    Returns:
-        Token ids, and for each row whether its logits allowed one (False for NaN, infinite
-        logits, or when every token is masked).
+        key: 64-bit keys, low word first, ``[n]``.
+        c0, c1, c2, c3: the words of the counters, ``[n]`` each, below 2**32.
     """
-    if native.kernels:
-        found: tuple[list[int], list[bool]]
-        found = native.kernels.sample_tokens(logits, *native.packed(rows, logits.shape[1]), at)
-        return found
-    logits = logits if at is None else logits[at]
-    if all(row.is_plain_greedy for row in rows):
-        return argmax_rows(logits)
-    edited = edit_logits(logits, rows)
-    tokens, valid = argmax_rows(edited)
-    picked = [i for i, row in enumerate(rows) if valid[i] and not row.sampling.is_greedy]
-    if picked:
-        best = _perturbed(edited[picked], [rows[i] for i in picked]).argmax(axis=1)
-        for index, token in zip(picked, best.tolist(), strict=True):
-            tokens[index] = token
-    return tokens, valid
-
-
-def rank_candidates(
-    logits: Logits, rows: Sequence[SamplingRow], k: int, head: PrunedHead | None = None
-) -> tuple[Ints, Floats]:
-    """The ``k`` likeliest tokens of each row, in the order in which a draft should try them.
-
-    Greedy rows rank by logit. Sampled rows rank by the perturbed score with the very noise that
-    the target will use, so that the first candidate is what the target emits if it agrees.
-
-    Args:
-        head: which token each column of the logits is; None where column i is token i.
-
-    Returns:
-        Token ids and scores (logit over temperature, plus noise when sampled), ``[n, k]`` each;
-        missing candidates have score -inf. A row whose logits allow no token has no finite score.
-    """
-    k = min(k, logits.shape[1])
-    if native.kernels:
-        columns = (None, 0) if head is None else (head.token_ids, head.vocab_size)
-        own = native.packed(rows, columns[1] or logits.shape[1])
-        ranked: tuple[Ints, Floats] = native.kernels.rank_candidates(logits, *own, k, *columns)
-        return ranked
-    if head is not None:
-        logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
-    if all(row.is_plain_greedy for row in rows):
-        return top_of_rows(logits.astype(np.float64), k)
-    edited = edit_logits(logits, rows)
-    scores = edited.astype(np.float64)
-    sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
-    if sampled:
-        scores[sampled] = _perturbed(edited[sampled], [rows[i] for i in sampled])
-    return top_of_rows(scores, k)
+    k0, k1 = key & _LOW, key >> _SHIFT
+    c0, c1, c2, c3 = c0.copy(), c1.copy(), c2.copy(), c3.copy()
+    for turn in range(_ROUNDS):
+        c0 *= _M0  # now the products: high word left, low word right
+        c2 *= _M1
+        c1 ^= c2 >> _SHIFT
+        c1 ^= (k0 + np.uint64(turn * _W0)) & _LOW
+        c3 ^= c0 >> _SHIFT
+        c3 ^= (k1 + np.uint64(turn * _W1)) & _LOW
+        c2 &= _LOW
+        c0 &= _LOW
+        c0, c1, c2, c3 = c1, c2, c3, c0
+    return c0, c1, c2, c3
 
 
 def _perturbed(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
@@ -170,7 +238,7 @@ def _perturbed(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> 
     keep = filter_rows(scores, [row.sampling for row in rows])
     scores[~keep] = -np.inf
     at, tokens = np.nonzero(keep)
-    seeds = np.asarray([row.request.seed & native.SEED_MASK for row in rows], dtype=np.uint64)
+    seeds = np.asarray([row.request.seed & SEED_MASK for row in rows], dtype=np.uint64)
     positions = np.asarray([row.position for row in rows], dtype=np.uint64)
     samples = np.asarray([row.request.sample_index for row in rows], dtype=np.uint64)
     scores[at, tokens] += token_noise(seeds, positions, samples, at, tokens)
@@ -181,8 +249,8 @@ def token_logprobs(
     logits: Logits, token_ids: Sequence[int], top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Log-softmax of raw logits ``[n, vocab]`` at the emitted tokens, with the ``top[i]`` best."""
-    if native.kernels:
-        entries = native.kernels.token_logprobs(logits, token_ids, top)
+    if kernels:
+        entries = kernels.token_logprobs(logits, token_ids, top)
         return [TokenLogprobs(token, *each) for token, each in zip(token_ids, entries, strict=True)]
     shifted = logits - logits.max(axis=1, keepdims=True)
     table = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -30,12 +30,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cache.blocks import blocks_for
 from paceline.cache.model_runner import ModelRunner
-from paceline.cache.sequence_kv import blocks_for
 from paceline.config import MAX_TREE_NODES, SpeculativeConfig
 from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError, TraceError
-from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.threads import COMPUTE
 from paceline.models.backend import BLOCK_SIZE
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.base.estimates import Candidates

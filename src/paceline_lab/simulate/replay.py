@@ -21,7 +21,8 @@ from paceline.config import EngineConfig
 from paceline.core.errors import ProposerError, TraceError
 from paceline.engine.commit import count_step
 from paceline.engine.drafting import Draft, Drafting
-from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.step import Scheduled, step_shape
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import StepShape
 from paceline.planner.drafts import TextDrafter

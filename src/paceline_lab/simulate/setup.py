@@ -22,7 +22,7 @@ from paceline.build.weight_memory import placement_for
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError, ProfileError, TraceError
-from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.threads import COMPUTE
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig

@@ -28,7 +28,7 @@ from paceline.loading.gguf.names import Place, place_of
 from paceline.models.config import ModelConfig
 from paceline.models.families.layout import fused_halves, halves
 from paceline.models.pooling import gguf_pooling
-from paceline.request.sampling_defaults import LLAMA_CPP
+from paceline.request.sampling_params import LLAMA_CPP
 from paceline.tensors.arrays import STORED_FLOATS, Array, floats
 from paceline.tensors.blocks import FLOAT_BYTES, FORMATS
 from paceline.tensors.stored import StoredRows, StoredTensors, drop_pages

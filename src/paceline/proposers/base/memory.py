@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import logging
 
+from paceline.cache.blocks import blocks_for
 from paceline.cache.kv_cache import KVCache
-from paceline.cache.kv_room import bytes_per_block
-from paceline.cache.sequence_kv import blocks_for
-from paceline.cache.state_room import state_room
+from paceline.cache.memory_needs import bytes_per_block, state_room
 from paceline.cache.states import States
 from paceline.config import SpeculativeConfig
 from paceline.models.backend import Ops

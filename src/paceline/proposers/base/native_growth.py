@@ -15,7 +15,7 @@ from paceline.planner.drafts import Prices
 from paceline.proposers.base.estimates import blur_of, likeness, num_ranked
 from paceline.proposers.base.growth import Growth
 from paceline.request.span import Span
-from paceline.sampling import native
+from paceline.sampling import sampler
 from paceline.tensors.arrays import Floats
 
 
@@ -49,7 +49,7 @@ def grow(
         inputs,
         [
             (
-                native.rules(growth.request, growth.draft.params),
+                sampler.rules(growth.request, growth.draft.params),
                 growth.request.token_ids,
                 growth.max_nodes,
                 growth.max_depth,

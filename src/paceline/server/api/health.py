@@ -23,7 +23,7 @@ from paceline.core.errors import RequestError
 from paceline.core.load import current_load
 from paceline.models.threads import cores
 from paceline.request.metrics import EngineStats
-from paceline.request.sampling_defaults import NEUTRAL
+from paceline.request.sampling_params import NEUTRAL
 from paceline.server.engine_process.client import EngineClient, engine_stats
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import Serving

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.core.errors import ContextLengthError, RequestError
-from paceline.request.sampling_defaults import NEUTRAL
+from paceline.request.sampling_params import NEUTRAL
 from paceline.server.api.health import Health, health
 from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.engine_process.tokens import TokenTexts

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from paceline import __version__
-from paceline.request.sampling_defaults import OLLAMA
+from paceline.request.sampling_params import OLLAMA
 from paceline.server.api.health import Version
 from paceline.server.engine_process.client import used_memory
 from paceline.server.hosting.models import Models

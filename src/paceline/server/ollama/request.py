@@ -14,8 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.core.checks import seconds_of
-from paceline.request.sampling_defaults import OLLAMA
-from paceline.request.sampling_params import MAX_STOP_STRINGS
+from paceline.request.sampling_params import MAX_STOP_STRINGS, OLLAMA
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
     MAX_TOOLS,

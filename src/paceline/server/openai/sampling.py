@@ -10,8 +10,12 @@ from typing import Any
 
 from paceline.core.errors import ContextLengthError, RequestError
 from paceline.request.metrics import EngineInfo
-from paceline.request.sampling_defaults import NEUTRAL
-from paceline.request.sampling_params import MAX_STOP_STRINGS, SamplingParams, SpeculativeParams
+from paceline.request.sampling_params import (
+    MAX_STOP_STRINGS,
+    NEUTRAL,
+    SamplingParams,
+    SpeculativeParams,
+)
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.protocol.generation import MAX_LOGIT_BIAS, GenerationFields, LogitBias
 from paceline.text.tokenizer import Tokenizer

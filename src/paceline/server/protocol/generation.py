@@ -22,8 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from paceline.request.sampling_defaults import LLAMA_CPP
 from paceline.request.sampling_params import (
+    LLAMA_CPP,
     MAX_BAD_WORDS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_N,

@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
 
 class ContainedProposers:
-    """See the module's docstring.
+    """All proposers of an engine, asked so that none can fail a step.
 
     Attributes:
         entries: the proposers that may draft, in the order in which they are asked.

@@ -1,4 +1,4 @@
-"""Which KV blocks are free, shared or cached. Owns user counts and the prefix index, no memory.
+"""KV blocks: which are free, shared or cached, and which a sequence has. Owns no memory.
 
 Block 0 is never handed out: its slot 0 stays zero and stands for "nothing here" in attention.
 """
@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from struct import pack
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import xxhash
+
+from paceline.models.backend import BLOCK_SIZE, Slots, slots_of
 
 
 class CachedBlock(NamedTuple):  # made in most steps: a frozen dataclass takes thrice as long
@@ -150,3 +154,44 @@ class BlockPool:
         self._hash_of.clear()
         if self.observer is not None:
             self.observer.cleared()
+
+
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_SIZE)
+
+
+@dataclass(slots=True)
+class SequenceKV:
+    """The KV of one sequence.
+
+    Attributes:
+        block_table: its blocks in logical order.
+        length: committed tokens.
+        published: how many leading blocks are in the prefix index (or came out of it).
+        hashes: chain hashes of the published blocks, after that of the salt.
+        salt: partitions the prefix index.
+        adapter: that its tokens are read with; None: the model as it is.
+    """
+
+    block_table: list[int] = field(default_factory=list)
+    length: int = 0
+    published: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    salt: str = ""
+    adapter: str | None = None
+
+    @property
+    def slots(self) -> Slots:
+        """The slot of each logical position, as far as the blocks go."""
+        return slots_of(self.block_table)
+
+    def slots_at(self, positions: Sequence[int]) -> Slots:
+        table = self.block_table
+        slots = [table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in positions]
+        return np.array(slots, dtype=np.int64)
+
+    def shrink(self, num_blocks: int) -> list[int]:
+        """Cut the table to ``num_blocks`` and return what was cut off."""
+        cut = self.block_table[num_blocks:]
+        del self.block_table[num_blocks:]
+        return cut
