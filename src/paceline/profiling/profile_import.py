@@ -21,7 +21,7 @@ from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.profiling.profile_store import read_small
 
 MAX_WIDTHS = 4096
-MOST = 1e9
+MOST_IMPORTED = 1e9
 _COUNTS = {"pp": 0, "tg": 1, "pl": 1}
 """Whole numbers of a run that matter, with their least values."""
 
@@ -68,7 +68,7 @@ def _run(line: str) -> tuple[int, int, float]:
     if missing:
         raise ProfileError(f"{', '.join(missing)} is missing from what llama-batched-bench writes")
     for name, least in _COUNTS.items():
-        if type(run[name]) is not int or not least <= run[name] <= MOST:
+        if type(run[name]) is not int or not least <= run[name] <= MOST_IMPORTED:
             raise ProfileError(f"{name} is {run[name]!r}; it must be a whole number from {least}")
     if run.get("is_tg_separate"):
         raise ProfileError("is_tg_separate is set: no forward had more than one row")
@@ -128,7 +128,7 @@ def _points(curve: Mapping[str, Any], key: str, plain: float) -> list[CostPoint]
 
 
 def _positive(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value <= MOST:  # type: ignore[operator]
+    if type(value) not in (int, float) or not 0 < value <= MOST_IMPORTED:  # type: ignore[operator]
         raise ProfileError(f"{name} is {value!r}; it must be a number above 0")
     return float(value)  # type: ignore[arg-type]
 

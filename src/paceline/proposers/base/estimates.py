@@ -21,7 +21,7 @@ RANKED = 8
 """Candidates that are ranked: how far the others lie behind is the evidence for the first."""
 LOGIT_BLUR = 0.7
 
-Floats = npt.NDArray[np.float64]
+Doubles = npt.NDArray[np.float64]
 Candidates = tuple[list[int], list[float]]
 """Tokens that may follow a node, best first, and how likely each is to be the target's."""
 
@@ -78,8 +78,8 @@ def likeness(config: ForwardingConfig) -> Likeness:
 
 
 def acceptance_estimates(
-    rows: Sequence[SamplingRow], scores: Floats, like: Likeness = ANOTHER_MODEL
-) -> Floats:
+    rows: Sequence[SamplingRow], scores: Doubles, like: Likeness = ANOTHER_MODEL
+) -> Doubles:
     """How likely each ranked candidate is to be the target's token.
 
     A prior: a softmax over the scores of the best candidates, whose sharpness and weight were
@@ -97,7 +97,7 @@ def acceptance_estimates(
     blur = np.asarray([blur_of(row.sampling, like.blur) for row in rows])[:, None]
     with np.errstate(invalid="ignore"):  # -inf minus -inf
         weights = np.exp((scores - scores[:, :1]) / blur)
-        estimates: Floats = like.sureness * weights / weights.sum(axis=1, keepdims=True)
+        estimates: Doubles = like.sureness * weights / weights.sum(axis=1, keepdims=True)
     return estimates
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-ROOT, NONE = 0, -1
+EMPTY, NONE = 0, -1
 
 Edges = dict[int, list[int]]
 """By token: target state and count, what came last at the end."""
@@ -46,8 +46,8 @@ class SuffixAutomaton:
 
     def end_text(self) -> None:
         """Let the next token begin another text."""
-        self._last = ROOT
-        self._active, self._active_length = ROOT, 0
+        self._last = EMPTY
+        self._active, self._active_length = EMPTY, 0
 
     def extend(self, token_ids: Sequence[int], start: int = 0) -> None:
         """Add the tokens from ``start`` on to the text."""
@@ -56,7 +56,7 @@ class SuffixAutomaton:
 
     def match(self, token_ids: Sequence[int]) -> Place:
         """Where the longest suffix of the tokens, within ``max_depth``, occurs."""
-        place = ROOT, 0
+        place = EMPTY, 0
         for token in token_ids[-self.max_depth :]:
             place = self.follow(place, token)
         return place
@@ -65,8 +65,8 @@ class SuffixAutomaton:
         """Where the longest suffix of what is matched and a further token occurs."""
         state, length = place
         while token not in self._edges[state]:
-            if state == ROOT:
-                return ROOT, 0
+            if state == EMPTY:
+                return EMPTY, 0
             state = self._links[state]
             length = self._lengths[state]
         return self._within_depth(self._edges[state][token][0], length + 1)
@@ -74,7 +74,7 @@ class SuffixAutomaton:
     def contexts(self, place: Place) -> Iterator[tuple[int, int, Edges]]:
         """Of a matched suffix and its own suffixes: length, continuations, and which they were."""
         state, length = place
-        while state != ROOT:
+        while state != EMPTY:
             if self._counts[state]:
                 yield length, self._counts[state], self._edges[state]
             state = self._links[state]
@@ -97,7 +97,7 @@ class SuffixAutomaton:
             while state != NONE and token not in self._edges[state]:
                 self._edges[state][token] = [new, 0]
                 state = self._links[state]
-            self._links[new] = ROOT if state == NONE else self._split(state, token)
+            self._links[new] = EMPTY if state == NONE else self._split(state, token)
             self._last = new
         self._count(token)
 
@@ -147,7 +147,7 @@ class SuffixCursor:
     def __init__(self, automaton: SuffixAutomaton, is_own: bool = False) -> None:
         self.automaton = automaton
         self._is_own = is_own
-        self._place: Place = ROOT, 0
+        self._place: Place = EMPTY, 0
         self._num_read = 0
         self._num_known = 0
         """Tokens of the automaton when the place was found."""

@@ -12,7 +12,8 @@ from typing import Any, cast
 from paceline.config.speculative import SuffixConfig
 from paceline.planner.drafts import TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
-from paceline.proposers.suffix import automaton, growth
+from paceline.proposers.suffix.automaton import SuffixAutomaton
+from paceline.proposers.suffix.growth import SuffixRules, SuffixText, others_by_length
 from paceline.proposers.suffix.shared import SharedTexts
 from paceline.request.request import Request
 
@@ -29,10 +30,10 @@ class SuffixProposer(TextProposer):
     def __init__(self, config: SuffixConfig, is_native: bool | None = None) -> None:
         super().__init__(config, is_native)
         native = self._native
-        self._make_automaton: Any = (native or automaton).SuffixAutomaton
-        self._make_text: Any = (native or growth).SuffixText
-        self._drafter = (native or growth).SuffixRules(
-            growth.others_by_length(config.suffix_decoding_max_tree_depth),
+        self._make_automaton: Any = native.SuffixAutomaton if native else SuffixAutomaton
+        self._make_text: Any = native.SuffixText if native else SuffixText
+        self._drafter = (native.SuffixRules if native else SuffixRules)(
+            others_by_length(config.suffix_decoding_max_tree_depth),
             branching=self._branching,
             min_token_prob=config.suffix_decoding_min_token_prob,
             min_path_prob=config.min_accept_prob,
