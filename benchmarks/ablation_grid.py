@@ -28,7 +28,7 @@ from paceline.config import EngineConfig, Objective
 from paceline.planner.cost_table import CostTable
 from paceline.planner.planner import PLANNERS
 from paceline.planner.value import DraftTime
-from paceline.profiling.profile_import import import_tables
+from paceline.profiling.profile_store import import_tables
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.setup import open_simulator
 from paceline_lab.simulate.simulator import Simulator

@@ -52,8 +52,7 @@ from research.head_data import read
 
 from paceline.api.llm import embedded_model
 from paceline.api.outputs import Completion, GenerationOutput
-from paceline.build.bundled_drafts import draft_at
-from paceline.build.default_drafts import EVERY_MODEL, drafts_of
+from paceline.build.drafts import EVERY_MODEL, draft_at, drafts_of
 from paceline.cli.prompts import Encoder
 from paceline.config import SpeculativeConfig
 from paceline.config.speculative import HEAD_METHODS, without_memory

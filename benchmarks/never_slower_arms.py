@@ -21,7 +21,7 @@ from rivals import ARMS
 
 from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, FindTable, build_engine
-from paceline.build.default_drafts import default_speculative_config
+from paceline.build.drafts import default_speculative_config
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import without_memory
 from paceline.engine.engine import Engine

@@ -1,5 +1,5 @@
 // The n-gram look-ups on the Python side, in a model's tables and in the text alone:
-// paceline/proposers/ngram_model/proposer.py and paceline/proposers/prompt_lookup.py call them.
+// paceline/proposers/ngram_model.py and paceline/proposers/prompt_lookup.py call them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>

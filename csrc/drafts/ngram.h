@@ -1,4 +1,4 @@
-// Drafts by an n-gram model and the text of a request: paceline/proposers/ngram_model/lookup.py in
+// Drafts by an n-gram model and the text of a request: paceline/proposers/ngram_model.py in
 // C++, where it is described. Its arithmetic is that of the Python code, so that both draft alike.
 // Reads the tables where they lie, in a file that may be anybody's: whatever it says, nothing is
 // read beyond them. Knows no Python.

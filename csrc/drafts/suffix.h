@@ -1,5 +1,5 @@
 // The suffix proposer's automaton and the trees that are grown from it: the C++ form of
-// paceline/proposers/suffix/automaton.py and growth.py, where both are described. The arithmetic is
+// paceline/proposers/suffix.py, where both are described. The arithmetic is
 // that of the Python code, so that both draft alike to the last bit. Knows no Python.
 #pragma once
 

@@ -14,7 +14,7 @@ from paceline.planner.cost_table import StepShape
 from paceline.planner.drafts import DraftLimits
 from paceline.planner.pace import StepReport
 from paceline.planner.planner import Planner
-from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import VerifyResult
 from paceline.request.sampling_params import SamplingParams

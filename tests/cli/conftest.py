@@ -75,8 +75,8 @@ def quick_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in few.items():
         monkeypatch.setattr(f"paceline.profiling.profile_host.{name}", value)
     # The roofs are of a size that no cache holds.
-    monkeypatch.setattr("paceline.profiling.profile_machine.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("paceline.profiling.profile_machine.GEMM_WIDTH", 64)
+    monkeypatch.setattr("paceline.profiling.machine.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("paceline.profiling.machine.GEMM_WIDTH", 64)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from paceline.api.outputs import Completion, GenerationOutput
 from paceline.cli.compare import Comparison, Pair, compare, comparison_table, verdict
 from paceline.cli.report import Figures
 from paceline.cli.settings import NO_MEMORY
-from paceline.core.load import Load
+from paceline.core.machine import Load
 from paceline.core.speedup import Arm, Round
 from paceline.request.metrics import SpeculationCounters
 from paceline.request.sampling_params import SamplingParams

@@ -17,8 +17,8 @@ Cli = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("paceline.profiling.profile_machine.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("paceline.profiling.profile_machine.GEMM_WIDTH", 64)
+    monkeypatch.setattr("paceline.profiling.machine.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("paceline.profiling.machine.GEMM_WIDTH", 64)
 
 
 def test_the_page(cli: Cli) -> None:

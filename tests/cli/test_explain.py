@@ -13,8 +13,8 @@ import pytest
 from paceline.cli.explain import GREEN, StepView, summary_lines, verdict_lines
 from paceline.planner.cost_table import StepShape
 from paceline.profiling.chrome_trace import StepTimes
+from paceline.profiling.explain import Asked, Cut, Node, RequestPart, StepRecord
 from paceline.profiling.explain_run import Explanation, Run
-from paceline.profiling.explain_steps import Asked, Cut, Node, RequestPart, StepRecord
 from tests.cli.conftest import Result
 
 Cli = Callable[..., Result]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.api.llm import LLM
-from paceline.build.default_drafts import default_speculative_config
+from paceline.build.drafts import default_speculative_config
 from paceline.cli.chat import PARAMETERS, Conversation, talk
 from paceline.cli.prompts import Encoder
 from paceline.cli.terminal import Screen

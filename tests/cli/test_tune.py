@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.api.llm import embedded_model
-from paceline.build.default_drafts import default_speculative_config
+from paceline.build.drafts import default_speculative_config
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import SuffixConfig, without_memory
 from paceline.profiling.profile import ProfileSettings, measure_profiles
-from paceline.proposers.ngram_model.file import write_tables
-from paceline.proposers.ngram_model.tables import context_key
+from paceline.proposers.ngram_model import context_key, write_tables
 from paceline.request.traces import Trace, TraceWriter, read_traces
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.setup import FOOTNOTE

@@ -16,7 +16,7 @@ from paceline.cache import kv_cache
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import PACKED_DTYPES
 from paceline.engine.engine import Engine
-from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from tests.contracts.test_identity import (
     GREEDY,
     GROUPS,

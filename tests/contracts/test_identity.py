@@ -19,7 +19,7 @@ from paceline.backends.native.native import why_not_native
 from paceline.config import KV_DTYPES, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
 from paceline.request.request import Request, VerifyResult

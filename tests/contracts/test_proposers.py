@@ -13,7 +13,7 @@ import pytest
 
 from paceline.models.recurrent import DELTA, MAMBA2
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
 from paceline.request.request import FinishReason, Request

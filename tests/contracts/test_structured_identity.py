@@ -16,7 +16,7 @@ import pytest
 from paceline.config import parse_speculative_config
 from paceline.core.errors import RequestFailedError
 from paceline.engine.engine import Engine
-from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.grammar import GrammarProposer
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.request.structured_outputs import StructuredOutputs

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.build.drafts import default_speculative_config, is_embedded
 from paceline.cli.serve import stored_bytes
 from paceline.cli.settings import named_folders
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
-from paceline.core.reading import checked_path, read_as
+from paceline.core.files import checked_path, read_as
 from paceline.loading.adapter import load_adapter
 from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import load_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.load import Load, current_load
+from paceline.core.machine import Load, current_load
 from paceline.core.speedup import ASSUMED_NOISE, Arm, Claim, Round, claim
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from paceline.core.errors import TraceError
-from paceline.core.writing import whole_file, whole_folder, write_text
+from paceline.core.files import whole_file, whole_folder, write_text
 from tests.disks import full_disk
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

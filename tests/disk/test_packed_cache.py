@@ -32,7 +32,7 @@ from paceline.disk.packed_cache import packed_place, packed_tensors
 from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.profiling.doctor import model_facts
-from paceline.profiling.profile_machine import Roofs
+from paceline.profiling.machine import Roofs
 from paceline.tensors.placement import SLOTS, Placement
 from tests.backends.block_rows import random_rows
 from tests.loading.gguf_writing import convert
@@ -313,9 +313,7 @@ def test_two_at_once_end_with_one_folder(model: Path, cache: Path) -> None:
         patch.setattr(packed_cache, "write_packed", meeting)
         # In one process both write the same partial folder unless they have names of their own.
         names = iter("ab")
-        patch.setattr(
-            "paceline.core.writing._beside", lambda path: path.with_name(f".{next(names)}")
-        )
+        patch.setattr("paceline.core.files._beside", lambda path: path.with_name(f".{next(names)}"))
         threads = [threading.Thread(target=pack) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -16,8 +16,8 @@ from paceline import LLM, SamplingParams
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import native_module, why_not_native
 from paceline.backends.native.packing import Packer
-from paceline.build import self_drafts, weight_memory
-from paceline.build.self_drafts import limit_beside_copy
+from paceline.build import weight_memory
+from paceline.build.weight_memory import limit_beside_copy
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.errors import ConfigError, RequestFailedError
 from paceline.disk import streaming
@@ -26,7 +26,7 @@ from paceline.disk.streaming import StreamedTensors
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.profiling.doctor import model_facts
-from paceline.profiling.profile_machine import Roofs
+from paceline.profiling.machine import Roofs
 from paceline.proposers.draft_model.self_draft import cheaper_decoder
 from paceline.request.span import DraftTree, Span
 from paceline.tensors.placement import SLOTS, Placement, place_experts, place_layers
@@ -273,14 +273,14 @@ def test_a_model_from_disk_drafts_with_a_copy_of_itself_if_there_is_room(
     """In as many bits as there is room for."""
     checkpoint = load_checkpoint(packed, with_tokenizer=False)
     sizes = {"int4": 1 << 20, "int3": 1 << 19, "": 1 << 30}
-    monkeypatch.setattr(self_drafts, "copy_bytes", lambda shape, dtype: sizes[dtype] >> 12)
-    left = int(sizes[dtype or "int3"] >> 12) / self_drafts.ROOM + (1 << 20)
+    monkeypatch.setattr(weight_memory, "copy_bytes", lambda shape, dtype: sizes[dtype] >> 12)
+    left = int(sizes[dtype or "int3"] >> 12) / weight_memory.ROOM + (1 << 20)
     memory = int(left) + 1 if dtype else 1000
-    monkeypatch.setattr(self_drafts, "memory", lambda: (memory, memory))
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     options = {"max_model_len": 64, "kv_cache_memory": 1 << 20}
     with LLM(checkpoint, speculative_config=[], **options) as llm:
         expected = llm.generate(TOKENS[:5], params).token_ids
+    monkeypatch.setattr(weight_memory, "memory", lambda: (memory, memory))
     with LLM(checkpoint, weight_memory=min_limit(checkpoint), planner="fixed", **options) as llm:
         drafting = llm.call(lambda engine: [each.name for each in engine.drafting.proposers])
         assert llm.generate(TOKENS[:5], params).token_ids == expected
@@ -308,7 +308,7 @@ def test_fewer_layers_stay_where_that_makes_room_for_a_copy(
     monkeypatch: pytest.MonkeyPatch, available: int, kv_bytes: int | None, rest: int
 ) -> None:
     sizes = {"int4": 160, "int3": 130}
-    monkeypatch.setattr(self_drafts, "copy_bytes", lambda shape, dtype: sizes[dtype])
+    monkeypatch.setattr(weight_memory, "copy_bytes", lambda shape, dtype: sizes[dtype])
     shape: Any = SimpleNamespace(num_layers=30)
     limit = available * 7 // 10
 
@@ -326,12 +326,12 @@ def test_without_a_wish_layers_make_room_for_a_copy(
     checkpoint = load_checkpoint(packed, with_tokenizer=False)
     available = int(1.2 * checkpoint.num_bytes)
     monkeypatch.setattr(weight_memory, "memory", lambda: (available, available))
-    monkeypatch.setattr(self_drafts, "memory", lambda: (1 << 50, 1 << 50))
-    monkeypatch.setattr(self_drafts, "copy_bytes", lambda shape, dtype: checkpoint.num_bytes // 4)
+    monkeypatch.setattr(weight_memory, "copy_bytes", lambda shape, dtype: checkpoint.num_bytes // 4)
     streamed, drafting = [], []
     for drafts in ([], None):
         found = load_checkpoint(packed, with_tokenizer=False)
-        with LLM(found, speculative_config=drafts, max_model_len=64) as llm:
+        options = {"max_model_len": 64, "kv_cache_memory": 1 << 16}
+        with LLM(found, speculative_config=drafts, **options) as llm:
             streamed.append(llm.call(lambda engine: engine.runner.decoder.placement.streamed))
             drafting.append(llm.call(lambda e: [each.name for each in e.drafting.proposers]))
     assert len(streamed[0]) < len(streamed[1])

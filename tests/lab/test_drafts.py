@@ -20,8 +20,8 @@ from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError, TraceError
 from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
-from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.loading import load_draft
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request.request import Request, VerifyResult
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree

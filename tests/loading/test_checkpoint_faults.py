@@ -18,7 +18,7 @@ from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.proposers.ngram_model.file import read_tables
+from paceline.proposers.ngram_model import read_tables
 from tests.models.reference import edit, save_folder
 
 NAME = "model.layers.1.mlp.up_proj.weight"

@@ -19,7 +19,7 @@ from paceline.backends.native.native import why_not_native
 from paceline.backends.native.packing import Packer
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.backends.rows.row_mixture import choose
-from paceline.build.bundled_drafts import bundled_drafts
+from paceline.build.drafts import bundled_drafts
 from paceline.core.errors import ModelLoadError, PacelineError, TrainingError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint

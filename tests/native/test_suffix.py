@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.proposers.suffix import automaton, growth
+from paceline.proposers import suffix
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
@@ -34,7 +34,7 @@ def drafted(
             made.extend(text[:5])
             made.extend(text, min(5, len(text)))
         automata.append(made)
-    drafter = drafting.SuffixRules(growth.others_by_length(depth), **rules)
+    drafter = drafting.SuffixRules(suffix.others_by_length(depth), **rules)
     text = drafting.SuffixText(drafter, depth)
     text.share(automata)
     return tuple(text.draft(*asked)), [each.num_states for each in automata]
@@ -57,17 +57,17 @@ def test_both_draft_alike(
     rules: dict[str, Any],
 ) -> None:
     asked = (depth, groups, tokens, nodes, most)
-    assert drafted(native, native, *asked, **rules) == drafted(automaton, growth, *asked, **rules)
+    assert drafted(native, native, *asked, **rules) == drafted(suffix, suffix, *asked, **rules)
 
 
 @given(st.integers(1, 5), st.lists(st.tuples(TOKENS, st.booleans()), max_size=6))
 def test_both_follow_a_growing_text_alike(depth: int, pieces: list[tuple[list[int], bool]]) -> None:
     """Each piece is added to the text, or to the automaton that is shared with it."""
     found = []
-    for module, drafting in ((native, native), (automaton, growth)):
+    for module, drafting in ((native, native), (suffix, suffix)):
         shared = module.SuffixAutomaton(depth)
         drafter = drafting.SuffixRules(
-            growth.others_by_length(depth),
+            suffix.others_by_length(depth),
             branching=3,
             min_token_prob=0.1,
             min_path_prob=0.0,
@@ -95,7 +95,7 @@ def test_a_text_keeps_what_is_shared_with_it() -> None:
     made = native.SuffixAutomaton(4)
     made.extend([1, 2, 3])
     rules = {"branching": 1, "min_token_prob": 0.0, "min_path_prob": 0.0, "max_spec_factor": 1.0}
-    text = native.SuffixText(native.SuffixRules(growth.others_by_length(4), **rules), 4)
+    text = native.SuffixText(native.SuffixRules(suffix.others_by_length(4), **rules), 4)
     text.share([made])
     del made
     assert text.draft([1, 2], 1, 1)[0] == [3]
@@ -107,7 +107,7 @@ def test_wide_states() -> None:
     rules = {"branching": 64, "min_token_prob": 0.0, "min_path_prob": 0.0, "max_spec_factor": 9.0}
     asked = (24, [[text, text[:99]]], [7], 200, 5)
     found = drafted(native, native, *asked, **rules)
-    assert found == drafted(automaton, growth, *asked, **rules)
+    assert found == drafted(suffix, suffix, *asked, **rules)
     assert len(found[0][0]) == 200
 
 

@@ -14,8 +14,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.profiling import doctor
 from paceline.profiling.doctor import PARTS, ModelFacts, advise, diagnose, model_facts
-from paceline.profiling.machine import Kernels, Machine
-from paceline.profiling.profile_machine import Roofs
+from paceline.profiling.machine import Kernels, Machine, Roofs
 
 HEALTHY = Machine(
     processor="P",

@@ -22,14 +22,17 @@ from paceline.planner.planner import CostAwarePlanner, FixedPlanner, Planner
 from paceline.planner.value import DraftingCost, DraftTime, Source
 from paceline.profiling.chrome_trace import PHASES, StepClock, StepTimes, write_trace
 from paceline.profiling.explain import (
+    Cut,
     RecordingPlanner,
+    StepRecord,
     Terms,
+    cost_error,
     cut_reasons,
     recording,
     request_nodes,
+    summarise,
 )
 from paceline.profiling.explain_run import Run, explain
-from paceline.profiling.explain_steps import Cut, StepRecord, cost_error, summarise
 from paceline.profiling.plots import plot_steps
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import Request

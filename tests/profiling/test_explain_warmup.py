@@ -17,7 +17,7 @@ from paceline.profiling import explain_run
 from paceline.profiling.explain_run import Explanation, explain, warm_up
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.proposers.suffix.proposer import SuffixProposer
+from paceline.proposers.suffix import SuffixProposer
 from paceline.request.request import FinishReason, Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.control_groups import cpu_quota
-from paceline.core.memory import memory
+from paceline.core.machine import cpu_quota, memory
 from paceline.models.threads import within_quota
 from paceline.profiling.machine import Machine, describe_kernels, describe_machine
 

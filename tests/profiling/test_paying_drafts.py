@@ -7,7 +7,7 @@ import random
 import pytest
 
 from paceline.planner.cost_table import CostPoint, CostTable, HostTime
-from paceline.profiling.paying_drafts import (
+from paceline.profiling.profile import (
     MOST_TOKENS,
     PayingDrafts,
     checking_cost,

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from paceline.planner.cost_table import CostPoint, CostTable, StepShape
-from paceline.profiling.explain_steps import RequestPart, StepRecord
+from paceline.profiling.explain import RequestPart, StepRecord
 from paceline.profiling.plots import plot_steps, plot_tables
 
 

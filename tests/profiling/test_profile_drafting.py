@@ -18,8 +18,8 @@ from paceline.planner.cost_table import (
     CostTable,
     DraftingHostTime,
 )
-from paceline.profiling import profile_drafting
-from paceline.profiling.profile_drafting import Make, head_maker, measure_drafting, model_maker
+from paceline.profiling import profile_host
+from paceline.profiling.profile_host import Make, head_maker, measure_drafting, model_maker
 from paceline.proposers.draft_model.loading import draft_runner, open_draft
 from paceline.proposers.heads import build
 from tests.profiling.exact_clock import FORWARD, READING, ROW, run_exactly
@@ -58,15 +58,15 @@ def test_what_is_measured(
 ) -> None:
     draft = {"draft_model": MODEL, "self": SELF}.get(method) or embedded_head(tmp_path)
     run_exactly(monkeypatch, lambda requests, nodes: OUTSIDE)
-    engine, runs = built.engine, list[profile_drafting.Run]()
+    engine, runs = built.engine, list[profile_host.Run]()
     proposers, held = engine.drafting.proposers, engine.runner.kv.pool.num_available
-    run = profile_drafting.run
+    run = profile_host.run
 
-    def noted(*arguments: object) -> profile_drafting.Run:
+    def noted(*arguments: object) -> profile_host.Run:
         runs.append(run(*arguments))  # type: ignore[arg-type]
         return runs[-1]
 
-    monkeypatch.setattr(profile_drafting, "run", noted)
+    monkeypatch.setattr(profile_host, "run", noted)
     host = COMPUTE.call(lambda: measure_drafting(built, draft, maker(built, draft), EXACT))
     is_random = method == "eagle3"  # its best nodes lie in fewer levels, of other widths
     assert [run.forwards for run in runs] == [1, 4, 3 if is_random else 4, 4]
@@ -93,16 +93,16 @@ def test_forwards_by_the_table_are_no_time_of_the_host() -> None:
         ],
     )
 
-    def run(levels: int, host: float, forward: float = 2.5) -> profile_drafting.Run:
-        return profile_drafting.Run(levels * forward + host, levels * forward, levels)
+    def run(levels: int, host: float, forward: float = 2.5) -> profile_host.Run:
+        return profile_host.Run(levels * forward + host, levels * forward, levels)
 
     one, several = run(1, 0.7), run(4, 0.7 + 3 * 0.2)
     wide, together = run(4, 1.3 + 3 * 3 * 0.1), run(4, 1.3 + 4 * 3 * 0.05, 3.5)
-    host = profile_drafting.host_time(table, 4, one, several, wide, together)
+    host = profile_host.host_time(table, 4, one, several, wide, together)
     assert astuple(host) == pytest.approx((0.7 + 0.5, 0.2 + 0.5, 0.05, 0.1))
     # Measured while the machine was busy, the table says nothing of the forwards here.
     busy = CostTable("busy", [CostPoint(1, 0, rows, rows, 90.0) for rows in (1, 64)])
-    host = profile_drafting.host_time(busy, 4, one, several, wide, together)
+    host = profile_host.host_time(busy, 4, one, several, wide, together)
     assert astuple(host) == pytest.approx((0.7, 0.2, 0.05, 0.1))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ProfileError
-from paceline.profiling.profile_import import import_tables
+from paceline.profiling.profile_store import import_tables
 
 
 def run(pl: float, t_tg: float, pp: Any = 128, tg: int = 64, **more: Any) -> str:

@@ -9,8 +9,8 @@ import pytest
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.cache.memory_needs import bytes_per_block
 from paceline.models.config import Experts
-from paceline.profiling import profile_machine
-from paceline.profiling.profile_machine import Work, measure_roofs
+from paceline.profiling import machine
+from paceline.profiling.machine import Work, measure_roofs
 from tests.toy import TOY, toy_tensors
 
 MATRICES = sum(t.numel() for t in toy_tensors().values() if t.dim() == 2)
@@ -78,8 +78,8 @@ def test_a_window_is_read_once() -> None:
 
 
 def test_roofs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_machine, "READ_BYTES", 1 << 20)
-    monkeypatch.setattr(profile_machine, "GEMM_WIDTH", 64)
+    monkeypatch.setattr(machine, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "GEMM_WIDTH", 64)
     roofs = measure_roofs(ReferenceOps("float32"))
     assert 0.01 < roofs.read_gb_per_s < 1e5
     assert 0.01 < roofs.gflop_per_s < 1e6

@@ -12,10 +12,10 @@ import pytest
 
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.core.errors import ProfileError
-from paceline.core.writing import write_json
+from paceline.core.files import write_json
 from paceline.planner.cost_table import CostPoint, CostTable, DraftingHostTime, HostTime
+from paceline.profiling.machine import Roofs, Work, profile_key
 from paceline.profiling.profile import Profile
-from paceline.profiling.profile_machine import Roofs, Work, profile_key
 from paceline.profiling.profile_store import (
     find_imported,
     find_profile,

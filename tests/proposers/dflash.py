@@ -11,7 +11,8 @@ import torch
 
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
-from paceline.proposers.heads import DFlashProposer, build
+from paceline.proposers.heads import build
+from paceline.proposers.heads.blocks import DFlashProposer
 from tests.proposers.heads import (
     EPS,
     HEAD_DIM,

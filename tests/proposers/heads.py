@@ -18,8 +18,8 @@ from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.heads import HeadProposer, build
-from paceline.proposers.heads.drafter import FeatureDrafter
+from paceline.proposers.heads import build
+from paceline.proposers.heads.proposer import FeatureDrafter, HeadProposer
 from paceline.request.request import Request
 from paceline.request.span import DraftTree, Span
 from tests.proposers.self_drafts import read_all_but_last

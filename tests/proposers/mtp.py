@@ -19,7 +19,8 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.heads import HeadProposer, build
+from paceline.proposers.heads import build
+from paceline.proposers.heads.proposer import HeadProposer
 from paceline.request.span import Span
 from tests import heads
 from tests.loading.gguf_writing import write_gguf

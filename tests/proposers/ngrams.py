@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.ngram_model import NgramModelProposer
-from paceline.proposers.ngram_model.tables import NgramTables
+from paceline.proposers.ngram_model import NgramModelProposer, NgramTables
 from paceline.request.sampling_params import SamplingParams
 from paceline_lab.train.ngram.counts import Corpus, Example, count_ngrams
 from paceline_lab.train.ngram.estimation import prune, smooth

@@ -10,7 +10,7 @@ import torch
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.models.backend import PackedBatch
-from paceline.proposers.draft_model.parallel import ParallelDraftProposer
+from paceline.proposers.draft_model.proposer import ParallelDraftProposer
 from paceline.request.span import Span
 from tests.toy import VOCAB, toy_runner
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from paceline.cache.model_runner import ModelRunner
-from paceline.proposers.heads import DSparkProposer, PEagleProposer, build
-from paceline.proposers.heads.drafter import FeatureDrafter
+from paceline.proposers.heads import build
+from paceline.proposers.heads.blocks import DSparkProposer, PEagleProposer
+from paceline.proposers.heads.proposer import FeatureDrafter
 from tests.proposers.dflash import MASK, PlainDFlash, dflash_config, dflash_tensors
 from tests.proposers.heads import (
     HIDDEN,

@@ -16,7 +16,8 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.base import DraftBudget
-from paceline.proposers.heads import DFlashProposer, build
+from paceline.proposers.heads import build
+from paceline.proposers.heads.blocks import DFlashProposer
 from paceline.proposers.heads.checkpoint import load_head
 from paceline.request.request import Request
 from paceline.request.span import DraftTree

@@ -11,7 +11,7 @@ import torch
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError
-from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request.request import Request
 from paceline.request.span import ROOT, DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose

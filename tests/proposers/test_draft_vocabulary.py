@@ -15,9 +15,9 @@ from paceline.core.errors import ConfigError
 from paceline.models.decoder import Decoder
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
-from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer
 from paceline.proposers.draft_model.loading import PaddedRunner
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.text.tokenizer import Tokenizer
 from tests.arrays import arrays
 from tests.proposers.drive import Target, make_request, propose

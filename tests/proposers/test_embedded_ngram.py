@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.api.llm import LLM
-from paceline.build.default_drafts import default_speculative_config
+from paceline.build.drafts import default_speculative_config
 from paceline.cli.options import RunOptions
 from paceline.cli.settings import speculative_config
 from paceline.loading.catalogue import embedded_model, embedded_ngram_model
-from paceline.proposers.ngram_model.file import read_tables
+from paceline.proposers.ngram_model import read_tables
 from paceline.request.sampling_params import SamplingParams
 from paceline.text.tokenizer import Tokenizer
 from tests.programs import module

@@ -14,9 +14,8 @@ from paceline.backends.native.native import why_not_native
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.engine.engine import Engine
 from paceline.proposers.base import DraftBudget
-from paceline.proposers.heads import HeadProposer
 from paceline.proposers.heads.checkpoint import LAYER_IDS
-from paceline.proposers.heads.features import Fusion
+from paceline.proposers.heads.proposer import Fusion, HeadProposer
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree

@@ -18,8 +18,9 @@ from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import open_draft
-from paceline.proposers.heads import HeadProposer, build
+from paceline.proposers.heads import build
 from paceline.proposers.heads.checkpoint import LAYER_IDS, load_head
+from paceline.proposers.heads.proposer import HeadProposer
 from paceline.request.span import DraftTree
 from tests.proposers.dflash import dflash_config, dflash_options, dflash_tensors, layer_config
 from tests.proposers.drive import make_request, propose

@@ -11,8 +11,7 @@ import pytest
 from paceline.cache.model_runner import ModelRunner
 from paceline.engine.engine import Engine
 from paceline.proposers.base import DraftBudget
-from paceline.proposers.heads import HeadProposer
-from paceline.proposers.heads.drafter import LEAST_CONTEXT, PATIENCE
+from paceline.proposers.heads.proposer import LEAST_CONTEXT, PATIENCE, HeadProposer
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree

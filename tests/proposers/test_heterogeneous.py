@@ -11,9 +11,8 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.cache.model_runner import ModelRunner
-from paceline.proposers.draft_model.translation import Translation
-from paceline.proposers.draft_model.tree_translation import translate
-from paceline.proposers.draft_model.vocabulary import VocabularyPair
+from paceline.proposers.draft_model.heterogeneous import translate
+from paceline.proposers.draft_model.translation import Translation, VocabularyPair
 from paceline.request.request import Request
 from paceline.request.span import DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose

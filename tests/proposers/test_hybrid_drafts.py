@@ -16,7 +16,8 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV
-from paceline.proposers.draft_model import DraftModelProposer, loading, parallel
+from paceline.proposers.draft_model import loading
+from paceline.proposers.draft_model.proposer import DraftModelProposer, build_parallel_draft
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
 from tests.models.reference import edit, save_model
@@ -143,4 +144,4 @@ def test_a_parallel_draft_has_attention_alone(tmp_path: Path) -> None:
     edit(tmp_path / "config.json", pard_token=3)
     config = SpeculativeConfig("parallel_draft", str(tmp_path))
     with pytest.raises(ConfigError, match='runs by method "draft_model"'):
-        parallel.build(config, target_info(toy_runner()))
+        build_parallel_draft(config, target_info(toy_runner()))

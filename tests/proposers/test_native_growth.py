@@ -12,10 +12,10 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.base.drafter import Drafter
-from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model import proposer as draft_model
-from paceline.proposers.heads import HeadProposer
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.heads import proposer as heads
+from paceline.proposers.heads.proposer import HeadProposer
 from paceline.request.request import Request
 from paceline.request.span import DraftTree
 from tests.proposers.drive import commit, make_request

@@ -16,9 +16,16 @@ import xxhash
 from paceline.backends.native.native import native_module, why_not_native
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.loading.catalogue import embedded_ngram_model
-from paceline.proposers.ngram_model.file import parse_tables, read_tables, write_tables
-from paceline.proposers.ngram_model.lookup import NgramLookup, NgramText
-from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key
+from paceline.proposers.ngram_model import (
+    Level,
+    NgramLookup,
+    NgramTables,
+    NgramText,
+    context_key,
+    parse_tables,
+    read_tables,
+    write_tables,
+)
 from tests.proposers.ngrams import toy_tables, train
 
 FINGERPRINT = "0123456789abcdef" * 2

@@ -17,13 +17,13 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.core.errors import ConfigError
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.ngram_model import NgramModelProposer
-from paceline.proposers.ngram_model.file import write_tables
-from paceline.proposers.ngram_model.lookup import (
+from paceline.proposers.ngram_model import (
     MAX_OCCURRENCES,
     NgramLookup,
+    NgramModelProposer,
     NgramText,
     TextCache,
+    write_tables,
 )
 from tests.proposers.drive import commit, make_request, propose
 from tests.proposers.ngrams import ngram_config, toy_tables, train

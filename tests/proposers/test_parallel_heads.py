@@ -17,9 +17,10 @@ from paceline.config import parse_speculative_config
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.base import DraftBudget
-from paceline.proposers.heads import DFlashProposer, DSparkProposer, PEagleProposer, build
+from paceline.proposers.heads import build
+from paceline.proposers.heads.blocks import DFlashProposer, DSparkProposer, PEagleProposer
 from paceline.proposers.heads.checkpoint import LAYER_IDS
-from paceline.proposers.heads.drafter import FeatureDrafter
+from paceline.proposers.heads.proposer import FeatureDrafter
 from paceline.request.request import Request
 from paceline.request.span import DraftTree
 from tests.contracts.test_identity import MIXES, answers

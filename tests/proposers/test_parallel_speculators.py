@@ -21,9 +21,9 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.models.backend import Ops
 from paceline.models.decoder import Decoder
 from paceline.models.weights import WeightReader
-from paceline.proposers.heads.build import _fusion, _mask_input
+from paceline.proposers.heads import _fusion, _mask_input
+from paceline.proposers.heads.blocks import Markov
 from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
-from paceline.proposers.heads.dspark import Markov
 from paceline.request.span import Span
 from tests.proposers.dflash import MASK, SIZE, dflash_config, dflash_tensors, sliding_layers
 from tests.proposers.heads import HIDDEN, TAPS, write_head

@@ -21,7 +21,7 @@ from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.base.estimates import acceptance_estimates, likeness
+from paceline.proposers.base.growth import acceptance_estimates, likeness
 from paceline.proposers.draft_model.self_draft import build, cheaper_decoder
 from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.logit_edits import SamplingRow

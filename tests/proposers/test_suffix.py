@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.backends.native.native import why_not_native
-from paceline.proposers.suffix import SuffixProposer
-from paceline.proposers.suffix.automaton import SuffixAutomaton
-from paceline.proposers.suffix.growth import USUAL_DEPTH
-from paceline.proposers.suffix.shared import SharedTexts
+from paceline.proposers.suffix import USUAL_DEPTH, SharedTexts, SuffixAutomaton, SuffixProposer
 from paceline.request.request import FinishReason, Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree

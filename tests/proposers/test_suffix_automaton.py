@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.proposers.suffix.automaton import SuffixAutomaton, SuffixCursor
+from paceline.proposers.suffix import SuffixAutomaton, SuffixCursor
 
 TOKENS = st.lists(st.integers(0, 2), max_size=24)
 

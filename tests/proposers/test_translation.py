@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError
 from paceline.loading.catalogue import embedded_model
-from paceline.proposers.draft_model.translation import Translation
-from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
+from paceline.proposers.draft_model.translation import Translation, Vocabulary, VocabularyPair
 from paceline.text.token_pieces import token_pieces
 from paceline.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY

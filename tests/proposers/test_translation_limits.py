@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.proposers.draft_model.translation import FARTHEST, Translation
-from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
+from paceline.proposers.draft_model.translation import (
+    FARTHEST,
+    Translation,
+    Vocabulary,
+    VocabularyPair,
+)
 from tests.proposers.test_translation import pair_of
 from tests.proposers.vocabularies import letters, toy_vocabulary
 

@@ -13,9 +13,12 @@ from tokenizers import decoders, models
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
-from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
-from paceline.proposers.draft_model.shadows import ShadowDrafter
-from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
+from paceline.proposers.draft_model.heterogeneous import (
+    HeterogeneousProposer,
+    ShadowDrafter,
+    shadow_config,
+)
+from paceline.proposers.draft_model.translation import Vocabulary, VocabularyPair
 from paceline.text.tokenizer import Tokenizer
 from tests.arrays import arrays
 from tests.toy import TOY, VOCAB, draft_config, toy_ops, toy_runner, toy_tensors

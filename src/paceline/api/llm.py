@@ -29,7 +29,7 @@ from paceline.api.batches import (
 )
 from paceline.api.outputs import Collector, GenerationOutput, Job
 from paceline.build.build import BuiltEngine, build_engine
-from paceline.build.default_drafts import EVERY_MODEL, default_speculative_config
+from paceline.build.drafts import EVERY_MODEL, default_speculative_config
 from paceline.cache.memory_needs import bytes_per_block
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.core.errors import ConfigError, RequestError

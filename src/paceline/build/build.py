@@ -8,8 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from paceline.backends.resolve import backend_of, resolve_dtype, resolve_ops
-from paceline.build.self_drafts import self_draft
-from paceline.build.weight_memory import tensors_within
+from paceline.build.weight_memory import self_draft, tensors_within
 from paceline.cache.blocks import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.memory_needs import (

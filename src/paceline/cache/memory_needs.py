@@ -9,7 +9,7 @@ import os
 from typing import NamedTuple
 
 from paceline.core.errors import ConfigError
-from paceline.core.memory import memory
+from paceline.core.machine import memory
 from paceline.models.backend import BLOCK_SIZE, KV_BYTES, head_elements
 from paceline.models.config import ModelConfig
 from paceline.models.recurrent import Recurrent

@@ -28,8 +28,8 @@ from paceline.cli.report import (
 )
 from paceline.cli.terminal import Screen, printable
 from paceline.core.errors import ConfigError, ContextLengthError, PacelineError, RequestError
+from paceline.core.files import whole_file
 from paceline.core.folders import state_folder
-from paceline.core.writing import whole_file
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.harmony import words_of

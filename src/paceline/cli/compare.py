@@ -23,7 +23,7 @@ from paceline.cli.terminal import Screen, table
 from paceline.config import SpeculativeConfig
 from paceline.config.speculative import without_memory
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.load import Load, current_load
+from paceline.core.machine import Load, current_load
 from paceline.core.speedup import Claim, Round, claim
 from paceline.models.threads import cores
 from paceline.request.sampling_params import SamplingParams

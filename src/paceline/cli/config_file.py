@@ -15,8 +15,8 @@ from typing import Any, get_args
 import typer
 
 from paceline.core.errors import ConfigError
+from paceline.core.files import write_text
 from paceline.core.installation import pip_install
-from paceline.core.writing import write_text
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 # Options that the command line can only take as text, and what a file may hold instead.

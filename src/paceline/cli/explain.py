@@ -35,7 +35,7 @@ from paceline.cli.terminal import DIM, PALETTE, RESET, Screen, printable, table,
 from paceline.config import SpeculativeConfig
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
-from paceline.profiling.explain_steps import (
+from paceline.profiling.explain import (
     Cut,
     Node,
     ProposerSummary,
@@ -181,7 +181,7 @@ def _show(
 
 
 def _expert_bytes(llm: LLM) -> float:
-    from paceline.profiling.profile_machine import Work
+    from paceline.profiling.machine import Work
 
     checkpoint, config = llm.checkpoint, llm.config
     work = Work.of(checkpoint.config, config.dtype, config.kv_cache_dtype, checkpoint.num_bytes)

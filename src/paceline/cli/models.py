@@ -15,14 +15,14 @@ from pathlib import Path
 import typer
 
 from paceline.backends.native.native import why_not_native
-from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.build.drafts import default_speculative_config, is_embedded
 from paceline.cli.options import argument, option
 from paceline.cli.terminal import Screen, printable, table
 from paceline.config import MAX_THREADS, PACKED_DTYPES
 from paceline.core.checks import check_choice, check_number
 from paceline.core.errors import ConfigError, ModelLoadError
+from paceline.core.files import checked_path
 from paceline.core.folders import PACKED, cache_folder
-from paceline.core.reading import checked_path
 from paceline.disk.packed_room import copies_of, packed_copies, remove_copy
 from paceline.loading.catalogue import (
     LM_STUDIO,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline.build.default_drafts import default_speculative_config, drafts_of
+from paceline.build.drafts import default_speculative_config, drafts_of
 from paceline.cli.options import JSON_HELP, EngineOptions, ModelOptions, option
 from paceline.cli.settings import engine_options, method_of
 from paceline.cli.terminal import Screen, printable, table
@@ -15,7 +15,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.speculative import SelfDraftConfig
 from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
-from paceline.core.writing import write_json
+from paceline.core.files import write_json
 from paceline.models.heads import MTP
 from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 
@@ -71,8 +71,8 @@ class ProfileOptions(EngineOptions, ModelOptions):
 
 def profile_command(options: ProfileOptions) -> int:
     """The work of ``paceline profile``."""
-    from paceline.profiling.paying_drafts import draft_sentences
     from paceline.profiling.plots import check_plot, plot_tables
+    from paceline.profiling.profile import draft_sentences
     from paceline.profiling.profile_store import keep_profiles, to_document
 
     screen = Screen(json=options.json)
@@ -110,7 +110,7 @@ def profile_command(options: ProfileOptions) -> int:
 
 def _imported(options: ProfileOptions) -> tuple[list[Profile], list[str]]:
     from paceline.profiling.profile import Profile
-    from paceline.profiling.profile_import import import_tables
+    from paceline.profiling.profile_store import import_tables
 
     if options.model or options.draft is not None:
         raise ConfigError("--import measures nothing: leave out MODEL and --draft")

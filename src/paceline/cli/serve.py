@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.build.default_drafts import is_embedded
+from paceline.build.drafts import is_embedded
 from paceline.cli.options import (
     EngineOptions,
     ModelOptions,
@@ -36,9 +36,9 @@ from paceline.config.kv_events import KVEventsConfig, parse_kv_events
 from paceline.config.template_options import parse_template_options
 from paceline.core.checks import check_number, memory_bytes, seconds_of
 from paceline.core.errors import ConfigError, ModelLoadError
+from paceline.core.files import checked_path
 from paceline.core.installation import install_command
-from paceline.core.memory import memory
-from paceline.core.reading import checked_path
+from paceline.core.machine import memory
 from paceline.loading.catalogue import EMBEDDED, LM_STUDIO, OLLAMA, all_models, find_model
 from paceline.loading.fetching import is_hub_id, named_model
 from paceline.loading.gguf.choice import sibling_shards

@@ -12,8 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.build.bundled_drafts import draft_at
-from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.build.drafts import default_speculative_config, draft_at, is_embedded
 from paceline.cli.options import (
     COMPARED_TOKENS,
     DEFAULTS,
@@ -145,7 +144,7 @@ def is_ngram_model(path: str) -> bool:
     place = Path(os.path.expanduser(path))
     with suppress(OSError, ValueError):
         if place.is_file():
-            from paceline.proposers.ngram_model.file import MAGIC  # by numpy, which is slow
+            from paceline.proposers.ngram_model import MAGIC  # by numpy, which is slow
 
             with place.open("rb") as file:
                 return file.read(len(MAGIC)) == MAGIC

@@ -126,7 +126,7 @@ class EngineConfig:
     """Everything an engine is built with.
 
     Amounts of memory may be texts such as ``2G``, and the objective whatever
-    :func:`~paceline.config.objective.parse_objective` reads; what is kept is the number or the
+    :func:`~paceline.config.parse_objective` reads; what is kept is the number or the
     :class:`Objective`.
     """
 

@@ -450,7 +450,7 @@ METHODS: dict[str, Method] = {
     ),
     "parallel_draft": Method(
         ParallelDraftConfig,
-        "paceline.proposers.draft_model.parallel:build",
+        "paceline.proposers.draft_model.proposer:build_parallel_draft",
         "several tokens in one forward, by mask tokens",
     ),
     "self": Method(

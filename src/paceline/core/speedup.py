@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from statistics import fmean
 
-from paceline.core.load import Load
+from paceline.core.machine import Load
 
 MIN_ROUNDS = 3
 """From which on their spread is measured; before, :data:`ASSUMED_NOISE` stands for it."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from paceline.backends.resolve import backend_of
 from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from paceline.core.writing import whole_folder
+from paceline.core.files import whole_folder
 from paceline.loading.checkpoint import mtp_head
 from paceline.loading.safetensors_files import INDEX_FILE
 from paceline.models.backend import PackedLinear

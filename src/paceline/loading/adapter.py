@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.core.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
-from paceline.core.json_file import read_json
-from paceline.core.reading import checked_path, read_as
+from paceline.core.files import checked_path, read_as, read_json
 from paceline.loading.safetensors_files import MappedFile, plain_name
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import layout_from_hf

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError, ModelLoadError
+from paceline.core.files import parsed_json, read_json_list, read_text
 from paceline.core.folders import cache_folder, config_folder
-from paceline.core.json_file import parsed_json, read_json_list, read_text
 from paceline.loading.gguf.choice import files_of, tagged_files
 from paceline.request import sampling_defaults
 from paceline.request.sampling_params import NEUTRAL, usable_sampling

@@ -19,8 +19,14 @@ import numpy as np
 import xxhash
 
 from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from paceline.core.json_file import HEAD_BYTES, check_fetched, read_json, read_text
-from paceline.core.reading import checked_path, read_as
+from paceline.core.files import (
+    HEAD_BYTES,
+    check_fetched,
+    checked_path,
+    read_as,
+    read_json,
+    read_text,
+)
 from paceline.loading.catalogue import similar_names
 from paceline.loading.fetching import hub_place, is_hub_id, named_model
 from paceline.loading.gguf.file import MAGIC, load_gguf

@@ -27,9 +27,8 @@ from typing import Any, BinaryIO, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 from paceline.core.errors import ConfigError, FetchError, ModelLoadError
+from paceline.core.files import read_as, whole_file
 from paceline.core.installation import install_command
-from paceline.core.reading import read_as
-from paceline.core.writing import whole_file
 from paceline.loading.catalogue import CatalogueEntry, find_model
 from paceline.loading.gguf.choice import files_of
 

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from paceline.core.errors import ModelLoadError
-from paceline.core.json_file import HEAD_BYTES, MAX_JSON_BYTES, check_fetched, read_json
+from paceline.core.files import HEAD_BYTES, MAX_JSON_BYTES, check_fetched, read_json
 from paceline.loading.gguf.container import read_shards
 from paceline.loading.gguf.names import place_of
 from paceline.tensors.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Array, as_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ModelLoadError
-from paceline.core.json_file import read_json, read_json_list
+from paceline.core.files import read_json, read_json_list
 
 _MODULES, _USUAL_FOLDER, _KEPT = "modules.json", "1_Pooling", ("Transformer", "Normalize")
 _GGUF_TYPES = {1: "mean", 2: "cls", 3: "last", 4: "rank"}

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from paceline.config import MAX_THREADS
-from paceline.core.control_groups import cpu_quota, read
+from paceline.core.machine import cpu_quota, read
 
 _chosen: list[int] = []
 """What :func:`set_num_threads` said last; empty before."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ProfileError
-from paceline.core.writing import write_json
+from paceline.core.files import write_json
 from paceline.engine.engine import Engine
 from paceline.request.metrics import EngineStats
 from paceline.request.request import StepOutput

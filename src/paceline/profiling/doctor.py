@@ -23,17 +23,20 @@ from paceline.build.build import expert_cost, resolve_config
 from paceline.build.weight_memory import placement_for
 from paceline.config import EngineConfig
 from paceline.core.folders import Place, places
-from paceline.core.load import Load
+from paceline.core.machine import Load
 from paceline.disk.packed_cache import find_packed, packed_place
 from paceline.engine.threads import COMPUTE
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.backend import Ops
 from paceline.models.threads import set_num_threads, within_quota
-from paceline.profiling.machine import Kernels, Machine, describe_kernels, describe_machine
-from paceline.profiling.profile_machine import (
+from paceline.profiling.machine import (
     READ_BYTES,
+    Kernels,
+    Machine,
     Roofs,
     Work,
+    describe_kernels,
+    describe_machine,
     measure_roofs,
 )
 from paceline.profiling.profile_store import stored_table

@@ -19,8 +19,7 @@ from paceline.engine.engine import Engine
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import PLANNERS, Planner
 from paceline.profiling.chrome_trace import StepClock, StepTimes
-from paceline.profiling.explain import RecordingPlanner, recording
-from paceline.profiling.explain_steps import StepRecord
+from paceline.profiling.explain import RecordingPlanner, StepRecord, recording
 from paceline.request.request import Constraint, Request
 from paceline.request.sampling_params import SamplingParams
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError, ProfileError
+from paceline.core.files import whole_file
 from paceline.core.installation import install_command
-from paceline.core.writing import whole_file
 from paceline.planner.cost_table import CostTable
-from paceline.profiling.explain_steps import StepRecord
-from paceline.profiling.paying_drafts import draft_sentences, paying_drafts
+from paceline.profiling.explain import StepRecord
+from paceline.profiling.profile import draft_sentences, paying_drafts
 
 SUFFIXES = (".png", ".svg", ".pdf")
 NARROW = 64

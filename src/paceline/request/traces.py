@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import TraceError
-from paceline.core.writing import whole_file, write_text
+from paceline.core.files import whole_file, write_text
 
 FORMAT = "paceline-traces"
 FORMAT_VERSION = 1

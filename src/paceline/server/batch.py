@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from paceline.core.errors import ConfigError, EngineClosedError, EngineDeadError
-from paceline.core.reading import read_as
-from paceline.core.writing import whole_file
+from paceline.core.files import read_as, whole_file
 from paceline.server.app import create_app
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.http.config import ServerConfig

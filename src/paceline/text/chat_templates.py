@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import BusyError, ConfigError, ModelLoadError, RequestError, TemplateError
-from paceline.core.json_file import read_text
+from paceline.core.files import read_text
 from paceline.core.worker_process import WorkerSlot
 
 PLAIN = "plain"

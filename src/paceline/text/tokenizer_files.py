@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from paceline.core.errors import ModelLoadError
-from paceline.core.json_file import read_json, read_text
+from paceline.core.files import read_json, read_text
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_TEMPLATE_BYTES = 4 << 20

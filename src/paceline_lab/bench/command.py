@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.terminal import Screen, printable
 from paceline.core.checks import check_choice
 from paceline.core.errors import ConfigError
-from paceline.core.writing import write_json
+from paceline.core.files import write_json
 from paceline_lab.bench import server
 from paceline_lab.bench.client import BACKENDS, Sampling, Target, clean_url, new_session
 from paceline_lab.bench.datasets import arrival_times, make_samples, make_trace_samples, read_trace

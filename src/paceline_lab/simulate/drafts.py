@@ -38,17 +38,21 @@ from paceline.backends.resolve import resolve_ops
 from paceline.cache.kv_cache import KVCache
 from paceline.config.speculative import DraftModelConfig, ForwardingConfig
 from paceline.core.errors import ConfigError, TraceError
-from paceline.core.writing import whole_file
+from paceline.core.files import whole_file
 from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.base.drafter import Drafter
-from paceline.proposers.base.estimates import Candidates
+from paceline.proposers.base.growth import Candidates
 from paceline.proposers.base.parallel import ParallelDrafter
-from paceline.proposers.draft_model.build import EXPANSION, vocabulary_pair
-from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
+from paceline.proposers.draft_model import EXPANSION, vocabulary_pair
+from paceline.proposers.draft_model.heterogeneous import (
+    HeterogeneousProposer,
+    Shadow,
+    ShadowDrafter,
+    shadow_config,
+)
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
-from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
-from paceline.proposers.draft_model.vocabulary import VocabularyPair
+from paceline.proposers.draft_model.translation import VocabularyPair
 from paceline.request.request import Request
 from paceline.request.span import ROOT, Span
 from paceline.request.traces import Trace

@@ -38,21 +38,23 @@ from paceline.core.errors import ConfigError, TraceError
 from paceline.engine.threads import COMPUTE
 from paceline.models.backend import BLOCK_SIZE
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.base.estimates import Candidates
-from paceline.proposers.base.growth import Growth
-from paceline.proposers.draft_model import DraftModelProposer
-from paceline.proposers.draft_model.build import EXPANSION, foreign_runner
+from paceline.proposers.base.growth import Candidates, Growth
+from paceline.proposers.draft_model import EXPANSION, foreign_runner
 from paceline.proposers.draft_model.heterogeneous import (
     MORE,
     SPARE,
     HeterogeneousProposer,
+    ShadowDrafter,
     pace,
     shadow_config,
 )
 from paceline.proposers.draft_model.loading import load_draft
-from paceline.proposers.draft_model.parallel import ParallelDraftProposer, needed_mask_token
-from paceline.proposers.draft_model.shadows import ShadowDrafter
-from paceline.proposers.draft_model.vocabulary import VocabularyPair
+from paceline.proposers.draft_model.proposer import (
+    DraftModelProposer,
+    ParallelDraftProposer,
+    needed_mask_token,
+)
+from paceline.proposers.draft_model.translation import VocabularyPair
 from paceline.request.request import Request
 from paceline.request.span import ROOT, DraftTree
 from paceline.request.traces import Trace

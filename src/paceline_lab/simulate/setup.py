@@ -36,13 +36,12 @@ from paceline.planner.cost_table import (
     CostTable,
     ExpertCost,
 )
+from paceline.profiling.machine import Work, profile_key
 from paceline.profiling.profile import Profile
-from paceline.profiling.profile_machine import Work, profile_key
 from paceline.profiling.profile_store import find_imported, read_profile, stored_table
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
-from paceline.proposers.ngram_model.file import read_tables
-from paceline.proposers.ngram_model.tables import context_key
+from paceline.proposers.ngram_model import context_key, read_tables
 from paceline.request.traces import META, Trace, read_meta, read_traces
 from paceline.tensors.placement import Placement
 from paceline_lab.simulate.drafts import RecordedDrafts, check_vocabulary

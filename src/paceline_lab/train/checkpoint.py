@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from paceline.core.errors import TrainingError
-from paceline.core.writing import whole_file
+from paceline.core.files import whole_file
 
 Tensor = torch.Tensor
 FILE_NAME = "training-state.safetensors"

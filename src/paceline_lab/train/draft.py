@@ -13,7 +13,7 @@ import torch
 
 from paceline.backends.rows.rows import Rows
 from paceline.core.errors import TrainingError
-from paceline.core.writing import whole_file
+from paceline.core.files import whole_file
 from paceline.loading.fetching import model_path
 from paceline.models.pruned_head import check_whole_head
 from paceline_lab.train.acceptance import (

@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from paceline.core.errors import TrainingError
-from paceline.core.writing import write_text
+from paceline.core.files import write_text
 from paceline.models.pruned_head import check_whole_head
 from paceline_lab.train.card import optimiser_line, render_card, shape_line, sources_line
 from paceline_lab.train.checkpoint import FILE_NAME as STATE

@@ -18,9 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.core.errors import ModelLoadError, TrainingError
-from paceline.core.json_file import read_json
-from paceline.core.reading import read_as
-from paceline.core.writing import whole_file, write_text
+from paceline.core.files import read_as, read_json, whole_file, write_text
 from paceline.loading.checkpoint import HEAD, name_embedding, with_stored_head
 from paceline.loading.fetching import model_path
 from paceline.loading.quantised.integers import PACKED_CONFIG, is_packable, packed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.build.default_drafts import default_speculative_config, drafts_of
+from paceline.build.drafts import default_speculative_config, drafts_of
 from paceline.cli.options import (
     DEFAULTS,
     JSON_HELP,
@@ -256,7 +256,7 @@ def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
     """The name and the kind of a draft: a file of n-grams, or a model that is looked into."""
     from paceline.loading.checkpoint import load_checkpoint
     from paceline.proposers.draft_model.loading import check_unread_vocabulary, replays_no_head
-    from paceline.proposers.ngram_model.file import read_tables
+    from paceline.proposers.ngram_model import read_tables
 
     if is_ngram_model(path):
         fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
@@ -285,7 +285,7 @@ def _parsed(**said: object) -> SpeculativeConfig:
 
 def _check_translation(draft: Checkpoint, target: Checkpoint) -> None:
     """Raise :class:`ConfigError` where texts of one are none of the other, before answers are."""
-    from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
+    from paceline.proposers.draft_model.translation import Vocabulary, VocabularyPair
 
     assert draft.tokenizer is not None
     assert target.tokenizer is not None

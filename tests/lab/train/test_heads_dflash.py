@@ -21,8 +21,8 @@ from paceline.core.errors import ConfigError, TrainingError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.heads import DFlashProposer, build
-from paceline.proposers.heads.build import _fusion
+from paceline.proposers.heads import _fusion, build
+from paceline.proposers.heads.blocks import DFlashProposer
 from paceline.proposers.heads.checkpoint import load_head
 from paceline.request.span import Span
 from paceline.request.traces import Trace, read_traces

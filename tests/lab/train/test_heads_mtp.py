@@ -16,7 +16,8 @@ from paceline.config import EngineConfig, parse_speculative_config
 from paceline.core.errors import ConfigError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.heads import HeadProposer, build
+from paceline.proposers.heads import build
+from paceline.proposers.heads.proposer import HeadProposer
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.traces import Trace, read_traces
 from paceline_lab.train.heads.features import Batch, Rows, join_rows, num_rows, num_wanted

@@ -15,9 +15,13 @@ import tokenizers
 
 from paceline.core.errors import ConfigError, TrainingError
 from paceline.loading.catalogue import embedded_model
-from paceline.proposers.ngram_model.file import read_tables, write_tables
-from paceline.proposers.ngram_model.lookup import NgramLookup
-from paceline.proposers.ngram_model.tables import NgramTables, context_key
+from paceline.proposers.ngram_model import (
+    NgramLookup,
+    NgramTables,
+    context_key,
+    read_tables,
+    write_tables,
+)
 from paceline.request.traces import Trace, TraceWriter
 from paceline.text.tokenizer import Tokenizer
 from paceline_lab.train.ngram.counts import (

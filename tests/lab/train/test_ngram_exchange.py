@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from paceline.core.errors import ModelLoadError
-from paceline.proposers.ngram_model.lookup import NgramLookup
+from paceline.proposers.ngram_model import NgramLookup
 from paceline_lab.train.ngram.counts import OrderCounts
 from paceline_lab.train.ngram.estimation import prune, smooth
 from paceline_lab.train.ngram.exchange import read_llama_lookup, read_uzu, write_llama_lookup

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.core.json_file import read_json
+from paceline.core.files import read_json
 from paceline.loading.quantised import bitsandbytes, compressed_tensors, gptq
 from paceline.loading.quantised.floats import Fp8Weight, Mxfp4Weight, Nvfp4Weight
 from paceline.loading.quantised.weight import Parts, QuantisedWeight, Scheme, as_object, block_size

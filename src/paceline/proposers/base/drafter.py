@@ -6,22 +6,32 @@ token, below which the first level of the tree hangs.
 Each further level is one forward over all requests, for the nodes that can still have a child among
 the best: the tree is exactly the ``max_nodes`` nodes with the highest path probability. After
 verification the KV of drafted nodes that were committed is kept and the rest is rolled back.
-Of drafts with recurrent layers there is more in :mod:`paceline.proposers.base.draft_states`.
+
+A draft with recurrent layers keeps a state of a request, which does not go back. So the request's
+last token is never part of it before the next one is known. Like the drafted nodes below it, it is
+logged as those of a target are (:mod:`paceline.cache.states`), and every level of a tree forwards
+the nodes above it again. How large caches and states of drafts are is said here too.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from paceline.cache.blocks import blocks_for
 from paceline.cache.kv_cache import KVCache
+from paceline.cache.memory_needs import bytes_per_block, state_room
+from paceline.cache.states import States
+from paceline.config import SpeculativeConfig
 from paceline.config.speculative import ForwardingConfig
 from paceline.core.errors import ConfigError, RequestError
+from paceline.models.backend import Ops
+from paceline.models.config import ModelConfig
 from paceline.planner.drafts import Prices
-from paceline.proposers.base import DraftBudget, Proposer, draft_states
-from paceline.proposers.base.estimates import Candidates
-from paceline.proposers.base.growth import DraftState, Growth, ranking_params
+from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
+from paceline.proposers.base.growth import Candidates, DraftState, Growth, ranking_params
 from paceline.request.request import Request, VerifyResult
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree, Span
@@ -139,7 +149,7 @@ class Drafter(Proposer, ABC):
         KV of the request's last token is never kept: its logits begin the next tree.
         """
         if self._has_states:
-            draft_states.settle(self._kv, request, draft)
+            settle(self._kv, request, draft)
             return
         if draft.kv_tokens:
             next_token = self._first(request) + len(draft.tokens)
@@ -181,7 +191,7 @@ class Drafter(Proposer, ABC):
             fits = self._kv.blocks_missing(request_id, lag) <= self._kv.pool.num_available
             certain = 0
             if self._has_states:
-                certain = draft_states.certain_rows(self._kv, count, is_last=count == lag)
+                certain = certain_rows(self._kv, count, is_last=count == lag)
             if not count or not fits or not self._kv.reserve(request_id, count, certain):
                 continue
             next_token = self._first(growth.request) + held
@@ -208,7 +218,7 @@ class Drafter(Proposer, ABC):
 
     def _commit_read(self, spans: Sequence[Span]) -> None:
         """Make what a forward has read part of the states."""
-        draft_states.commit_read(self._kv, self._drafts, spans)
+        commit_read(self._kv, self._drafts, spans)
 
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
@@ -251,3 +261,61 @@ def grammar_mask(request: Request, path: Sequence[int]) -> bytes | None:
         with suppress(Exception):  # verification meets it too, and fails the request
             return request.constraint.mask(path)
     return None
+
+
+def certain_rows(kv: KVCache, count: int, is_last: bool) -> int:
+    """Of tokens to be read, how many go into the state at once.
+
+    None where the log has room for all of them, which takes no further slot. The last token never
+    does.
+    """
+    assert kv.states is not None
+    return 0 if count <= kv.states.memory.num_nodes else count - is_last
+
+
+def commit_read(kv: KVCache, drafts: Mapping[int, DraftState], spans: Sequence[Span]) -> None:
+    """Make tokens that a forward has read part of the states; those that are sampled wait."""
+    for span in spans:
+        count = len(span.token_ids) - len(span.sample_rows)
+        if count:
+            kv.commit(span.request_id, range(count))
+            drafts[span.request_id].tokens += span.token_ids[:count]
+
+
+def settle(kv: KVCache, request: Request, draft: DraftState) -> None:
+    """Keep drafted nodes that were committed, where a level was forwarded; roll the rest back."""
+    committed = request.token_ids[len(draft.tokens) : -1]
+    if len(draft.kv_tokens) > 1 and committed:
+        path = [0, *(slot + 1 for slot in draft.walk(committed[1:]))]
+        kv.commit(request.request_id, path)
+        draft.tokens += committed[: len(path)]
+    elif draft.kv_tokens:
+        kv.rollback(request.request_id)
+    draft.kv_tokens, draft.kv_parents = [], []
+
+
+log = logging.getLogger(__name__)
+
+
+def draft_kv(
+    shape: ModelConfig, ops: Ops, config: SpeculativeConfig, target: TargetInfo, max_len: int
+) -> KVCache:
+    """As many blocks as all requests at their longest could use, or as the bytes allow."""
+    states, budget = None, target.kv_bytes
+    if shape.recurrent is not None:
+        room = state_room(shape, budget, target.max_num_seqs, config.tree_nodes, checkpoints=False)
+        states = States(ops.state_memory(shape, room.num_slots, room.num_lanes, room.num_nodes))
+        budget -= room.num_bytes
+        log.info(
+            "states of the draft's recurrent layers take %.1f MB; at most %d requests are drafted "
+            "for at once",
+            room.num_bytes / 1e6,
+            room.num_lanes,
+        )
+    per_request = blocks_for(max_len + config.tree_nodes)
+    num_blocks = min(
+        budget // bytes_per_block(shape, ops.default_kv_dtype),
+        1 + target.max_num_seqs * per_request,
+    )
+    memory = ops.kv_memory(shape, max(0, num_blocks), ops.default_kv_dtype)
+    return KVCache(memory, prefix_caching=False, states=states)

@@ -1,17 +1,30 @@
-"""One request's draft tree while it grows, and what the draft's KV cache holds of the request.
+"""Draft trees that grow by a model's logits: which candidates, how likely, and which nodes stay.
 
-Owns the choice of nodes: those with the highest path probability. Knows no model and no cache.
+A tree keeps the nodes with the highest path probability. Where the native kernels forward the
+draft, a tree grows in one native call (``csrc/drafts/grow.cpp``) and no Python runs between two
+levels: of a small draft's level it takes longer than the arithmetic. Knows no model and no cache;
+when a level is forwarded is the affair of :mod:`paceline.proposers.base.drafter`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.config.speculative import ForwardingConfig
+import numpy as np
+import numpy.typing as npt
+
+from paceline.cache.model_runner import ModelRunner
+from paceline.config.speculative import ForwardingConfig, SelfDraftConfig
+from paceline.models.pruned_head import PrunedHead
+from paceline.planner.drafts import Prices
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree, Span
+from paceline.sampling import sampler
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import Logits, rank_candidates
+from paceline.tensors.arrays import Floats
 
 
 @dataclass(slots=True)
@@ -147,3 +160,159 @@ def ranking_params(config: ForwardingConfig, params: SamplingParams) -> Sampling
     """
     overrides = {key: getattr(config, key) for key in ("temperature", "top_p", "top_k")}
     return replace(params, **{key: value for key, value in overrides.items() if value is not None})
+
+
+RANKED = 8
+"""Candidates that are ranked: how far the others lie behind is the evidence for the first."""
+LOGIT_BLUR = 0.7
+
+Doubles = npt.NDArray[np.float64]
+Candidates = tuple[list[int], list[float]]
+"""Tokens that may follow a node, best first, and how likely each is to be the target's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How alike the logits of a draft and of its target are.
+
+    Attributes:
+        sureness: how likely the first candidate is where it leads by far.
+        blur: spread of the difference between the models' scores, greedy.
+    """
+
+    sureness: float = 0.9
+    blur: float = LOGIT_BLUR
+
+
+ANOTHER_MODEL = Likeness()
+FEWER_LAYERS = Likeness(0.9, 1.2)
+FEWER_BITS = {
+    "int4": Likeness(0.99, 0.3),
+    "int3": Likeness(0.99, 0.5),
+    "int2": Likeness(0.99, 1.0),
+}
+"""Copies of a target by their precision: fitted to a model of 135 million weights, greedy."""
+MORE_BITS = Likeness(0.99, 0.1)
+
+
+def ranked(
+    logits: Logits,
+    rows: Sequence[SamplingRow],
+    config: ForwardingConfig,
+    head: PrunedHead | None,
+) -> Iterable[Candidates]:
+    """What may follow each row by its logits, as the target would rank them."""
+    count = config.tree_branching
+    tokens, scores = rank_candidates(logits, rows, num_ranked(config, logits.shape[1]), head)
+    estimates = acceptance_estimates(rows, scores, likeness(config))[:, :count]
+    return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
+
+
+def num_ranked(config: ForwardingConfig, columns: int) -> int:
+    """Candidates that are ranked of so many columns."""
+    return min(columns, max(config.tree_branching, RANKED))
+
+
+def likeness(config: ForwardingConfig) -> Likeness:
+    """How alike a draft and its target are, as far as the draft's configuration says."""
+    if not isinstance(config, SelfDraftConfig):
+        return ANOTHER_MODEL
+    if config.draft_layers is not None:
+        return FEWER_LAYERS
+    return FEWER_BITS.get(config.dtype, MORE_BITS)
+
+
+def acceptance_estimates(
+    rows: Sequence[SamplingRow], scores: Doubles, like: Likeness = ANOTHER_MODEL
+) -> Doubles:
+    """How likely each ranked candidate is to be the target's token.
+
+    A prior: a softmax over the scores of the best candidates, whose sharpness and weight were
+    fitted to a pair of trained models on code and prose, greedy and at temperatures 0.6, 0.8 and 1;
+    for the first layers of a target, to the larger of these two, greedy and at 0.8.
+
+    Args:
+        rows: whose candidates these are.
+        scores: ``[n, RANKED]``, descending, as the sampler ranks them; -inf where there is none.
+        like: how alike the models are.
+
+    Returns:
+        ``[n, RANKED]``; NaN in rows whose scores are not numbers.
+    """
+    blur = np.asarray([blur_of(row.sampling, like.blur) for row in rows])[:, None]
+    with np.errstate(invalid="ignore"):  # -inf minus -inf
+        weights = np.exp((scores - scores[:, :1]) / blur)
+        estimates: Doubles = like.sureness * weights / weights.sum(axis=1, keepdims=True)
+    return estimates
+
+
+def blur_of(params: SamplingParams, greedy: float) -> float:
+    """Spread of the difference between the models' scores, in units of the score."""
+    return greedy if params.is_greedy else greedy / min(LOGIT_BLUR, params.temperature)
+
+
+def can_grow(runner: ModelRunner, growths: Sequence[Growth]) -> bool:
+    """Whether a call does for these what Python would, which asks grammars and looks for bad words
+    at every node.
+    """
+    return (
+        runner.grows_trees
+        and len(growths) > 0
+        and all(growth.request.constraint is None for growth in growths)
+        and not any(growth.request.params.bad_words_ids for growth in growths)
+    )
+
+
+def grow(
+    config: ForwardingConfig,
+    runner: ModelRunner,
+    growths: Sequence[Growth],
+    spans: Sequence[Span],
+    inputs: Floats | None,
+    prices: Prices,
+    reserve: Callable[[Growth, int], bool],
+) -> None:
+    """Read spans, whose samples are the growths' last tokens, in order, and fill the trees."""
+    like, head = likeness(config), runner.decoder.pruned_head
+    columns = runner.decoder.config.num_logits
+    tables = runner.kv.block_tables([growth.request.request_id for growth in growths])
+    found = runner.grow(
+        runner.pack(spans),
+        inputs,
+        [
+            (
+                sampler.rules(growth.request, growth.draft.params),
+                growth.request.token_ids,
+                growth.max_nodes,
+                growth.max_depth,
+                blur_of(growth.draft.params, like.blur),
+                len(growth.draft.tokens) - 1,
+                table,
+            )
+            for growth, table in zip(growths, tables, strict=True)
+        ],
+        ranked=num_ranked(config, columns),
+        branching=min(config.tree_branching, columns),
+        min_path_prob=config.min_accept_prob,
+        sureness=like.sureness,
+        column_ids=None if head is None else head.token_ids,
+        vocab_size=columns if head is None else head.vocab_size,
+        pays=None if not prices.nodes else _asked(prices, growths),
+        reserve=lambda index, drafted: reserve(growths[index], drafted),
+    )
+    for growth, (tokens, parents, probs, path_probs, *span, levels) in zip(
+        growths, found, strict=True
+    ):
+        tree, draft = growth.tree, growth.draft
+        tree.token_ids, tree.parents, tree.accept_probs = tokens, parents, probs
+        growth.path_probs, growth.num_levels = path_probs, levels
+        draft.kv_tokens, draft.kv_parents = span
+
+
+def _asked(
+    prices: Prices, growths: Sequence[Growth]
+) -> Callable[[Sequence[tuple[int, Sequence[float]]]], list[bool]]:
+    """Whether another level pays, of places among these growths."""
+    return lambda promises: prices.are_met(
+        [(growths[place].index, path) for place, path in promises]
+    )

@@ -15,8 +15,7 @@ from itertools import islice
 from paceline.planner.drafts import Prices
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.base.drafter import Drafter
-from paceline.proposers.base.estimates import Candidates
-from paceline.proposers.base.growth import Growth
+from paceline.proposers.base.growth import Candidates, Growth
 from paceline.request.request import Request
 from paceline.request.span import ROOT, DraftTree, Span
 from paceline.sampling.logit_edits import SamplingRow

@@ -2,7 +2,7 @@
 
 For each request a shadow is kept: a request whose tokens are the draft's, for the same text
 (:mod:`paceline.proposers.draft_model.translation`). An ordinary draft model drafts for the shadows,
-and its trees are translated back (:mod:`paceline.proposers.draft_model.tree_translation`).
+and its trees are translated back.
 
 Where the vocabularies are close and the text ends in the same tokens on both sides, the tokens that
 both have are drafted as those of the target: ranked by its rules and with its noise. Elsewhere a
@@ -12,24 +12,36 @@ nothing about it; the draft then ranks by its own logits.
 Source: Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies" (2025), for matching texts and for the common tokens; masks for what has
 still to be written, and trees, are not from there.
+
+Every path of the draft is a text, and the target's tokens for it a path of the new tree. A token of
+the target is reached when the draft's text reaches its end: its probability is that of the draft's
+node that gets there, or the sum over the nodes of different paths that do. The last tokens of a
+path, which what follows could still change, are left out: of the first of them 5 to 8 in 100 were
+right between models with vocabularies of 2048, 512 and 105 tokens, of the settled ones 37 to 73.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, ForwardingConfig
 from paceline.planner.drafts import Prices
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.draft_model.proposer import NAME
-from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
-from paceline.proposers.draft_model.translation import Translation
-from paceline.proposers.draft_model.tree_translation import translate
-from paceline.proposers.draft_model.vocabulary import VocabularyPair
+from paceline.proposers.base.drafter import Drafter, grammar_mask
+from paceline.proposers.base.growth import LOGIT_BLUR, RANKED, Candidates, acceptance_estimates
+from paceline.proposers.draft_model.proposer import NAME, DraftModelProposer
+from paceline.proposers.draft_model.translation import Translation, VocabularyPair
 from paceline.request.request import Request, VerifyResult
-from paceline.request.span import DraftTree
+from paceline.request.sampling_params import SamplingParams
+from paceline.request.span import ROOT, DraftTree, Span
+from paceline.sampling.logit_edits import SamplingRow
+from paceline.sampling.sampler import rank_candidates
+from paceline.tensors.arrays import Floats
 
 MORE = 2
 """Tokens of the draft beyond those of a translated tree: it writes the end of the text again, and
@@ -168,3 +180,194 @@ def _per_draft_token(prices: Prices, places: Sequence[int], ratios: Sequence[flo
 
     mean = sum(ratios) / max(1, len(ratios))
     return Prices(prices.nodes, prices.level * mean, estimate)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node of the new tree; ``reached_by`` are the draft's nodes that get to its end."""
+
+    token: int
+    parent: int
+    depth: int
+    reached_by: set[int] = field(default_factory=set)
+
+
+def translate(
+    translation: Translation,
+    draft: DraftTree,
+    max_nodes: int,
+    max_depth: int,
+    min_prob: float,
+    *,
+    is_chain: bool = False,
+) -> DraftTree:
+    """The target's tree for a draft.
+
+    Args:
+        draft: in the draft's vocabulary, below what the translation has it read.
+        min_prob: nodes less likely than this to be reached and accepted are left out.
+        is_chain: of siblings the likeliest alone is kept.
+    """
+    if translation.is_direct:
+        tokens = [translation.pair.to_target[token] for token in draft.token_ids]
+        return replace(draft, token_ids=tokens)
+    nodes, probs = _nodes(translation, draft), draft.path_probs()
+    tree = DraftTree()
+    reached: list[float] = []
+    for node in nodes:
+        above = 1.0 if node.parent < 0 else reached[node.parent]
+        reached.append(min(above, sum(probs[each] for each in sorted(node.reached_by))))
+        tree.token_ids.append(node.token)
+        tree.parents.append(node.parent)
+        tree.accept_probs.append(reached[-1] / above if above > 0.0 else 0.0)
+        tree.origins.append(NAME)
+    kept: list[int] = []
+    for i in sorted(range(len(nodes)), key=lambda i: -reached[i]):
+        follows = not is_chain or nodes[i].parent == (kept[-1] if kept else ROOT)
+        if follows and reached[i] >= min_prob and nodes[i].depth <= max_depth:
+            kept.append(i)
+    return tree.select(kept[:max_nodes])
+
+
+def _nodes(translation: Translation, draft: DraftTree) -> list[_Node]:
+    """The target's tokens for all paths, one node for the same token below the same node."""
+    nodes: list[_Node] = []
+    index: dict[tuple[int, int], int] = {}
+    for path in _paths(draft):
+        parent = ROOT
+        for depth, (token, reaching) in enumerate(_walk(translation, draft, path), 1):
+            at = index.get((parent, token))
+            if at is None:
+                at = index[parent, token] = len(nodes)
+                nodes.append(_Node(token, parent, depth))
+            nodes[at].reached_by.add(reaching)
+            parent = at
+    return nodes
+
+
+def _paths(draft: DraftTree) -> list[list[int]]:
+    """The nodes from the root to each leaf."""
+    paths = []
+    for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
+        path, node = [], leaf
+        while node >= 0:
+            path.append(node)
+            node = draft.parents[node]
+        paths.append(path[::-1])
+    return paths
+
+
+def _walk(translation: Translation, draft: DraftTree, path: list[int]) -> list[tuple[int, int]]:
+    """Target tokens of one path, and the draft's node that gets to the end of each."""
+    pair = translation.pair
+    text, reach, special = b"", [], None
+    for node in path:
+        piece = pair.draft.piece(draft.token_ids[node])
+        if piece is None:
+            special = pair.to_target.get(draft.token_ids[node]), node
+            break
+        text += piece
+        reach.append((len(text), node))
+    skipped = len(translation.pending)
+    found = translation.continuation(text[skipped:])
+    written = found.ends[-1] if found.ends else 0
+    is_ended = special is not None and written == len(text) - skipped
+    count = len(found.tokens) if is_ended else found.settled
+    steps, at = [], 0
+    for token, end in zip(found.tokens[:count], found.ends, strict=False):
+        while reach[at][0] < end + skipped:
+            at += 1
+        steps.append((token, reach[at][1]))
+    if is_ended and special is not None and special[0] is not None:
+        steps.append((special[0], special[1]))
+    return steps
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(slots=True)
+class Shadow:
+    """A request as the draft sees it; ``request.token_ids`` is the translation's view."""
+
+    real: Request
+    request: Request
+    translation: Translation
+
+
+class ShadowDrafter(DraftModelProposer):
+    """A draft model for shadows.
+
+    Args:
+        config: how to draft, in tokens of the draft.
+        runner: the draft model with a KV cache of its own, without prefix caching.
+        pair: its vocabulary and the target's.
+        direct_branching: most children of a node that is drafted as a token of the target.
+    """
+
+    _draft = Drafter._draft  # its candidates are not ranked by logits alone
+
+    def __init__(
+        self,
+        config: ForwardingConfig,
+        runner: ModelRunner,
+        pair: VocabularyPair,
+        direct_branching: int,
+    ) -> None:
+        super().__init__(config, runner)
+        self._direct_branching = direct_branching
+        self.shadows: dict[int, Shadow] = {}
+        self._pair = pair
+        self._draft_of = {old: new for new, old in pair.to_target.items()}
+        shared = list(self._draft_of.items())
+        ids = np.array(shared, np.int64).reshape(-1, 2)
+        self._target_ids, self._draft_ids = ids.T
+
+    def _candidates(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> Iterable[Candidates]:
+        logits = self._runner.forward(self._runner.pack(spans)).logits
+        head = self._runner.decoder.pruned_head
+        if rows and head is not None:
+            logits = head.by_token(logits)
+        found: dict[int, Candidates] = {}
+        is_direct = [self._translation(row).is_direct for row in rows]
+        for kind, rank in ((True, self._rank_directly), (False, self._rank_texts)):
+            at = [i for i, each in enumerate(is_direct) if each is kind]
+            if at:
+                found |= zip(at, rank(logits[at], [rows[i] for i in at]), strict=True)
+        return [found[i] for i in range(len(rows))]
+
+    def _translation(self, row: SamplingRow) -> Translation:
+        return self.shadows[row.request.request_id].translation
+
+    def _rank_directly(self, logits: Floats, rows: Sequence[SamplingRow]) -> Iterable[Candidates]:
+        """By the target's rules and noise, among the tokens that both have."""
+        whole = np.full((len(logits), len(self._pair.target.pieces)), -np.inf, np.float32)
+        whole[:, self._target_ids] = logits[:, self._draft_ids]
+        count = self._direct_branching
+        rows = [self._real_row(row) for row in rows]
+        tokens, scores = rank_candidates(whole, rows, max(count, RANKED))
+        estimates = acceptance_estimates(rows, scores)[:, :count]
+        for ranked, likely in zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True):
+            known = [place for place, token in enumerate(ranked) if token in self._draft_of]
+            yield [self._draft_of[ranked[i]] for i in known], [likely[i] for i in known]
+
+    def _real_row(self, row: SamplingRow) -> SamplingRow:
+        real = self.shadows[row.request.request_id].real
+        path = [self._pair.to_target[token] for token in row.path]
+        return SamplingRow(real, path, row.params, grammar_mask(real, path))
+
+    def _rank_texts(self, logits: Floats, rows: Sequence[SamplingRow]) -> Iterable[Candidates]:
+        """By the draft's own logits, among the tokens that write what has to be written."""
+        count = self.config.tree_branching
+        plain = [SamplingRow(row.request, row.path, GREEDY, self._mask(row)) for row in rows]
+        tokens, scores = rank_candidates(logits, plain, max(count, RANKED))
+        # The target draws its token without regard to this order, the more evenly the hotter.
+        heat = np.asarray([max(1.0, row.sampling.temperature / LOGIT_BLUR) for row in rows])
+        estimates = acceptance_estimates(plain, scores / heat[:, None])[:, :count]
+        return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
+
+    def _mask(self, row: SamplingRow) -> bytes:
+        written = self._pair.draft.written(row.path)
+        return self._pair.mask(self._translation(row).pending[len(written) :])

@@ -23,7 +23,7 @@ from paceline.models.backend import PackedBatch
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.base.memory import draft_kv
+from paceline.proposers.base.drafter import draft_kv
 from paceline.request.span import Span
 from paceline.tensors.arrays import Floats
 

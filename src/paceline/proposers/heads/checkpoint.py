@@ -4,7 +4,17 @@ The `speculators` layout (``speculators_model_type``, the layers' own configurat
 ``transformer_layer_config``) and those of original checkpoints become one: EAGLE-3's and P-EAGLE's
 (one configuration, of a Llama, whose first layer may be called ``midlayer``), DFlash's and DSpark's
 (one configuration, of a Qwen 3; DFlash's has a ``dflash_config``). So do llama.cpp's GGUF files
-(:mod:`paceline.loading.gguf.keys`). Builds no decoder and knows no target.
+(:mod:`paceline.loading.gguf.keys`). Builds no decoder.
+
+An MTP layer is a head as well: out of the target's own checkpoint, another model's, or a head's
+folder. It reads the target's output after the last norm, and at drafted nodes its own after its
+last norm: vLLM and SGLang do so for every model that they have (vLLM since its pull request 45895),
+llama.cpp for Qwen's, and DeepSeek's modelling code for the target's. Owns whose layer it is; what
+it is like is the affair of :mod:`paceline.loading.checkpoint`.
+
+A head's vocabulary is its target's, as it is or padded to another size. A model's embedding often
+has more rows than its tokenizer has tokens, and two forms of one model, such as its folder and a
+GGUF file, may have different numbers of them.
 """
 
 from __future__ import annotations
@@ -15,18 +25,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.core.json_file import read_json
-from paceline.core.reading import checked_path
-from paceline.loading.checkpoint import Checkpoint, load_file
+from paceline.config.speculative import HeadConfig
+from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.core.files import checked_path, read_json
+from paceline.loading.checkpoint import Checkpoint, load_checkpoint, load_file, mtp_head
 from paceline.loading.fetching import hub_place, is_hub_id
 from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder
 from paceline.models.config import EntryConfig, ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
-from paceline.models.heads import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
+from paceline.models.heads import DFLASH, DSPARK, EAGLE3, MTP, PEAGLE, head_kind
 from paceline.models.pruned_head import HEAD_TOKENS
+from paceline.models.weights import EMBEDDING, HEAD, WeightReader
+from paceline.proposers.base import TargetInfo
 from paceline.tensors.stored import StoredTensors
 
 LAYER_CONFIG = "transformer_layer_config"
@@ -264,3 +276,78 @@ def _plain_name(stored: str) -> str:
     for pattern, plain in _NAMES:
         stored = pattern.sub(plain, stored)
     return stored
+
+
+def load_mtp(config: HeadConfig, target: TargetInfo) -> HeadCheckpoint:
+    """The MTP layer of the model that a configuration names, or else of the target.
+
+    Raises:
+        ModelLoadError: that model cannot be read.
+        ConfigError: it has no MTP layer.
+        UnsupportedModelError: the layer is of a kind that does not run here.
+    """
+    model = target.checkpoint if config.model is None else _opened(config.model)
+    if model is None:
+        raise ConfigError('method "mtp" drafts with a layer of the target, and none is loaded here')
+    head = mtp_head(model)
+    if head is None:
+        raise ConfigError(
+            f"{model.name} has no MTP layer: none of its tensors is called mtp.fc, mtp_layers.0 or "
+            "nextn, nor eh_proj behind its last layer. Conversions often leave it out: name a form "
+            'of the model that has it by "model", or choose another method'
+        )
+    return HeadCheckpoint(MTP, head, None, norm_output=True)
+
+
+def _opened(source: str) -> Checkpoint:
+    """A whole model, or a head in the `speculators` layout."""
+    try:
+        folder, name = place_of(source)
+    except ModelLoadError:  # a name of the catalogue, or nothing
+        return load_checkpoint(source, with_tokenizer=False)
+    if folder.is_file():
+        return load_checkpoint(source, with_tokenizer=False)
+    raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
+    if head_kind(raw) != MTP:
+        return load_checkpoint(source, with_tokenizer=False)
+    tensors: StoredTensors = SafetensorsFolder(folder)
+    if quantisation is not None:
+        tensors = QuantisedTensors(tensors, schemes_of(quantisation))
+    shape = config_from_hf(layer_config(raw))
+    return Checkpoint(shape, tensors, None, name, is_quantised=quantisation is not None)
+
+
+MOST_PADDING = 1024
+"""Rows by which forms of one model differ; more than that is another vocabulary."""
+
+
+def check_vocabulary(head: HeadCheckpoint, target: TargetInfo) -> None:
+    """Raise :class:`ConfigError` where the vocabularies differ in more than padding at the end."""
+    size = head.decoder.config.vocab_size
+    reason = "" if size == target.vocab_size else _difference(head, target)
+    if reason:
+        raise ConfigError(
+            f"{head.name} was made for another target: it reads {size} tokens, and the target has "
+            f"{target.vocab_size}. They may differ in padding at the end alone, but {reason}"
+        )
+
+
+def _difference(head: HeadCheckpoint, target: TargetInfo) -> str:
+    """Why a vocabulary of another size is not the target's; empty where padding is all."""
+    tensors, shape = head.decoder.tensors, head.decoder.config
+    if abs(shape.vocab_size - target.vocab_size) > MOST_PADDING:
+        return f"that is at most {MOST_PADDING} rows"
+    used = target.vocab_size if target.tokenizer is None else target.tokenizer.vocab_size
+    if shape.vocab_size < used:
+        return f"{used} tokens of the target are in use"
+    assert target.runner is not None
+    pruned = WeightReader(tensors, shape, target.runner.decoder.ops).pruned_head()
+    for name in (EMBEDDING, HEAD) if pruned is None else (EMBEDDING,):
+        if f"{name}.weight" in tensors:
+            return f"the head has {name} of its own"
+    last = -1 if pruned is None else int(pruned.token_ids[-1])
+    if last >= target.vocab_size:
+        return f"the head drafts token {last}"
+    if head.block is not None and head.block.mask_token >= target.vocab_size:
+        return f"the head reads token {head.block.mask_token} for what it drafts"
+    return ""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import ModelLoadError, NoAdapterError
-from paceline.core.reading import read_as
+from paceline.core.files import read_as
 from paceline.server.hosting.models import Models
 from paceline.server.http.errors import NOT_FOUND, ApiError
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.core.errors import RequestError
-from paceline.core.load import current_load
+from paceline.core.machine import current_load
 from paceline.models.threads import cores
 from paceline.request.metrics import EngineStats
 from paceline.request.sampling_params import NEUTRAL

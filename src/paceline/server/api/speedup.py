@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.core.load import Load
+from paceline.core.machine import Load
 from paceline.core.speedup import Arm, Round, claim
 from paceline.server.http.body import read_body
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes

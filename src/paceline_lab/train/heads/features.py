@@ -20,7 +20,7 @@ import xxhash
 
 from paceline.cache.model_runner import ModelRunner
 from paceline.core.errors import TrainingError
-from paceline.core.writing import whole_file
+from paceline.core.files import whole_file
 from paceline.request.span import Span
 from paceline.request.traces import Trace
 

@@ -18,7 +18,7 @@ import torch
 
 from paceline.backends.rows.rows import Rows as Decoder
 from paceline.core.errors import TrainingError
-from paceline.core.json_file import read_json
+from paceline.core.files import read_json
 from paceline.loading.checkpoint import Checkpoint
 from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder

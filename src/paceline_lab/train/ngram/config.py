@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
-from paceline.proposers.ngram_model.tables import (
+from paceline.proposers.ngram_model import (
     MAX_CONTINUATIONS,
     MAX_ORDER,
     MIN_ORDER,

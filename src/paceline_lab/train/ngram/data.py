@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import TrainingError, UnsupportedModelError
-from paceline.core.json_file import read_json
+from paceline.core.files import read_json
 from paceline.loading.fetching import model_path
 from paceline.loading.quantised.methods import split_quantisation
 from paceline.models.families.config_json import config_from_hf
-from paceline.proposers.ngram_model.tables import context_key
+from paceline.proposers.ngram_model import context_key
 from paceline.request.traces import read_meta, read_traces
 from paceline.text.tokenizer import Tokenizer
 from paceline_lab.train.data import read_documents, tokenize

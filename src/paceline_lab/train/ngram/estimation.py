@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from paceline.core.errors import TrainingError
-from paceline.proposers.ngram_model.tables import (
+from paceline.proposers.ngram_model import (
     CONTEXT_BYTES,
     CONTINUATION_BYTES,
     FIXED_BYTES,

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ModelLoadError
-from paceline.core.writing import whole_file
-from paceline.proposers.ngram_model.tables import (
+from paceline.core.files import whole_file
+from paceline.proposers.ngram_model import (
     MAX_CONTINUATIONS,
     MAX_ORDER,
     MIN_ORDER,

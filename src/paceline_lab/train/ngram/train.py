@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from paceline.config.speculative import NgramModelConfig, PromptLookupConfig
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.ngram_model import NgramModelProposer
-from paceline.proposers.ngram_model.file import write_tables
-from paceline.proposers.ngram_model.lookup import LONGEST_CONTEXT, NgramLookup
-from paceline.proposers.ngram_model.tables import (
+from paceline.proposers.ngram_model import (
+    LONGEST_CONTEXT,
     NO_PROMPTS,
+    NgramLookup,
+    NgramModelProposer,
     NgramTables,
+    write_tables,
 )
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import TARGET_ORIGIN, Request, VerifyResult

@@ -1,9 +1,10 @@
-"""Drafts that come with a model: an MTP layer among its tensors, and what lies in folders of its.
+"""The proposers of a model for which no speculation is configured, and the drafts that it brings.
 
-Those are ``speculators/`` inside the model's folder, and one beside it that is called like the
-model, with ``.speculators`` in place of ``.gguf`` or at its end. The catalogue may name others for
-a model that has a name there. Owns where drafts are looked for and which of them can run: heads,
-draft models, parallel drafts and files of n-grams.
+A model brings an MTP layer among its tensors, and what lies in folders of its: ``speculators/``
+inside the model's folder, and one beside it that is called like the model, with ``.speculators`` in
+place of ``.gguf`` or at its end. The catalogue may name others for a model that has a name there.
+Owns where drafts are looked for and which of them can run: heads, draft models, parallel drafts and
+files of n-grams.
 
 A ``config.json`` may carry what the `speculators` library writes (``speculators_model_type``,
 ``speculators_config``), as vLLM reads it. Imports nothing slow.
@@ -20,13 +21,56 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.config.speculative import HEAD_METHODS
-from paceline.core.errors import ConfigError, PacelineError
-from paceline.loading.catalogue import find_model
+from paceline.config.speculative import (
+    DEFAULT_METHOD,
+    EMBEDDED_METHOD,
+    HEAD_METHODS,
+    DraftModelConfig,
+)
+from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
+from paceline.core.files import checked_path
+from paceline.loading.catalogue import embedded_model, embedded_ngram_model, find_entry, find_model
 from paceline.loading.gguf.choice import is_later_shard, sibling_shards
 from paceline.loading.gguf.names import HEADS
 from paceline.models.config import MASK_TOKEN_KEYS
 from paceline.models.heads import MTP, head_kind, mtp_part
+
+EVERY_MODEL = parse_speculative_config({"method": DEFAULT_METHOD})
+"""Who drafts for any model, wherever it comes from."""
+
+
+def is_embedded(model: str) -> bool:
+    """Whether the model is the embedded one, named by its folder or by a name."""
+    place, is_there = checked_path(model, ModelLoadError)
+    entry = None if is_there else find_entry(model)
+    if entry is not None and entry.is_here:
+        place, is_there = entry.place, True
+    return is_there and place.samefile(embedded_model("target"))
+
+
+def default_speculative_config(model: str) -> tuple[SpeculativeConfig, ...]:
+    """:data:`EVERY_MODEL`, and the drafts that a model brings."""
+    drafts = drafts_of(model)
+    if is_embedded(model):
+        # Its draft model's forward takes a quarter of its own: n-grams alone bring more per second.
+        drafts = tuple(config for config in drafts if config.method == EMBEDDED_METHOD)
+    return (*EVERY_MODEL, *drafts)
+
+
+def drafts_of(model: str) -> tuple[SpeculativeConfig, ...]:
+    """The drafts that a model brings; the embedded one's are an n-gram model and a draft model."""
+    if not is_embedded(model):
+        return bundled_drafts(model)
+    ngram = parse_speculative_config({"method": "ngram_model", "model": embedded_ngram_model()})
+    # One level with several candidates: a forward per level is slow compared with this target.
+    draft = DraftModelConfig(
+        model=embedded_model("draft"),
+        num_speculative_tokens=1,
+        max_branching=4,
+        max_tree_nodes=4,
+    )
+    return (*ngram, draft)
+
 
 log = logging.getLogger(__name__)
 
