@@ -6,16 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 
 from paceline.backends.native.native import missing
-from paceline.cli.main import OTHER_VARIABLES, app, option_variables, warn_of_unknown_variables
+from paceline.cli.main import OTHER_VARIABLES, warn_of_unknown_variables
 from paceline.cli.options import refuse_empty_variables
 from paceline.cli.reference import all_commands
+from paceline.cli.registry import option_variables
 from paceline.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = typer.main.get_command(app)
 
 
 def test_unknown_variables_are_named(
@@ -24,7 +23,7 @@ def test_unknown_variables_are_named(
     known = ("PACELINE_MAX_TOKENS", "PACELINE_HIDDEN_SIZE", "PACELINE_TEST_X", *OTHER_VARIABLES)
     for name in ("PACELINE_MAX_TOKEN", "PACELINE_QQ", "PACELIN_MAX_TOKENS", *known):
         monkeypatch.setenv(name, "1")
-    warn_of_unknown_variables(COMMAND)
+    warn_of_unknown_variables()
     assert capsys.readouterr().err.splitlines() == [
         "warning: nothing reads the variable 'PACELINE_MAX_TOKEN'; "
         "did you mean PACELINE_MAX_TOKENS?",
@@ -48,7 +47,7 @@ def test_what_the_sources_read_is_known() -> None:
         for name in re.findall(r'"(PACELINE_[A-Z_]*[A-Z])"', path.read_text(encoding="utf-8"))
     }
     assert "PACELINE_CPU_ISA" in named
-    assert named <= {*OTHER_VARIABLES, *option_variables(COMMAND)}
+    assert named <= {*OTHER_VARIABLES, *option_variables()}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +69,11 @@ def test_an_empty_variable_is_refused(
     assert result.code == 2
     said = f"the variable {variable} is set and empty; give it a value, or unset it"
     assert said in result.err
+
+
+def test_the_variables_are_those_of_the_commands_parameters() -> None:
+    read = {each.envvar for _, command in all_commands() for each in command.params if each.envvar}
+    assert option_variables() == read
 
 
 def test_every_option_refuses_its_variable_when_it_is_empty(

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from paceline import __version__
-from paceline.cli.registry import ENVIRONMENT_NOTE, ROOT, LazyGroup
+from paceline.cli.registry import ENVIRONMENT_NOTE, ROOT, LazyGroup, option_variables
 from paceline.core.errors import PacelineError
 
 EXIT_ERROR = 2
@@ -68,7 +68,6 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -80,17 +79,13 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    warn_of_unknown_variables(context.command)
+    warn_of_unknown_variables()
 
 
-def warn_of_unknown_variables(command: Any) -> None:
-    """Say on standard error which ``PACELINE_`` variables nothing reads, and what is near.
-
-    Args:
-        command: the root of the command line, whose options know their variables.
-    """
+def warn_of_unknown_variables() -> None:
+    """Say on standard error which ``PACELINE_`` variables nothing reads, and what is near."""
     present = [name for name in os.environ if name.startswith(PREFIX)]
-    known = {*OTHER_VARIABLES, *option_variables(command)} if present else set()
+    known = {*OTHER_VARIABLES, *option_variables()} if present else set()
     for name in sorted(set(present) - known):
         if not name.startswith(TEST_PREFIX):
             print(
@@ -105,15 +100,6 @@ def _hint(name: str, known: Iterable[str]) -> str:
     stems = [each.removeprefix(PREFIX) for each in sorted(known)]
     near = get_close_matches(name.removeprefix(PREFIX), stems, n=1)
     return f"; did you mean {PREFIX}{near[0]}?" if near else ""
-
-
-def option_variables(command: Any) -> Iterator[str]:
-    """The variables that the options of a command and of those below it read."""
-    for parameter in command.params:
-        if parameter.envvar:
-            yield parameter.envvar
-    for child in getattr(command, "commands", {}).values():
-        yield from option_variables(child)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

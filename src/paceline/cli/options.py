@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -110,6 +111,12 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
+
+
+@cache
+def variables_of(options: type[Any]) -> frozenset[str]:
+    """The environment variables that fill these options."""
+    return frozenset(each.metadata["declare"](each.name).envvar for each in _fields_of(options))
 
 
 def _in_order(options: type[Any]) -> list[Field[Any]]:

@@ -229,6 +229,15 @@ def commands_of(group: str) -> list[Command]:
     return [*own, *laboratory, *(each for name, each in added.items() if name not in taken)]
 
 
+def option_variables() -> set[str]:
+    """The environment variables that the options of all commands read."""
+    from paceline.cli.options import variables_of
+
+    commands = [command for group in (ROOT, *GROUP_SECTIONS) for command in commands_of(group)]
+    usable = (command.options for command in commands if command.options != UNUSABLE)
+    return {variable for options in usable for variable in variables_of(load(options))}
+
+
 def _added() -> Iterator[Command]:
     """What entry points refer to; one that cannot be loaded is a command that says why."""
     for point in entry_points(group=ENTRY_POINTS):
