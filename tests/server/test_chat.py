@@ -11,10 +11,13 @@ from typing import Any
 import openai
 import pytest
 
-from paceline.core.errors import EngineDeadError, RequestError
+from paceline.core.errors import EngineDeadError, ShapeError
 from paceline.server.http.config import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerConfig
 from paceline.text.chat_templates import BUILT_IN
 from tests.server.chats import USER, ChatServer
+
+HICCUP: dict[str, Any] = {"type": "hiccup"}
+HICCUP_FORMAT: dict[str, Any] = {"type": "json_schema", "schema": HICCUP}
 
 
 @pytest.fixture(scope="module")
@@ -233,21 +236,49 @@ def test_errors_of_the_engine(server: ChatServer) -> None:
     assert text[-2] == "data: [DONE]"
 
 
-def test_a_refused_grammar_is_laid_to_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+def refused_by_its_grammar(monkeypatch: pytest.MonkeyPatch) -> ChatServer:
     server = ChatServer()
 
     def refuse(*_: Any) -> None:
-        raise RequestError(
-            "structured_outputs.grammar cannot be used: at 5(8): no such type: hiccup 4 | x: y"
-        )
+        raise ShapeError("json", "cannot be used", "no such type: hiccup")
 
     monkeypatch.setattr(server.engine, "_check", refuse)
+    return server
+
+
+def test_a_refused_grammar_is_laid_to_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = refused_by_its_grammar(monkeypatch)
     wish = {"type": "json_schema", "json_schema": {"schema": {"type": "hiccup"}}}
     for stream in (False, True):
         status, body = server.post(response_format=wish, stream=stream)
         assert (status, body["error"]["param"]) == (400, "response_format")
         told = "response_format cannot be served: no such type: hiccup"
         assert body["error"]["message"] == told
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "wish"),
+    [
+        ("/api/chat", "format", {"format": HICCUP}),
+        ("/v1/messages", "output_config.format", {"output_config": {"format": HICCUP_FORMAT}}),
+        ("/v1/responses", "text.format", {"text": {"format": {**HICCUP_FORMAT, "name": "x"}}}),
+        ("/v1/completions", "guided_json", {"guided_json": HICCUP}),
+    ],
+)
+def test_every_protocol_names_its_own_field(
+    path: str, name: str, wish: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = refused_by_its_grammar(monkeypatch)
+    words = {"input": "a"} if path == "/v1/responses" else {"messages": [USER]}
+    words = {"prompt": "a"} if path == "/v1/completions" else words
+    limit = {"max_tokens": 5} if path == "/v1/messages" else {}
+    answer = server.http.post(path, json={"model": "fake", **words, **limit, **wish})
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert (answer.status_code, message) == (
+        400,
+        f"{name} cannot be served: no such type: hiccup",
+    )
 
 
 @pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser"])

@@ -11,15 +11,15 @@ import random
 import re
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from paceline.json_schema.enforceable import Enforceable
 from paceline.server.chat.answer import OfferedTool, ToolUse
 from paceline.server.chat.demands import constraint
 from paceline.server.chat.formats import TOOL_FORMATS
-from paceline.server.chat.shapes import enforced
+from paceline.server.chat.shapes import Enforced, enforced
 from paceline.server.http.errors import ApiError
 from tests.server.byte_texts import byte_matcher, drawn
 from tests.server.schema_cases import CASES, LEFT, LEFT_BARE, LEFT_COUNTS, of
@@ -51,8 +51,8 @@ QUICK = list(zip(itertools.cycle(("qwen3_coder", "gemma4", "deepseek_v32")), CAS
 """One format for each case, in turn; the others are slow."""
 
 
-def offered(name: str, schema: Any, strict: bool = False) -> Enforceable:
-    return enforced(schema, strict, "parameters", TOOL_FORMATS[name].call.unenforced)
+def offered(name: str, schema: Any, strict: bool = False) -> Enforced:
+    return enforced(schema, strict, "parameters", partial(TOOL_FORMATS[name].call.forced, "f"))
 
 
 def calls(name: str, schema: Any, draws: int) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, ShapeError
 from paceline.json_schema.normal_form import normal_form
 from paceline.json_schema.resolver import MOST_JOINED
 from paceline.request.structured_outputs import MAX_SOURCE_BYTES
@@ -101,7 +101,7 @@ def test_errors_do_not_show_what_was_composed() -> None:
     assert str(blamed(caught.value, "tools")) == (
         "tools cannot be served: its $ref '#/$defs/d0' leads back to itself with no way out"
     )
-    large = RequestError("structured_outputs.structural_tag has 9 bytes; at most 8 are allowed")
+    large = ShapeError("structural_tag", "has 9 bytes; at most 8 are allowed")
     assert str(blamed(large, "tools")) == (
         "tools cannot be served: its grammar has 9 bytes; at most 8 are allowed"
     )

@@ -210,7 +210,7 @@ def test_bare_strings_are_held_to_their_schema(
     forced = grammar(name, {"f": of(s={**TEXT, **rules})})
     assert [text for text in good if not matches(forced, RAW[name] % text)] == []
     assert [text for text in bad if matches(forced, RAW[name] % text)] == []
-    assert TOOL_FORMATS[name].call.unenforced(of(s={**TEXT, **rules})) == frozenset()
+    assert TOOL_FORMATS[name].call.forced("f", of(s={**TEXT, **rules})).unenforced == frozenset()
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "deepseek_v32"])
@@ -245,9 +245,9 @@ def test_what_bare_strings_are_not_held_to_is_named(
     name: str, rules: dict[str, Any], left: set[str]
 ) -> None:
     schema = of(s={**TEXT, **rules})
-    assert TOOL_FORMATS[name].call.unenforced(schema) == left
+    assert TOOL_FORMATS[name].call.forced("f", schema).unenforced == left
     assert matches(grammar(name, {"f": schema}), RAW[name] % "c")
-    assert TOOL_FORMATS["hermes"].call.unenforced(schema) == frozenset()
+    assert TOOL_FORMATS["hermes"].call.forced("f", schema).unenforced == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -266,4 +266,4 @@ def test_what_bare_strings_are_not_held_to_is_named(
     ],
 )
 def test_what_calls_are_not_held_to_is_named(name: str, schema: Any, left: set[str]) -> None:
-    assert TOOL_FORMATS[name].call.unenforced(schema) == left
+    assert TOOL_FORMATS[name].call.forced("f", schema).unenforced == left

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import BusyError, RequestError
+from paceline.core.errors import BusyError, RequestError, ShapeError
 from paceline.core.installation import install_command
 from paceline.core.worker_process import WorkerSlot
 from paceline.request.structured_outputs import StructuredOutputs
@@ -100,6 +100,18 @@ def test_gbnf(
 def test_what_is_wrong_with_gbnf(compiler: GrammarCompiler, source: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         compiler.constraints(StructuredOutputs(grammar=source), 1)
+
+
+def test_nobody_is_told_a_place_in_a_grammar_that_was_composed(compiler: GrammarCompiler) -> None:
+    broken = {"type": "grammar", "grammar": "start: x"}
+    messages = []
+    for is_composed in (False, True):
+        spec = StructuredOutputs(structural_tag={"format": broken}, composed=is_composed)
+        with pytest.raises(ShapeError) as refused:
+            compiler.constraints(spec, 1)
+        messages.append(refused.value.reason)
+    assert re.match(r"at \d+\(\d+\): ", messages[0])
+    assert not re.search(r"\d+\(\d+\)| \d+ \| ", messages[1])
 
 
 def test_compiled_once_and_forgotten_in_turn(

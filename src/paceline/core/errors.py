@@ -17,6 +17,24 @@ class RequestError(PacelineError, ValueError):
     """One request asks for something that cannot be served; its neighbours are unaffected."""
 
 
+class ShapeError(RequestError):
+    """What an output must match is malformed, too large, or cannot be used.
+
+    Args:
+        field: of ``structured_outputs``, empty for all of it.
+        problem: what is wrong, as the rest of a sentence about the field.
+        reason: why, where that is another sentence.
+    """
+
+    def __init__(self, field: str, problem: str, reason: str = "") -> None:
+        super().__init__(field, problem, reason)
+        self.field, self.problem, self.reason = field, problem, reason
+
+    def __str__(self) -> str:
+        subject = f"structured_outputs.{self.field}" if self.field else "structured_outputs"
+        return f"{subject} {self.problem}" + (f": {self.reason}" if self.reason else "")
+
+
 class ContextLengthError(RequestError):
     """The prompt, or the prompt plus ``max_tokens``, does not fit into the model's context."""
 

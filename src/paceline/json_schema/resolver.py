@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import ShapeError
 from paceline.json_schema.keywords import (
     KINDS,
     NARROWING,
@@ -64,7 +64,7 @@ class Members:
 class Resolver:
     """One document. It must not change meanwhile.
 
-    Each of its methods raises a RequestError where going through the document takes too many steps.
+    Each of its methods raises a ShapeError where going through the document takes too many steps.
     """
 
     def __init__(self, root: Any) -> None:
@@ -77,10 +77,12 @@ class Resolver:
     def _spend(self, count: int) -> None:
         self._room -= count
         if self._room < 0:
-            raise RequestError(
-                "structured_outputs.json cannot be used: written out with its references it has "
-                f"more than {MOST_STEPS:,} schemas, values and properties; refer to large "
-                "definitions from fewer places, or make them smaller"
+            raise ShapeError(
+                "json",
+                "cannot be used",
+                f"written out with its references it has more than {MOST_STEPS:,} schemas, values "
+                "and properties; refer to large definitions from fewer places, or make them "
+                "smaller",
             )
 
     def conjuncts(self, schema: Any) -> list[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import ShapeError
 from paceline.json_schema.references import endless_reference
 
 MAX_PARTS = 1000
@@ -196,14 +196,15 @@ for _each in (Sequence, Or, Repeated, Tag, TriggeredTags, TagsWithSeparator, _Wh
     _each.model_rebuild()
 
 
-def parsed(source: str) -> Format:
+def parsed(source: str, is_composed: bool = False) -> Format:
     """The format of a structural tag.
 
     Args:
         source: JSON, ``{"format": ...}`` or the older ``{"structures": [...], "triggers": [...]}``.
+        is_composed: whoever reads the error has not seen the source, and is told no place in it.
 
     Raises:
-        RequestError: it is neither, or malformed.
+        ShapeError: it is neither, or malformed.
     """
     try:
         given = json.loads(source)
@@ -214,8 +215,8 @@ def parsed(source: str) -> Format:
         return _Whole.model_validate(given).format
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        detail = f"{place}: {first['msg']}"
+        place = "" if is_composed else ".".join(map(str, first["loc"])) + ": "
+        detail = f"{place}{first['msg'].removeprefix('Value error, ')}"
     except (ValueError, RecursionError) as error:
         detail = str(error)
-    raise RequestError(f"structured_outputs.structural_tag is malformed: {detail[:300]}")
+    raise ShapeError("structural_tag", "is malformed", detail[:300])

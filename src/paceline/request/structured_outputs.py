@@ -5,12 +5,13 @@ Knows no grammar: :mod:`paceline.structured.grammar` compiles what is asked for 
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, ShapeError
 from paceline.json_schema.references import endless_reference
 
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag", "json_object", "free")
@@ -98,9 +99,7 @@ class StructuredOutputs:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             found = ", ".join(given) or "none"
-            raise RequestError(
-                f"structured_outputs holds {found}; exactly one of {', '.join(KINDS)} is allowed"
-            )
+            raise ShapeError("", f"holds {found}; exactly one of {', '.join(KINDS)} is allowed")
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         if self.json is not None:
@@ -108,16 +107,16 @@ class StructuredOutputs:
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
-                raise RequestError(f"structured_outputs.{name} must be a text that is not empty")
+                raise ShapeError(name, "must be a text that is not empty")
         for name in ("json_object", "free"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(
-                    f"structured_outputs.{name} is {getattr(self, name)!r}; allowed: true"
-                )
+                raise ShapeError(name, f"is {getattr(self, name)!r}; allowed: true")
         if self.free and self.after is None:
-            raise RequestError("structured_outputs.free says nothing; give after with a budget")
+            raise ShapeError("free", "says nothing; give after with a budget")
         if self.structural_tag is not None:
-            object.__setattr__(self, "structural_tag", _tag_text(self.structural_tag, self._times))
+            object.__setattr__(
+                self, "structural_tag", _tag_text(self.structural_tag, self._times, self.composed)
+            )
         self._check_size()
 
     def _check_size(self) -> None:
@@ -125,18 +124,20 @@ class StructuredOutputs:
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError as error:
-            raise RequestError(
-                f"structured_outputs.{self.kind} is not valid text: {error}"
-            ) from None
+            raise ShapeError(self.kind, "is not valid text", str(error)) from None
         if size > limit:
-            raise RequestError(
-                f"structured_outputs.{self.kind} has {size} bytes; at most {limit} are allowed"
-            )
+            raise ShapeError(self.kind, f"has {size} bytes; at most {limit} are allowed")
 
     @property
     def _times(self) -> int:
         """How many times the size of one part is allowed."""
         return MORE_IF_COMPOSED if self.composed else 1
+
+    def behind(self, thoughts: ThoughtMarks | None) -> StructuredOutputs:
+        """The same shape for what follows thoughts between these marks; it is not checked again."""
+        shape = copy.copy(self)
+        object.__setattr__(shape, "after", thoughts)
+        return shape
 
     @property
     def kind(self) -> str:
@@ -163,16 +164,13 @@ def _dumps(value: Any) -> str:
 
 def _choices(choices: object) -> tuple[str, ...]:
     if isinstance(choices, str) or not isinstance(choices, Sequence):
-        raise RequestError("structured_outputs.choice must be a list of strings")
+        raise ShapeError("choice", "must be a list of strings")
     if not 0 < len(choices) <= MAX_CHOICES:
-        raise RequestError(
-            f"structured_outputs.choice holds {len(choices)} strings; allowed: 1 to {MAX_CHOICES}"
-        )
+        raise ShapeError("choice", f"holds {len(choices)} strings; allowed: 1 to {MAX_CHOICES}")
     for text in choices:
         if not isinstance(text, str) or not text:
-            raise RequestError(
-                f"structured_outputs.choice holds {str(text)[:40]!r}; allowed: strings that "
-                "are not empty"
+            raise ShapeError(
+                "choice", f"holds {str(text)[:40]!r}; allowed: strings that are not empty"
             )
     return tuple(choices)
 
@@ -181,18 +179,20 @@ def _schema_text(schema: object, times: int) -> str:
     text, parsed = _json_text("json", schema, times)
     reference = endless_reference(parsed)
     if reference is not None:
-        raise RequestError(
-            f"structured_outputs.json cannot be used: its $ref {reference[:60]!r} leads back to "
-            "itself with no way out, so that no value ever matches"
+        raise ShapeError(
+            "json",
+            "cannot be used",
+            f"its $ref {reference[:60]!r} leads back to itself with no way out, so that no value "
+            "ever matches",
         )
     return text
 
 
-def _tag_text(tag: object, times: int) -> str:
+def _tag_text(tag: object, times: int, is_composed: bool) -> str:
     from paceline.request.structural_tags import parsed  # pydantic takes its time to load
 
     text, _ = _json_text("structural_tag", tag, times)
-    parsed(text)
+    parsed(text, is_composed)
     return text
 
 
@@ -205,10 +205,7 @@ def _json_text(name: str, value: object, times: int) -> tuple[str, Any]:
     try:
         if isinstance(value, str):
             if len(value) > limit:
-                raise RequestError(
-                    f"structured_outputs.{name} has {len(value)} characters; at most {limit} are "
-                    "allowed"
-                )
+                raise ShapeError(name, f"has {len(value)} characters; at most {limit} are allowed")
             parsed = json.loads(value)
             _check_depth(name, parsed, times)
             return value, parsed
@@ -218,13 +215,13 @@ def _json_text(name: str, value: object, times: int) -> tuple[str, Any]:
         if isinstance(error, RequestError):
             raise
         what = "JSON schema" if name == "json" else "JSON"
-        raise RequestError(f"structured_outputs.{name} is no {what}: {error}") from None
+        raise ShapeError(name, f"is no {what}", str(error)) from None
 
 
 def _check_depth(name: str, schema: object, times: int) -> None:
     if not isinstance(schema, Mapping | bool):
         what = "a JSON schema: an object" if name == "json" else "an object"
-        raise RequestError(f"structured_outputs.{name} must be {what}")
+        raise ShapeError(name, f"must be {what}")
     level: list[Any] = [schema]
     size, limit, deepest = 0, MAX_SOURCE_BYTES * times, MAX_DEPTH * times
     for _ in range(deepest):
@@ -233,13 +230,12 @@ def _check_depth(name: str, schema: object, times: int) -> None:
             return
         size += sum(map(len, level))
         if size > limit:  # none is written in less than a byte
-            raise RequestError(
-                f"structured_outputs.{name} holds more than {limit} values; at most {limit} bytes "
-                "are allowed"
+            raise ShapeError(
+                name, f"holds more than {limit} values; at most {limit} bytes are allowed"
             )
         level = [
             child
             for value in level
             for child in (value.values() if isinstance(value, Mapping) else value)
         ]
-    raise RequestError(f"structured_outputs.{name} nests deeper than {deepest} levels")
+    raise ShapeError(name, f"nests deeper than {deepest} levels")

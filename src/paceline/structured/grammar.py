@@ -10,6 +10,7 @@ that process. Knows no request and no draft.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import BusyError, RequestError
+from paceline.core.errors import BusyError, RequestError, ShapeError
 from paceline.core.installation import install_command
 from paceline.core.worker_process import WorkerSlot
 from paceline.json_schema.normal_form import normal_form
@@ -54,6 +55,8 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """Of the compiler and of each mask; as it names them. A state takes one or two kilobytes."""
+_PLACE = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
+"""Where in a grammar its compiler stopped, and the lines around that place."""
 _MEANINGS = (
     ("NoExtensionBias", "no text matches it"),
     ("Regex is empty", "no text matches an expression in it, with its lengths and format"),
@@ -81,7 +84,7 @@ class GrammarCompiler:
         self._eos = [i for i in eos_token_ids if 0 <= i < vocab_size]
         self._tables = TablesOnce(tokenizer, vocab_size, self._eos, LIMITS)
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, LLMatcher | RequestError] = OrderedDict()
+        self._cache: OrderedDict[str, LLMatcher | ShapeError] = OrderedDict()
         self._known_marks: OrderedDict[Any, Marks] = OrderedDict()
 
     def constraints(self, spec: StructuredOutputs, count: int) -> Sequence[Constraint]:
@@ -137,8 +140,10 @@ class GrammarCompiler:
             self._cache.move_to_end(key)
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
-        if isinstance(found, RequestError):
-            raise RequestError(str(found))
+        if isinstance(found, ShapeError):
+            # Whoever asks for what a program composed has not seen the grammar.
+            reason = _PLACE.sub("", found.reason) if spec.composed else found.reason
+            raise ShapeError(found.field, found.problem, reason)
         return found
 
     def _marks(self, marks: ThoughtMarks) -> Marks:
@@ -172,7 +177,7 @@ def _tried(
     trial: WorkerSlot,
     tokens: TokenNames,
     has_gap: bool,
-) -> LLMatcher | RequestError:
+) -> LLMatcher | ShapeError:
     """A matcher at its beginning, or what is wrong with the specification.
 
     Raises:
@@ -200,12 +205,12 @@ def _tried(
     return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
 
 
-def _refusal(spec: StructuredOutputs, problem: str) -> RequestError:
+def _refusal(spec: StructuredOutputs, problem: str) -> ShapeError:
     detail = " ".join(problem.replace("<non-verbose/>", "").split())[:300]
     meaning = next((plain for sign, plain in _MEANINGS if sign in detail), None)
     if meaning is not None:
         detail = f"{meaning} ({detail})"
-    return RequestError(f"structured_outputs.{spec.kind} cannot be used: {detail}")
+    return ShapeError(spec.kind, "cannot be used", detail)
 
 
 def _grammar_text(spec: StructuredOutputs, tokens: TokenNames) -> str:
@@ -311,7 +316,7 @@ class TablesOnce:
                     self._made = error
             made = self._made
         if isinstance(made, RequestError):
-            raise RequestError(str(made))
+            raise type(made)(*made.args)
         return made
 
     def prepare(self) -> None:
@@ -331,20 +336,18 @@ class TablesOnce:
         try:
             from llguidance import LLTokenizer
         except ImportError as error:
-            raise RequestError(
-                f"structured_outputs needs the package llguidance: {install_command()}"
-            ) from error
+            raise ShapeError("", "needs the package llguidance", install_command()) from error
         if self._tokenizer is None or not self._eos:
             what = "tokenizer" if self._tokenizer is None else "token that ends a text"
-            raise RequestError(f"structured_outputs needs a {what}, and the model has none")
+            raise ShapeError("", f"needs a {what}, and the model has none")
         try:
             vocabulary = GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos)
             lookup = LLTokenizer(vocabulary, self._vocab_size, self._eos)  # type: ignore[arg-type]
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                 raise
-            raise RequestError(
-                f"structured_outputs cannot be used with this model's tokenizer: {error}"
+            raise ShapeError(
+                "", "cannot be used with this model's tokenizer", str(error)
             ) from error
         names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
         script = Path(__file__).with_name("grammar_worker.py")

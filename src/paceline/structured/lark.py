@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, ShapeError
 from paceline.json_schema.normal_form import normal_form
 from paceline.request import structural_tags
 from paceline.request.structural_tags import (
@@ -275,9 +275,10 @@ def _is_free(form: Format) -> bool:
 
 
 def _endless(kind: str) -> RequestError:
-    return RequestError(
-        f"structured_outputs.structural_tag has free text in a {kind} that does not tell where it "
-        "ends; put it into a tag, or a const_string behind it"
+    return ShapeError(
+        "structural_tag",
+        f"has free text in a {kind} that does not tell where it ends; put it into a tag, or a "
+        "const_string behind it",
     )
 
 

@@ -221,6 +221,13 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stream", "speculative")
 
 
+class _Chat(ChatCompletionRequest):
+    wording: ClassVar[Mapping[str, str]] = {
+        "response_format": "output_config.format",
+        "function.parameters": "input_schema",
+    }
+
+
 def chat_of(body: Conversation) -> ChatCompletionRequest:
     """The chat with the same words, tools and options."""
     messages = [*_system(body), *(told for each in body.messages for told in _told(each))]
@@ -244,7 +251,7 @@ def chat_of(body: Conversation) -> ChatCompletionRequest:
         chat["stop"] = body.stop_sequences or None
         if body.speculative is not None:
             chat["speculative"] = body.speculative.model_dump()
-    return ChatCompletionRequest.model_validate(chat)
+    return _Chat.model_validate(chat)
 
 
 def _system(body: Conversation) -> list[dict[str, Any]]:

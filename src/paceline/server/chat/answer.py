@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paceline.request.structured_outputs import ThoughtMarks
-from paceline.server.chat.calls.kind import Call, ToolFormat, Tools, unfinished_tag
+from paceline.server.chat.calls.kind import Call, Form, ToolFormat, Tools, unfinished_tag
 from paceline.server.chat.parts import (
     CallArguments,
     Part,
@@ -229,13 +229,16 @@ class Unwrapper:
 class OfferedTool:
     """A function that the model may call; ``strict`` calls match the schema of the arguments.
 
-    ``unenforced`` are the keywords that were left out of the schema.
+    Attributes:
+        unenforced: the keywords that were left out of the schema.
+        tag: of a call that matches the schema, where it is known already.
     """
 
     name: str
     schema: Mapping[str, Any]
     strict: bool = False
     unenforced: tuple[str, ...] = ()
+    tag: Form | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ or in Harmony, and which field an error is laid to. Compiles nothing.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass, replace
@@ -94,9 +95,9 @@ class Demands:
         if param == "tools" and body.structured_outputs is not None:
             raise ApiError(
                 400,
-                "structured_outputs is given beside a tool_choice that forces a call; use one of "
-                "them",
-                param="structured_outputs",
+                f"{body.called('structured_outputs')} is given beside a tool_choice that forces a "
+                "call; use one of them",
+                param=body.called("structured_outputs"),
             )
         shape, unenforced = response_shape(body)
         try:
@@ -135,25 +136,25 @@ def _tool_use(
             "is known here; if the model writes one, start the server with its --tool-call-parser",
             param="tools",
         )
-    choice, functions = body.tool_choice, enumerate(tool.function for tool in body.tools)
+    choice, parameters = body.tool_choice, body.called("function.parameters")
+    functions = {f"tools.{i}.{parameters}": tool.function for i, tool in enumerate(body.tools)}
     if isinstance(choice, NamedTool):
         name = choice.function.name
-        chosen = [_offered(i, each, form, True) for i, each in functions if each.name == name]
+        chosen = [_offered(f, at, form, True) for at, f in functions.items() if f.name == name]
         return ToolUse(form, chosen, must_call=True, max_calls=1)
     must_call = choice == "required"
-    offered = [_offered(i, each, form, must_call) for i, each in functions]
+    offered = [_offered(function, at, form, must_call) for at, function in functions.items()]
     max_calls = 1 if body.parallel_tool_calls is False else None
     return ToolUse(form, offered, must_call, max_calls)
 
 
 def _offered(
-    index: int, function: FunctionDefinition, form: ToolFormat | None, must_call: bool
+    function: FunctionDefinition, param: str, form: ToolFormat | None, must_call: bool
 ) -> OfferedTool:
     """
     Raises:
         ApiError: its parameters are of no object, or hold for calls and cannot be enforced.
     """
-    param = f"tools.{index}.function.parameters"
     schema = _NO_PARAMETERS if function.parameters is None else function.parameters
     kind = schema.get("type")
     if kind is None and not any(key in schema for key in _COMBINERS):
@@ -168,8 +169,9 @@ def _offered(
     strict = bool(function.strict)
     if not must_call and not strict:
         return OfferedTool(function.name, normal_form(schema))
-    found = enforced(schema, strict, param, form.call.unenforced if form is not None else None)
-    return OfferedTool(function.name, found.schema, strict, found.unenforced)
+    forced = None if form is None else functools.partial(form.call.forced, function.name)
+    held = enforced(schema, strict, param, forced)
+    return OfferedTool(function.name, held.schema, strict, held.unenforced, held.tag)
 
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -196,7 +198,7 @@ def constraint(
         response = StructuredOutputs(structural_tag={"format": form}, composed=True)
     if response is None and thoughts is not None and thoughts.budget is not None:
         return StructuredOutputs(free=True, after=thoughts)
-    return response and replace(response, after=thoughts)
+    return response and response.behind(thoughts)
 
 
 def shape_form(response: StructuredOutputs) -> Form:
@@ -229,7 +231,8 @@ def _tags(use: ToolUse) -> list[Form]:
     form, forced = use.format, use.must_call
     assert form is not None
     return [
-        form.call.tag(tool.name, tool.schema if forced or tool.strict else ANY_OBJECT)
+        tool.tag
+        or form.call.forced(tool.name, tool.schema if forced or tool.strict else ANY_OBJECT).tag
         for tool in use.tools
     ]
 

@@ -6,14 +6,14 @@ nothing.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from paceline.core.errors import BusyError, RequestError
-from paceline.json_schema.enforceable import Enforceable, enforceable
+from paceline.core.errors import RequestError, ShapeError
+from paceline.json_schema.enforceable import enforceable
 from paceline.json_schema.normal_form import normal_form
 from paceline.request.structured_outputs import StructuredOutputs
+from paceline.server.chat.calls.kind import ForcedCall, Form
 from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.completions import CompletionRequest
@@ -22,17 +22,15 @@ from paceline.server.protocol.generation import GUIDED, ResponseFormat, Structur
 STRUCTURED = "structured_outputs"
 CLOSING = "additionalProperties"
 """What objects are closed with: nothing is lost that a schema says, where it does not say this."""
-# Where in a composed grammar its compiler stopped, and the lines around that place.
-_COMPOSED = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
-_COMPOSED_PART = re.compile(r"^format\.[\w.]+: (?:Value error, )?")
 
 
 def shape_param(body: ChatCompletionRequest | CompletionRequest) -> str | None:
-    """The field that asks for a shape."""
+    """The field that asks for a shape, as the client calls it."""
     if body.structured_outputs is not None:
-        return next((name for name in GUIDED if getattr(body, name) is not None), STRUCTURED)
+        given = next((name for name in GUIDED if getattr(body, name) is not None), STRUCTURED)
+        return body.called(given)
     wish = body.response_format
-    return None if wish is None or wish.type == "text" else "response_format"
+    return None if wish is None or wish.type == "text" else body.called("response_format")
 
 
 def response_shape(
@@ -43,69 +41,73 @@ def response_shape(
     Raises:
         ApiError: both fields ask, one is malformed, or it is strict and cannot be enforced.
     """
-    param = shape_param(body)
+    param, wish = shape_param(body), body.response_format
+    has_format = wish is not None and wish.type != "text"
     try:
-        told = _told(body.structured_outputs)
-        if param != "response_format":
-            wish = body.response_format
-            if told is not None and wish is not None and wish.type != "text":
-                raise RequestError(
-                    "structured_outputs is given together with response_format; use one of them"
-                )
-            return told, ()
-        assert body.response_format is not None
-        return _formatted(body.response_format)
+        shape = _told(body.structured_outputs)
+        if shape is not None and has_format:
+            message = f"{param} is given together with response_format; use one of them"
+            raise ApiError(400, message, param=param)
+        if shape is not None or not has_format:
+            return shape, ()
+        assert wish is not None
+        return _formatted(wish, body.called("response_format"))
     except RequestError as error:
         raise blamed(error, param) from error
 
 
-def _formatted(wish: ResponseFormat) -> tuple[StructuredOutputs, tuple[str, ...]]:
+def _formatted(wish: ResponseFormat, param: str) -> tuple[StructuredOutputs, tuple[str, ...]]:
     if wish.type == "structural_tag":
         return StructuredOutputs(structural_tag=wish.structural_tag), ()
     if wish.json_schema is None and wish.schema_ is None:
         return StructuredOutputs(json_object=True), ()
     given = wish.schema_ if wish.json_schema is None else wish.json_schema.schema_
     strict = wish.json_schema is not None and wish.json_schema.strict is True
-    found = enforced(given, strict, "response_format")
+    found = enforced(given, strict, param)
     return StructuredOutputs(json=found.schema, composed=True), found.unenforced
+
+
+class Enforced(NamedTuple):
+    """A schema without what cannot be enforced, the keywords that were left out, and the tag of a
+    call that the schema holds for.
+    """
+
+    schema: Any
+    unenforced: tuple[str, ...]
+    tag: Form | None = None
 
 
 def enforced(
     schema: Mapping[str, Any] | None,
     strict: bool,
     param: str,
-    more: Callable[[Mapping[str, Any]], Collection[str]] | None = None,
-) -> Enforceable:
-    """A schema that holds, without what cannot be enforced.
-
+    call: Callable[[Mapping[str, Any]], ForcedCall] | None = None,
+) -> Enforced:
+    """
     Args:
-        more: the keywords of a schema that the answer's format leaves out besides.
+        call: how a call with such arguments is forced, in a format that may leave out more.
 
     Raises:
         ApiError: it is malformed or too large, or it is strict and something is left out.
     """
     try:
         StructuredOutputs(json=schema)
+        kept = enforceable(normal_form(schema))
+        forced = None if call is None or kept.schema is None else call(kept.schema)
     except RequestError as error:
         raise blamed(error, param) from error
-    found = enforceable(normal_form(schema))
-    left = {*found.unenforced}
-    if more is not None and found.schema is not None:
-        try:
-            left.update(more(found.schema))
-        except RequestError as error:
-            raise blamed(error, param) from error
+    left = {*kept.unenforced, *(forced.unenforced if forced else ())}
     if not _has_key(schema, CLOSING):
         left.discard(CLOSING)
-    found = Enforceable(found.schema, tuple(sorted(left)))
-    if strict and found.unenforced:
+    unenforced = tuple(sorted(left))
+    if strict and unenforced:
         raise ApiError(
             400,
-            f"{param} is strict, and {', '.join(found.unenforced)} cannot be enforced: leave them "
+            f"{param} is strict, and {', '.join(unenforced)} cannot be enforced: leave them "
             "out, or strict, without which they are annotations",
             param=param,
         )
-    return found
+    return Enforced(kept.schema, unenforced, forced and forced.tag)
 
 
 def _has_key(value: Any, key: str) -> bool:
@@ -136,20 +138,15 @@ def _told(fields: StructuredOutputFields | None) -> StructuredOutputs | None:
     if not given:
         return None
     if len(given) > 1:
-        raise RequestError(f"structured_outputs has {', '.join(given)}; give exactly one of them")
+        raise ShapeError("", f"has {', '.join(given)}; give exactly one of them")
     return StructuredOutputs(**given)
 
 
 def blamed(error: RequestError, param: str | None) -> RequestError | ApiError:
-    """The error with the field of the request that it is about, if it is about a grammar."""
-    message = str(error)
-    is_about = message.startswith("structured_outputs") and not isinstance(error, BusyError)
-    if param is None or not is_about:
+    """The error with the field of the request that it is about, if it is about a shape."""
+    if param is None or not isinstance(error, ShapeError):
         return error
-    if param != STRUCTURED:  # the caller has not seen the grammar that was composed
-        reason = _COMPOSED.sub("", message.partition(": ")[2])
-        if param.startswith("tools"):
-            reason = _COMPOSED_PART.sub("", reason)
-        reason = reason or f"its grammar {message.partition(' ')[2]}"
-        message = f"{param} cannot be served: {reason}"
+    message = str(error)
+    if param != STRUCTURED:  # the client does not know the field that the error names
+        message = f"{param} cannot be served: {error.reason or f'its grammar {error.problem}'}"
     return ApiError(400, message, param=param)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from paceline.server.chat.calls.literals import values_of
 from paceline.server.hosting.serving import Prompt, Serving
 from paceline.server.http.body import WholeAnswer
-from paceline.server.http.errors import ApiError, to_api_error
+from paceline.server.http.errors import to_api_error
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline, StreamForm, encode_json, while_connected
 from paceline.server.ollama.request import (
@@ -48,12 +48,6 @@ from paceline.server.openai.completions import Completion
 from paceline.server.openai.embeddings import Pooling, floats
 
 NDJSON = "application/x-ndjson"
-_WORDS = {
-    "max_tokens": "num_predict",
-    "response_format": "format",
-    "structured_outputs": "format",
-}
-"""Fields of OpenAI's that errors speak of, and what they are here."""
 router = APIRouter(route_class=PlainRoute)
 
 
@@ -109,14 +103,6 @@ def _shape(body: Asked) -> Shape:
     return "message" if isinstance(body, ChatRequest) else "response"
 
 
-def _renamed(error: Exception) -> ApiError:
-    """An error that speaks of the fields that the request has."""
-    told = to_api_error(error)
-    for name, ours in _WORDS.items():
-        told.message = told.message.replace(name, ours)
-    return told
-
-
 def _error_line(error: BaseException) -> bytes:
     """The end of a stream that failed."""
     return line({"error": to_api_error(error).message})
@@ -154,16 +140,13 @@ class _Told(Answering[Body], Generic[Body]):
 
     async def _pieces(self, request: Request) -> AsyncGenerator[dict[str, Any] | None, None]:
         """What the answer tells; None first, which says that it was accepted."""
-        try:
-            async with self._answers(request) as found:
-                yield None
-                async for each in found:
-                    self._times.note_tokens()
-                    for part in await self._parts(found, each):
-                        for told in self._telling.take(part):
-                            yield told
-        except Exception as error:
-            raise _renamed(error) from error
+        async with self._answers(request) as found:
+            yield None
+            async for each in found:
+                self._times.note_tokens()
+                for part in await self._parts(found, each):
+                    for told in self._telling.take(part):
+                        yield told
 
     def _end(self) -> dict[str, Any]:
         totals = self._times.totals(self._usage.document())

@@ -323,12 +323,17 @@ _NAMES = {
 """Options, and what they are in a body of OpenAI's."""
 
 
+_WORDING = {"response_format": "format", "structured_outputs": "format"}
+
+
 class _CutChat(ChatCompletionRequest):
+    wording: ClassVar[Mapping[str, str]] = _WORDING
     is_cut_to_context: ClassVar[bool] = True
     unstated_sampling: ClassVar[Mapping[str, float]] = OLLAMA
 
 
 class _CutCompletion(CompletionRequest):
+    wording: ClassVar[Mapping[str, str]] = _WORDING
     is_cut_to_context: ClassVar[bool] = True
     unstated_sampling: ClassVar[Mapping[str, float]] = OLLAMA
 

@@ -263,6 +263,8 @@ class GenerationFields(ApiModel):
     neutral: ClassVar[Mapping[str, Values]] = ASKS_FOR_NOTHING
     is_cut_to_context: ClassVar[bool] = False
     """Whether a limit beyond the context means the context, instead of being an error."""
+    wording: ClassVar[Mapping[str, str]] = {}
+    """What the client calls fields that have another name in its body."""
     unstated_sampling: ClassVar[Mapping[str, float]] = LLAMA_CPP
     """How a model is sampled of which nobody says it."""
 
@@ -364,6 +366,11 @@ class GenerationFields(ApiModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream: true")
         return self
+
+    @classmethod
+    def called(cls, name: str) -> str:
+        """A field's name as the client knows it, for errors."""
+        return cls.wording.get(name, name)
 
     @property
     def wants_usage(self) -> bool:

@@ -16,10 +16,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.requests import Request
 
-from paceline.core.errors import RequestError
 from paceline.server.chat.choice import ChatLogprobs, WordLogprobs
 from paceline.server.hosting.serving import Prompt, Serving
-from paceline.server.http.errors import ApiError, to_api_error
+from paceline.server.http.errors import to_api_error
 from paceline.server.http.security import partition
 from paceline.server.http.sse import Deadline, encode_json
 from paceline.server.openai.chat import Chat
@@ -51,8 +50,6 @@ _REPEATED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-# Fields of chats that errors name, and what a response calls them.
-_NAMES = (("response_format", "text.format"), (".function.parameters", ".parameters"))
 
 
 def store_of(request: Request) -> ResponseStore:
@@ -100,16 +97,10 @@ class Responses(Chat):
         }
 
     async def _prepare(self) -> list[Prompt]:
-        try:
-            prompts = await super()._prepare()
-        except ApiError as error:
-            raise _renamed(error) from error
+        prompts = await super()._prepare()
         params = prompts[0].params
         self._response |= {"temperature": params.temperature, "top_p": params.top_p}
         return prompts
-
-    def _blamed(self, error: RequestError) -> Exception:
-        return _renamed(super()._blamed(error))
 
     def _logprobs(self) -> ChatLogprobs:
         return WordLogprobs(self._serving.texts)
@@ -191,16 +182,6 @@ def _repeated(body: ResponsesRequest) -> dict[str, Any]:
     }
     text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
     return {**repeated, "text": {"format": {"type": "text"}, **text}}
-
-
-def _renamed(error: Exception) -> Exception:
-    """The error in the words of a body of responses."""
-    if not isinstance(error, ApiError):
-        return error
-    for ours, theirs in _NAMES:
-        error.message = error.message.replace(ours, theirs)
-        error.param = error.param and error.param.replace(ours, theirs)
-    return error
 
 
 Event = dict[str, Any]

@@ -326,6 +326,13 @@ def items_of(body: ResponsesRequest) -> list[Any]:
     return list(body.input)
 
 
+class _Chat(ChatCompletionRequest):
+    wording: ClassVar[Mapping[str, str]] = {
+        "response_format": "text.format",
+        "function.parameters": "parameters",
+    }
+
+
 def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequest:
     """The chat with the same words, tools and options.
 
@@ -362,7 +369,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     if body.text is not None and body.text.format is not None:
         chat["response_format"] = _format(body)
     chat |= _tools(body)
-    return ChatCompletionRequest.model_validate(chat)
+    return _Chat.model_validate(chat)
 
 
 def _tools(body: ResponsesRequest) -> dict[str, Any]:

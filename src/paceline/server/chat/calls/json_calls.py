@@ -20,7 +20,7 @@ from paceline.server.chat.calls.kind import (
     Call,
     CallKind,
     EitherKind,
-    Form,
+    ForcedCall,
     Nesting,
     Schema,
     ToolFormat,
@@ -65,11 +65,8 @@ class JsonCalls:
     def reader(self, tools: Tools) -> JsonText:
         return JsonText(self, tools)
 
-    def tag(self, name: str, schema: Schema) -> Form:
-        return call_tag(self.begin, name, json_of(schema), self.end)
-
-    def unenforced(self, schema: Schema) -> frozenset[str]:
-        return frozenset()
+    def forced(self, name: str, schema: Schema) -> ForcedCall:
+        return ForcedCall(call_tag(self.begin, name, json_of(schema), self.end))
 
     def parsed(self, text: str, tools: Tools) -> tuple[str, str]:
         """Name and arguments of a whole call; no name if it is none."""
@@ -136,11 +133,8 @@ class NamedJson:
     def reader(self, tools: Tools) -> NamedText:
         return NamedText(self, tools)
 
-    def tag(self, name: str, schema: Schema) -> Form:
-        return call_tag(self.begin, name, json_of(schema), self.end)
-
-    def unenforced(self, schema: Schema) -> frozenset[str]:
-        return frozenset()
+    def forced(self, name: str, schema: Schema) -> ForcedCall:
+        return ForcedCall(call_tag(self.begin, name, json_of(schema), self.end))
 
 
 class NamedText:

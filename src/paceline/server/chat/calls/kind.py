@@ -45,17 +45,20 @@ class CallText(Protocol):
         ...
 
 
+class ForcedCall(NamedTuple):
+    """A tag of a call, and the keywords of its schema that the tag does not hold arguments to."""
+
+    tag: Form
+    unenforced: frozenset[str] = frozenset()
+
+
 class CallKind(Protocol):
     """One way of writing a call."""
 
     def reader(self, tools: Tools) -> CallText: ...
 
-    def tag(self, name: str, schema: Schema) -> Form:
-        """The tag that a call of this tool is, where it is forced."""
-        ...
-
-    def unenforced(self, schema: Schema) -> frozenset[str]:
-        """Keywords of the schema that this tag does not hold arguments to."""
+    def forced(self, name: str, schema: Schema) -> ForcedCall:
+        """What a call of this tool is, where it is forced to match the schema."""
         ...
 
 
@@ -68,11 +71,8 @@ class EitherKind:
     def reader(self, tools: Tools) -> CallText:
         return _EitherText([kind.reader(tools) for kind in reversed(self.kinds)])
 
-    def tag(self, name: str, schema: Schema) -> Form:
-        return self.kinds[0].tag(name, schema)
-
-    def unenforced(self, schema: Schema) -> frozenset[str]:
-        return self.kinds[0].unenforced(schema)
+    def forced(self, name: str, schema: Schema) -> ForcedCall:
+        return self.kinds[0].forced(name, schema)
 
 
 class _EitherText:

@@ -21,6 +21,7 @@ from paceline.server.chat.calls.kind import (
     Brackets,
     Call,
     EitherKind,
+    ForcedCall,
     Form,
     Nesting,
     Schema,
@@ -87,23 +88,20 @@ class LiteralCalls:
     def reader(self, tools: Tools) -> LiteralText:
         return LiteralText(self, tools)
 
-    def tag(self, name: str, schema: Schema) -> Form:
+    def forced(self, name: str, schema: Schema) -> ForcedCall:
         opening, closing = self.brackets[0], self.brackets[1]
         begin = self.begin.replace("%s", name) + opening
         resolver = Resolver(schema)
         members = resolver.members(schema)
-        found = parameters(members, resolver)
-        if found is None:
+        named = parameters(members, resolver)
+        if named is None:
             value = json_of(Parameter("", members.others, resolver).whole)
             any_key = sequence(regex(r"[A-Za-z_]\w{0,63}"), const(self.mark), value)
             content = separated([any_key], self.separator)
         else:
-            content = self._members(found, self.mark, ())
-        return tag(begin, content, closing + self.after)
-
-    def unenforced(self, schema: Schema) -> frozenset[str]:
-        resolver = Resolver(schema)
-        return self._left_of(resolver.members(schema), resolver, ())
+            content = self._members(named, self.mark, ())
+        left = self._left_of(members, resolver, ())
+        return ForcedCall(tag(begin, content, closing + self.after), left)
 
     def _left_of(self, members: Members, resolver: Resolver, inside: Inside) -> frozenset[str]:
         left = (self._left(each, inside) for each in parameters(members, resolver) or ())

@@ -18,6 +18,7 @@ from paceline.server.chat.calls.kind import (
     NAME,
     Brackets,
     Call,
+    ForcedCall,
     Form,
     Nesting,
     Schema,
@@ -125,27 +126,23 @@ class XmlCalls(XmlMarks):
     def reader(self, tools: Tools) -> XmlText:
         return XmlText(self, tools)
 
-    def tag(self, name: str, schema: Schema) -> Form:
+    def forced(self, name: str, schema: Schema) -> ForcedCall:
         resolver = Resolver(schema)
         members = resolver.members(schema)
-        found = parameters(members, resolver)
-        if found is None:
+        named = parameters(members, resolver)
+        if named is None:
+            values = [Parameter("", members.others, resolver)]
             name_of_any = (const(self.key[0]), regex(_ANY_KEY))
-            any_value = self._value_behind(self.key[1], Parameter("", members.others, resolver))
-            content = star(sequence(*name_of_any, *any_value))
+            content = star(sequence(*name_of_any, *self._value_behind(self.key[1], values[0])))
         else:
-            written = [each for each in found if self._is_written(each)]
+            values = named
+            written = [each for each in named if self._is_written(each)]
             forms = ((each, sequence(*self._parameter(each))) for each in written)
             content = sequence(*(f if each.is_required else optional(f) for each, f in forms))
-        return call_tag(self.begin, name, content, self.end + self.after)
-
-    def unenforced(self, schema: Schema) -> frozenset[str]:
-        resolver = Resolver(schema)
-        members = resolver.members(schema)
-        found = parameters(members, resolver)
-        values = [Parameter("", members.others, resolver)] if found is None else found
-        left = map(self._unenforced, values)
-        return members.unenforced.union(*left, self._unwritten(found or ()))
+        left = members.unenforced.union(
+            *map(self._unenforced, values), self._unwritten(named or ())
+        )
+        return ForcedCall(call_tag(self.begin, name, content, self.end + self.after), left)
 
     def _unwritten(self, found: Sequence[Parameter]) -> Iterator[str]:
         """Which keywords name parameters that the format cannot write."""
