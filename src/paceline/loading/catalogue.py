@@ -27,7 +27,7 @@ from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.files import parsed_json, read_json_list, read_text
 from paceline.core.folders import cache_folder, config_folder
 from paceline.loading.gguf.choice import files_of, tagged_files
-from paceline.request import sampling_defaults
+from paceline.request import sampling_params
 from paceline.request.sampling_params import NEUTRAL, usable_sampling
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -351,10 +351,8 @@ def _sampling(blob: Path | None) -> dict[str, float]:
     """
     if blob is None:
         return {}
-    told = sampling_defaults.usable_sampling(
-        parsed_json(read_text(blob, _MAX_MANIFEST_BYTES), blob)
-    )
-    return {**sampling_defaults.OLLAMA, **told} if told else {}
+    told = sampling_params.usable_sampling(parsed_json(read_text(blob, _MAX_MANIFEST_BYTES), blob))
+    return {**sampling_params.OLLAMA, **told} if told else {}
 
 
 def _system(blob: Path | None) -> list[dict[str, str]]:
