@@ -18,7 +18,7 @@ import pytest
 
 from paceline.core.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
 from paceline.request.sampling_params import SamplingParams
-from paceline.server.engine_process import life as life_module
+from paceline.server.engine_process import client as client_module
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.engine_process.life import Pulse
 from tests.server import factories
@@ -138,7 +138,7 @@ def test_a_model_that_is_back_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_stopped_engine_is_not_ready_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life_module, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
+    monkeypatch.setattr(client_module, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
 
     async def story() -> None:
         watch = Watch(hang_timeout=1e5, interval=0.02)

@@ -9,7 +9,7 @@ import pytest
 
 from paceline import LLM
 from paceline.request.metrics import EngineInfo
-from paceline.server.engine_process.client import memory_of, used_memory
+from paceline.server.hosting.serving import memory_of, used_memory
 from tests.server.fakes import embedded_tokenizer
 
 

@@ -1,21 +1,27 @@
 """The HTTP process's hold on the engine: prompts go in, pieces come out.
 
-Owns who waits for what, when the engine's process is replaced because it died or hangs, the state
-that the server shows, and how much memory the engine takes. Knows no HTTP, and no engine beyond its
+Owns who waits for what, the engine's process from its start to its end, when it is replaced because
+it died or hangs, and the state that the server shows. Knows no HTTP, and no engine beyond its
 messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import itertools
 import logging
+import multiprocessing
 import os
+import pickle
+import socket
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from paceline.core.errors import EngineClosedError, EngineDeadError, PacelineError
@@ -23,17 +29,22 @@ from paceline.request.metrics import EngineInfo, EngineStats
 from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.backlog import Share
-from paceline.server.engine_process.life import EngineLife, OutputHistory, Pulse, Restarts
+from paceline.server.engine_process.life import OutputHistory, Pulse, Restarts
 from paceline.server.engine_process.messages import (
+    LENGTH,
     EngineFactory,
     EngineState,
     Message,
     Piece,
-    received,
+    packed,
 )
+from paceline.server.engine_process.process import NAME, run_engine
 from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+ENDING_SECONDS = 5.0
+"""How long a process that was told to end is given before it is killed."""
+
 STATS_SECONDS = 1.0
 """Seconds for an engine to answer, which it does between two steps."""
 
@@ -403,6 +414,92 @@ class EngineClient:
             process.kill()
 
 
+@functools.cache
+def _context() -> Any:
+    """What starts processes: on Linux a process that has imported what engines are made of.
+
+    It has computed nothing and has no threads, so that it can be forked. An engine that died, or
+    another model, is there as fast as its weights are read.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["paceline.api.llm"])
+    return context
+
+
+class EngineLife:
+    """One life of the engine's process: started, talked to, ended."""
+
+    def __init__(self) -> None:
+        self.process: BaseProcess | None = None
+        self.reader = asyncio.StreamReader()
+        self._writer: asyncio.StreamWriter | None = None
+        self._has_spoken = False
+
+    async def open(self, *arguments: Any) -> tuple[EngineInfo, Tokenizer | None]:
+        """Start the process and wait until it serves.
+
+        Raises:
+            Exception: whatever building the engine raised.
+            EngineDeadError: the process died meanwhile.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:  # held open here, it would hide that the process died
+            self.process = process = _context().Process(
+                target=run_engine, args=(theirs, *arguments), name=NAME, daemon=True
+            )
+            try:
+                await asyncio.to_thread(process.start)
+            except BaseException:
+                ours.close()
+                self.process = None
+                raise
+        # multiprocessing would send SIGTERM at exit, which the process ignores.
+        atexit.register(process.kill)
+        self.reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            kind, *told = await received(self.reader)
+        except (EOFError, OSError) as error:
+            raise EngineDeadError("the engine died: its process was ended") from error
+        self._has_spoken = True
+        if kind == "failed":
+            raise told[0]
+        info, tokenizer = told
+        return info, tokenizer
+
+    def send(self, message: Message) -> None:
+        """Never waits; ``EngineDeadError`` where the other end is gone."""
+        if self._writer is None or self._writer.is_closing() or self.reader.at_eof():
+            raise EngineDeadError("the process of the engine is gone")
+        self._writer.write(packed(message))
+
+    async def close(self) -> int | None:
+        """End the process, whatever it is doing; its exit code. Twice is allowed."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        if not self._has_spoken:  # it is still building the engine, and does not listen
+            process.kill()
+        await asyncio.to_thread(process.join, ENDING_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            await asyncio.to_thread(process.join)
+        atexit.unregister(process.kill)
+        code = process.exitcode
+        process.close()
+        return code
+
+
+async def received(reader: asyncio.StreamReader) -> Message:
+    """The next message at the HTTP process's end; ``EOFError`` or ``OSError`` without the other."""
+    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    message: Message = pickle.loads(await reader.readexactly(size))
+    return message
+
+
 class Answers:
     """The answers to the prompts of one request: iterate over their pieces until all have ended.
 
@@ -503,24 +600,3 @@ async def engine_stats(client: EngineClient) -> EngineStats | None:
         return client.last_stats
     except EngineClosedError:
         return None
-
-
-def memory_of(client: EngineClient) -> int:
-    """Bytes of an engine that has just started, its whole KV cache included.
-
-    Weights that are mapped count before they are read, and so does a cache before it is filled.
-    """
-    return used_memory(client) + client.info.kv_bytes
-
-
-def used_memory(client: EngineClient) -> int:
-    """Bytes that an engine takes, of its KV cache what was used so far."""
-    return max(_resident(client.pid), client.info.num_bytes)
-
-
-def _resident(pid: int | None) -> int:
-    """Bytes of a process; 0 where the system does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return 0

@@ -11,7 +11,6 @@ Knows no process, no engine and no request; importing it does not import torch.
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import socket
 import struct
@@ -107,19 +106,12 @@ are some."""
 
 
 Message = tuple[Any, ...]
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
 
 
 def packed(message: Message) -> bytes:
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
-
-
-async def received(reader: asyncio.StreamReader) -> Message:
-    """The next message at the HTTP process's end; ``EOFError`` or ``OSError`` without the other."""
-    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    message: Message = pickle.loads(await reader.readexactly(size))
-    return message
+    return LENGTH.pack(len(body)) + body
 
 
 class Channel:
@@ -146,8 +138,8 @@ class Channel:
         """Messages until the other end is closed, however it ended."""
         with self._socket.makefile("rb") as file:
             try:
-                while head := file.read(_LENGTH.size):
-                    yield pickle.loads(file.read(*_LENGTH.unpack(head)))
+                while head := file.read(LENGTH.size):
+                    yield pickle.loads(file.read(*LENGTH.unpack(head)))
             except (ConnectionError, EOFError, struct.error, pickle.UnpicklingError):
                 return
 

@@ -90,7 +90,7 @@ class Resident:
     def is_here(self) -> bool:
         """Whether requests can run at once."""
         # A server of one model ends with it, and tells why.
-        has_failed = self.model.has_failed and self._room.is_shared
+        has_failed = self._room.is_shared and self.model.has_failed
         return self.place == "loaded" and not has_failed
 
     @property

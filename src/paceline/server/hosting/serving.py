@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,10 @@ from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -33,7 +36,6 @@ from paceline.server.engine_process.client import (
     Answers,
     EngineClient,
     engine_stats,
-    memory_of,
 )
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.server.hosting.room import Room
@@ -379,3 +381,24 @@ class SchemaThread:
     async def run(self, work: Callable[[], T]) -> T:
         """Whatever ``work`` returns or raises. It is not begun if the caller is gone before."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def memory_of(client: EngineClient) -> int:
+    """Bytes of an engine that has just started, its whole KV cache included.
+
+    Weights that are mapped count before they are read, and so does a cache before it is filled.
+    """
+    return used_memory(client) + client.info.kv_bytes
+
+
+def used_memory(client: EngineClient) -> int:
+    """Bytes that an engine takes, of its KV cache what was used so far."""
+    return max(_resident(client.pid), client.info.num_bytes)
+
+
+def _resident(pid: int | None) -> int:
+    """Bytes of a process; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0

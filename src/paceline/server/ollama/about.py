@@ -16,9 +16,8 @@ from starlette.requests import Request
 from paceline import __version__
 from paceline.request.sampling_params import OLLAMA
 from paceline.server.api.health import Version
-from paceline.server.engine_process.client import used_memory
 from paceline.server.hosting.models import Models
-from paceline.server.hosting.serving import LATEST, Serving
+from paceline.server.hosting.serving import LATEST, Serving, used_memory
 from paceline.server.http.body import read_body
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
 from paceline.server.ollama.endpoints import timestamp

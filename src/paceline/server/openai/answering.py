@@ -63,7 +63,7 @@ async def received(request: Request, kind: type[Model]) -> tuple[Serving, Model,
         ApiError: there is no such model; otherwise as :func:`~paceline.server.http.body.read_body`.
     """
     models = Models.of(request)
-    deadline = Deadline.after(models.config.timeout)
+    deadline = Deadline.after(models.config.request_timeout)
     body = await read_body(request, kind)
     asked: str | None = getattr(body, "model", None)
     return models.find(asked), body, deadline
