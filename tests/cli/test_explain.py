@@ -224,4 +224,4 @@ def test_the_verdict_claims_no_more_than_the_saved_steps_allow() -> None:
 
 def test_the_last_line_says_how_well_costs_were_predicted() -> None:
     *_, last = summary_lines(explanation([record(0, 2, [1, 3], NODES)], [1, 3]))
-    assert last == "forwards take what was predicted within 38% (median)"
+    assert last == "forwards took as long as predicted, within 38% (median)"

@@ -127,4 +127,4 @@ def test_python_names_both() -> None:
 def test_it_stays(cli: Cli) -> None:
     result = cli("rm", "embedded", "--yes")
     assert result.code == 2
-    assert "comes with Paceline" in result.err
+    assert "embedded is part of Paceline" in result.err

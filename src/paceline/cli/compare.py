@@ -211,8 +211,8 @@ def open_arms(
         raise ConfigError("--compare needs speculation: leave out --no-speculation")
     if settings.get("pipeline_stages"):
         raise ConfigError(
-            "a stage serves one engine, and a comparison has two: leave --pipeline-stage out; "
-            "--pipeline-parallel-size alone has stages on this machine, for each engine its own"
+            "a stage serves one engine, and a comparison has two: leave out --pipeline-stage; "
+            "with --pipeline-parallel-size alone, each engine gets stages of its own here"
         )
     if is_timed:
         settings, speculative = (

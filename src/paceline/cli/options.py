@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -101,7 +101,9 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
     parameters = [inspect.Parameter("context", kind, annotation=typer.Context)]
     for each in _in_order(options):
         default = empty if each.default is MISSING else each.default
-        declared: Any = Annotated[hints[each.name], each.metadata["declare"](each.name)]
+        info = each.metadata["declare"](each.name)
+        info.metavar = info.metavar or _shown_type(hints[each.name])
+        declared: Any = Annotated[hints[each.name], info]
         parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=declared))
 
     def command(context: typer.Context, **values: Any) -> None:
@@ -117,6 +119,12 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
 def variables_of(options: type[Any]) -> frozenset[str]:
     """The environment variables that fill these options."""
     return frozenset(each.metadata["declare"](each.name).envvar for each in _fields_of(options))
+
+
+def _shown_type(hint: Any) -> str | None:
+    """What stands for the value of an option in its help; None where there is none."""
+    types = {item for part in (hint, *get_args(hint)) for item in (part, *get_args(part))}
+    return next((f"<{kind.__name__}>" for kind in (int, float, str) if kind in types), None)
 
 
 def _in_order(options: type[Any]) -> list[Field[Any]]:
@@ -212,16 +220,14 @@ class EngineOptions:
     load_format: str = _engine("load_format")
     threads: int | None = _engine("num_threads", callback=_automatic)
     pipeline_parallel_size: int | None = _engine("pipeline_parallel_size", default=None)
-    pipeline_stage: list[str] | None = _engine(
-        "pipeline_stages", SEVERAL, default=None, metavar="<str>"
-    )
+    pipeline_stage: list[str] | None = _engine("pipeline_stages", SEVERAL, default=None)
     backend: str = _engine("backend")
     objective: str = _engine("objective", default="throughput")
     planner: str = _engine("planner")
     strict: bool = _engine("strict")
     config: str | None = option(
         None,
-        "JSON or YAML file of options by their long names. The command line and the environment "
+        "JSON or YAML file of options, by their long names. The command line and the environment "
         "override it.",
         is_eager=True,
         callback=take_config_file,
@@ -258,10 +264,9 @@ class SpeculationOptions:
     )
     draft: list[str] | None = option(
         None,
-        "Draft to use in addition to the default ones, or as the only one with --method: a "
-        "smaller model with any vocabulary, a head, or an n-gram file; given as folder, file, "
-        "name or hub id. Can be given several times.",
-        metavar="<str>",
+        "Draft to use in addition to the default ones, or instead of them with --method: a "
+        "smaller model with any vocabulary, a head, or an n-gram file, as a folder, file, "
+        f"name or hub id. {SEVERAL}",
     )
     num_speculative_tokens: int | None = option(
         None, "Maximum length of a draft in tokens, along one path.", "-k"
@@ -276,7 +281,7 @@ def token_limit(default: int | None, note: str = "") -> Any:
     return from_config(
         SamplingParams,
         "max_tokens",
-        f"; -1 is no limit {note}".rstrip(),
+        f"; -1 means no limit {note}".rstrip(),
         default=default,
         short="-n",
         callback=_unlimited,
@@ -321,8 +326,8 @@ class AnswerOptions(SamplingOptions):
     )
     temperature: float | None = _sampling(
         "temperature",
-        "This and the next three options default to what the model's makers recommend; with "
-        "--compare or --explain, the temperature defaults to 0.",
+        "This and the next three options default to what the model's makers recommend, or else "
+        "to those of llama.cpp; with --compare or --explain, the temperature defaults to 0.",
     )
     stop: list[str] | None = _sampling("stop", SEVERAL)
     repeat_penalty: float | None = _sampling("repetition_penalty")
@@ -371,7 +376,7 @@ def named_adapters() -> Any:
     """The option ``--lora`` of commands whose requests choose."""
     return option(
         None,
-        f"Adapter that requests can ask for, as NAME=FOLDER in the PEFT format. {SEVERAL}",
+        f"Adapter that requests can ask for, as NAME=FOLDER in PEFT format. {SEVERAL}",
     )
 
 
@@ -386,11 +391,9 @@ class PromptOptions(ModelOptions):
         "the first is used) or messages.",
     )
     chat: bool | None = option(
-        None, "Apply the chat template of the model to prompts (default: if it has one).", both=True
+        None, "Apply the model's chat template to prompts (default: if it has one).", both=True
     )
-    system: str | None = option(
-        None, "System message before the prompt, for models with a chat template."
-    )
+    system: str | None = option(None, "System message, for models with a chat template.")
     no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
 
@@ -401,18 +404,18 @@ class ReportOptions:
 
     compare: bool = option(
         False,
-        "Let plain and speculative decoding take turns on the prompts, and compare them. The "
-        "exit code is 1 if outputs differ where identity is promised.",
+        "Run plain and speculative decoding in turns on the prompts, and compare them. The exit "
+        "code is 1 if outputs differ where they must be identical.",
     )
     lora: str | None = option(
-        None, "Answer with this adapter of the model, a folder in the PEFT format."
+        None, "Answer with this adapter of the model, a folder in PEFT format."
     )
     explain: bool = option(
-        False, "Show how one prompt is answered, step by step, like paceline explain."
+        False, "Show step by step how one prompt is answered, like paceline explain."
     )
     repeat: int | None = option(
         None,
-        "How often to run the prompts (default: once; with --compare until the speed-up is "
+        "How many times to run the prompts (default: once; with --compare until the speed-up is "
         "certain, for at most 20 seconds).",
         min=1,
     )

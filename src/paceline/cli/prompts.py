@@ -72,7 +72,9 @@ def _piped_text(names_itself: bool) -> str:
         names_itself: say so if it is slow: whoever asks something else may not know of it.
     """
     if names_itself and _is_silent():
-        print("waiting for the end of standard input; < /dev/null gives none", file=sys.stderr)
+        print(
+            "waiting for the end of standard input (< /dev/null if there is none)", file=sys.stderr
+        )
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
@@ -131,8 +133,8 @@ class Encoder:
             if not self.uses_chat:
                 if self.system is not None:
                     raise ConfigError(
-                        "--system needs a chat template, and prompts are texts to continue here: "
-                        "put what it says before the prompt"
+                        "--system needs a chat template, which is not applied here: put its text "
+                        "before the prompt"
                     )
                 return self._tokenizer.encode(content)
             messages: list[Any] = [{"role": "user", "content": content}]

@@ -274,8 +274,8 @@ COMMANDS = (
         "paceline.cli.run:run_command",
         """Chat with a model, or answer prompts.
 
-        Without a prompt, it starts a chat on a terminal; elsewhere it reads the prompt from
-        standard input.
+        Without a prompt, it starts a chat if it runs in a terminal; otherwise it reads the prompt
+        from standard input.
 
         Speculative decoding is on. It changes the speed, never the tokens; --method chooses how
         drafts are made.
@@ -301,8 +301,8 @@ COMMANDS = (
         """Run some of a model's layers for an engine on another host.
 
         The engine names this address with --pipeline-stage and decides which layers of which model
-        it needs. The model must be available here under the same name. A stage serves one engine at
-        a time. There is no password, so listen only where you trust everybody.
+        to run here. The model must be available here under the same name. A stage serves one engine
+        at a time. There is no authentication, so listen only on a network that you trust.
         """,
         section=SERVE,
     ),
@@ -337,7 +337,7 @@ COMMANDS = (
 
         Steps of the target and of its draft model are measured in shuffled rounds, the way the
         engine runs them. The result is kept for this machine, model, precision and number of
-        threads, and the last two lines say which drafts pay.
+        threads, and the last two lines say which drafts pay off.
         """,
         section=SPEED_UP,
     ),
@@ -345,7 +345,7 @@ COMMANDS = (
         "demo",
         "paceline.cli.demo:DemoOptions",
         "paceline.cli.demo:demo_command",
-        """Watch drafted tokens light up, and the same text come faster.
+        """See drafted tokens light up and the same text arrive faster.
 
         Several kinds of prompts are decoded plainly and speculatively, and compared. The model is
         SmolLM2 if it is on this machine or can be downloaded within a minute, and the embedded
@@ -358,7 +358,7 @@ COMMANDS = (
         "paceline.cli.models:pull_command",
         """Download a model by its name; no model hub is needed.
 
-        Prints where the model is. From then on, its name works in every command.
+        Prints the path of the model. From then on, its name works in every command.
         """,
     ),
     Command(
@@ -378,7 +378,7 @@ COMMANDS = (
         "paceline.cli.models:remove_command",
         """Delete downloaded models, and packed copies of any model.
 
-        Models of other programs and your own files stay; it says how to delete those.
+        Models of other programs and your own files are kept; the command says how to delete them.
         """,
     ),
     Command(

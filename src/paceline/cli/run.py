@@ -55,7 +55,7 @@ def run_command(options: RunOptions) -> int:
     params = replace(sampling_params(options, options.seed), structured_outputs=shape)
     speculative = speculative_config(options, options.model)
     if options.lora is not None and (options.explain or options.compare):
-        raise ConfigError("--lora works for answers only: leave out --explain and --compare")
+        raise ConfigError("--lora cannot be used with --explain or --compare")
     if options.explain:
         from paceline.cli.explain import explain_prompt  # other runs need not wait for it
 

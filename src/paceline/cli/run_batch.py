@@ -50,8 +50,7 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
     input_file: str | None = option(None, "The same as FILE.", "-i")
     output_file: str | None = option(
         None,
-        "File for the answers (default: FILE with .out.jsonl). Answers that it has already are "
-        "kept.",
+        "File for the answers (default: FILE with .out.jsonl). Answers already in it are kept.",
         "-o",
     )
     model_option: str | None = option(None, "The same as MODEL.", "--model")
@@ -113,11 +112,11 @@ def inputs(options: RunBatchOptions) -> tuple[str, Path]:
     first, second = options.model, options.file
     if options.input_file is not None:
         if second is not None or first == options.input_file:
-            raise ConfigError("name the file of requests once: as FILE, or with --input-file")
+            raise ConfigError("name the file of requests once, as FILE or with --input-file")
         second = options.input_file
     model, file = model_and_file(first, second, options.model_option)
     if file is None:
-        raise ConfigError("name the file of requests once: as FILE, or with --input-file")
+        raise ConfigError("name the file of requests once, as FILE or with --input-file")
     return needed_model(model, "paceline run-batch"), Path(file)
 
 

@@ -76,23 +76,23 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     port: int = option(8000, "Port to listen on; 0 chooses a free one.")
     served_model_name: list[str] | None = option(
         None,
-        "Name by which requests ask for the model; can be given several times (default: MODEL).",
+        "Name by which requests ask for the model (default: MODEL). Can be given several times.",
     )
     api_key: list[str] | None = option(
-        None, "Key that clients must send; can be given several times."
+        None, "Key that clients must send. Can be given several times."
     )
     allowed_origins: list[str] | None = option(
         None,
-        "Origin whose pages may call the server from a browser, or * for any; can be given "
+        "Origin whose pages may call the server from a browser, or * for any. Can be given "
         "several times.",
     )
     allowed_hosts: list[str] | None = option(
         None,
-        "Host name that requests may use too, such as that of a proxy, or * for any; can be "
+        "Further host name that requests may use, such as that of a proxy, or * for any. Can be "
         "given several times.",
     )
     max_queue: int = option(
-        256, "Maximum number of waiting samples; further requests get status 429."
+        256, "Maximum number of samples that wait; further requests get status 429."
     )
     max_body_size: str = option("8M", "Maximum size of a request, e.g. 512K or 8M.")
     request_timeout: float = option(1800.0, "Maximum seconds per request; 0 is no limit.")
@@ -143,7 +143,7 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     max_loaded_models: int | None = option(None, "Maximum number of models loaded at once.")
     keep_alive: str = option(
         "-1",
-        "How long an idle model stays loaded, in seconds or as 5m or 1h30m; -1 means for ever.",
+        "How long an idle model stays loaded, in seconds or as 5m or 1h30m; -1 means forever.",
     )
     kv_events_config: str | None = option(
         None,
@@ -202,7 +202,9 @@ def clients(
 
     events = parse_kv_events(options.kv_events_config)
     if events is not None and len(models) > 1:
-        raise ConfigError("--kv-events-config publishes one model's cache: serve a single model")
+        raise ConfigError(
+            "--kv-events-config publishes the cache of one model: serve a single model"
+        )
     first, *others = models
     taken = {name for names in models.values() for name in names}
     adapters = named_folders(options.lora or (), taken)
@@ -347,7 +349,7 @@ def served_names(models: Sequence[str], given: Sequence[str]) -> dict[str, tuple
         ConfigError: a model is named twice, or one of several models is not said to be meant.
     """
     if twice := [model for model in models if models.count(model) > 1]:
-        raise ConfigError(f"model {twice[0]} is named twice")
+        raise ConfigError(f"the model {twice[0]} is named twice")
     names = {model: default_names(model) for model in models}
     if len(models) == 1:
         return {model: tuple(given) or own for model, own in names.items()}

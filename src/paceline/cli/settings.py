@@ -50,8 +50,8 @@ def speculative_config(options: SpeculationOptions, model: str) -> tuple[Specula
         single = {"--method": options.method, "--draft": options.draft}
         if given := [name for name, value in single.items() if value]:
             raise ConfigError(
-                f"--speculative-config names the proposers: put what {', '.join(given)} says into "
-                "it"
+                f"--speculative-config names all proposers: put what {', '.join(given)} says into "
+                "it, or leave it out"
             )
         configs = parse_speculative_config(options.speculative_config)
     elif options.method is not None:
@@ -172,9 +172,11 @@ def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str
         if not (name and sign and folder):
             raise ConfigError(f"--lora is {each!r}; write NAME=FOLDER")
         if name in found:
-            raise ConfigError(f"--lora names two adapters {name!r}")
+            raise ConfigError(f"--lora gives two adapters the name {name!r}: choose another")
         if name in taken:
-            raise ConfigError(f"--lora names an adapter {name!r}, as a model is named")
+            raise ConfigError(
+                f"--lora gives an adapter the name of a model, {name!r}: choose another"
+            )
         found[name] = os.path.abspath(os.path.expanduser(folder))
     return found
 

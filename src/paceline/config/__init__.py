@@ -145,7 +145,7 @@ class EngineConfig:
     )
     max_step_ms: float | None = setting(
         None,
-        "Keep steps this short while a prompt is read and other requests are decoding (default: "
+        "Maximum milliseconds per step while a prompt is read and other requests decode (default: "
         "the larger of 100 ms and four plain decode steps).",
         optional(number(0.001, 1e9)),
     )
@@ -190,7 +190,7 @@ class EngineConfig:
     )
     planner: str = setting(
         "auto",
-        f"{' or '.join(PLANNERS)}: check the drafted tokens that pay, or all of them.",
+        "auto checks the drafted tokens that pay off, fixed checks all of them.",
         one_of(PLANNERS),
     )
     strict: bool = setting(

@@ -137,54 +137,59 @@ class SamplingParams:
     """
 
     max_tokens: int | None = setting(16, "Maximum tokens per answer.")
-    min_tokens: int = setting(0, "Tokens before which an answer does not end.")
-    temperature: float = setting(1.0, "Sampling temperature; 0 always takes the likeliest token.")
+    min_tokens: int = setting(0, "Minimum tokens per answer.")
+    temperature: float = setting(1.0, "Sampling temperature; 0 always picks the most likely token.")
     top_p: float = setting(
-        1.0, "Sample from the likeliest tokens that add up to this probability; 1 is all."
+        1.0,
+        "Sample only from the most likely tokens whose probabilities add up to this; 1 means all.",
     )
-    top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0 is all.")
+    top_k: int = setting(0, "Sample only from this many of the most likely tokens; 0 means all.")
     min_p: float = setting(
-        0.0, "Sample from tokens at least this likely relative to the likeliest one; 0 is all."
+        0.0,
+        "Sample only from tokens at least this likely relative to the most likely one; 0 means "
+        "all.",
     )
     repetition_penalty: float = setting(
         1.0,
-        "Penalty on tokens that are in the prompt or the answer already, as a divisor of their "
-        "logits; 1 is none.",
+        "Divisor for the logits of tokens that occur in the prompt or the answer; 1 means no "
+        "penalty.",
     )
     presence_penalty: float = setting(
         0.0,
-        "Penalty on tokens that are in the answer already, subtracted from their logits; 0 is "
-        "none.",
+        "Subtracted from the logits of tokens that occur in the answer; 0 means no penalty.",
     )
     frequency_penalty: float = setting(
         0.0,
-        "Penalty on tokens for each time they are in the answer already, subtracted from their "
-        "logits; 0 is none.",
+        "Subtracted from the logits of tokens for each time they occur in the answer; 0 means no "
+        "penalty.",
     )
     logit_bias: Mapping[int, float] = setting(
         MISSING, "What is added to the logits of tokens, by their ids.", default_factory=dict
     )
-    allowed_token_ids: tuple[int, ...] | None = setting(None, "Sample from these tokens alone.")
+    allowed_token_ids: tuple[int, ...] | None = setting(None, "Sample only from these tokens.")
     banned_token_ids: tuple[int, ...] = setting((), "Never sample these tokens.")
     bad_words: Sequence[str] = setting(
         (), "Do not sample a token that would complete one of these texts in the answer."
     )
-    bad_words_ids: Sequence[Sequence[int]] = setting((), "Such texts as token ids.")
+    bad_words_ids: Sequence[Sequence[int]] = setting((), "The same, as token ids.")
     seed: int | None = setting(
-        None, "Seed that makes sampling repeatable; -1 draws one (default: random)."
+        None, "Seed for repeatable sampling; -1 draws one (default: random)."
     )
-    stop: Sequence[str] = setting((), "Stop the answer before one of these texts.")
+    stop: Sequence[str] = setting((), "Text that ends the answer and is left out of it.")
     stop_token_ids: tuple[int, ...] = setting((), "Stop the answer after one of these tokens.")
     include_stop_str_in_output: bool = setting(
-        False, "Stop behind the text that ends the answer instead of before it."
+        False, "Include the text that ends the answer in it."
     )
-    ignore_eos: bool = setting(False, "Continue to the limit past the model's end token.")
+    ignore_eos: bool = setting(
+        False, "Ignore the model's end token, and continue up to the token limit."
+    )
     logprobs: int | None = setting(
-        None, "Report the log-probabilities of this many of the likeliest tokens at each place."
+        None,
+        "Report the log-probabilities of this many of the most likely tokens at each position.",
     )
     prompt_logprobs: int | None = setting(None, "The same for the prompt.")
     logprob_token_ids: Sequence[int] | None = setting(
-        None, "Report the log-probabilities of these tokens instead of the likeliest ones'."
+        None, "Report the log-probabilities of these tokens instead of the most likely ones."
     )
     pooling: str | None = setting(
         None, f"Return the prompt's hidden states as one vector: {', '.join(POOLINGS)}."

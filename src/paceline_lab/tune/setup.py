@@ -50,7 +50,6 @@ class TuneOptions(EngineOptions, ModelOptions):
         "Draft to try: a draft model, which may have another vocabulary or draft in parallel, "
         "or an n-gram file; can be given several times (default: the drafts that come with the "
         "model).",
-        metavar="<str>",
     )
     draft_layers: int | None = option(
         None, "Also try this many of the model's own first layers as a draft.", min=1
