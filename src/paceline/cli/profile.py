@@ -17,10 +17,9 @@ from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
 from paceline.core.files import write_json
 from paceline.models.heads import MTP
-from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 
 if TYPE_CHECKING:
-    from paceline.planner.cost_table import CostPoint
+    from paceline.planner.cost_table import CostPoint, HostTime
     from paceline.profiling.profile import Profile
 
 
@@ -204,6 +203,8 @@ def describe(profile: Profile) -> str:
 
 def _host(host: HostTime) -> list[str]:
     """What the host takes for a target, and for a draft; of what was measured."""
+    from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME  # by numpy
+
     lines, drafting = [], host.drafting
     if replace(host, drafting=NO_DRAFTING_HOST_TIME) != NO_HOST_TIME:
         lines.append(
