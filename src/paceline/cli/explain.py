@@ -12,21 +12,10 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import (
-    JSON_HELP,
-    TRACE_HELP,
-    EngineOptions,
-    ModelOptions,
-    RunOptions,
-    SamplingOptions,
-    SpeculationOptions,
-    chat_template_kwargs,
-    option,
-    token_limit,
-)
+from paceline.cli.options import ExplainOptions, RunOptions
 from paceline.cli.profile import numbers
 from paceline.cli.prompts import Prompt, encoder_of
 from paceline.cli.report import banner, engine_facts
@@ -35,7 +24,9 @@ from paceline.cli.terminal import DIM, PALETTE, RESET, Screen, printable, table,
 from paceline.config import SpeculativeConfig
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
+from paceline.profiling.chrome_trace import write_trace
 from paceline.profiling.explain import (
+    MAX_STEPS,
     Cut,
     Node,
     ProposerSummary,
@@ -43,38 +34,17 @@ from paceline.profiling.explain import (
     cost_error,
     summarise,
 )
+from paceline.profiling.explain_run import Explanation, explain
 from paceline.request.request import Constraint
 from paceline.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.api.llm import LLM
-    from paceline.profiling.explain_run import Explanation
     from paceline.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOptions):
-    """Options of ``paceline explain``."""
-
-    prompt: str = option(..., "Text of the prompt.", "-p")
-    chat: bool | None = option(
-        None, "Apply the chat template (default: if the model has one).", both=True
-    )
-    system: str | None = option(None, "System message, for models with a chat template.")
-    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
-    max_tokens: int | None = token_limit(64)
-    steps: str | None = option(None, "Show only these steps, e.g. 3-10 (default: all).")
-    plot: str | None = option(
-        None, "Plot costs, widths and draft tokens to a .png, .svg or .pdf file."
-    )
-    trace: str | None = option(None, TRACE_HELP)
-    json: bool = option(False, JSON_HELP)
 
 
 def explain_command(options: ExplainOptions) -> int:
     """The work of ``paceline explain``."""
-    from paceline.profiling.explain import MAX_STEPS
     from paceline.profiling.plots import check_plot
 
     wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
@@ -106,8 +76,6 @@ def explain_prompt(
         PacelineError: the options, the prompt or the model cannot be used.
     """
     from paceline.api.llm import LLM
-    from paceline.profiling.chrome_trace import write_trace
-    from paceline.profiling.explain_run import explain
     from paceline.profiling.plots import plot_steps
 
     if not speculative:

@@ -442,3 +442,23 @@ class RunOptions(
     question: list[str] | None = argument(
         None, "The prompt, the same as -p. Text from a pipe is appended to it."
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOptions):
+    """Options of ``paceline explain``."""
+
+    prompt: str = option(..., "Text of the prompt.", "-p")
+    chat: bool | None = option(
+        None, "Apply the chat template (default: if the model has one).", both=True
+    )
+    system: str | None = option(None, "System message, for models with a chat template.")
+    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
+    max_tokens: int | None = token_limit(64)
+    steps: str | None = option(None, "Show only these steps, e.g. 3-10 (default: all).")
+    plot: str | None = option(
+        None, "Plot costs, widths and draft tokens to a .png, .svg or .pdf file."
+    )
+    trace: str | None = option(None, TRACE_HELP)
+    json: bool = option(False, JSON_HELP)

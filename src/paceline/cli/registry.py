@@ -416,7 +416,7 @@ COMMANDS = (
     ),
     Command(
         "explain",
-        "paceline.cli.explain:ExplainOptions",
+        "paceline.cli.options:ExplainOptions",
         "paceline.cli.explain:explain_command",
         """Show step by step what was drafted and accepted, and why.
 
