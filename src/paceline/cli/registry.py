@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
@@ -238,9 +239,15 @@ def option_variables() -> set[str]:
     return {variable for options in usable for variable in variables_of(load(options))}
 
 
+@cache
+def points_on(path: tuple[str, ...]) -> Sequence[EntryPoint]:
+    """The entry points that add commands, of all packages on a path: finding them takes a while."""
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
 def _added() -> Iterator[Command]:
     """What entry points refer to; one that cannot be loaded is a command that says why."""
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in points_on(tuple(sys.path)):
         try:
             command = point.load()
             if not isinstance(command, Command):
