@@ -1,17 +1,23 @@
-"""``paceline pull`` and ``paceline models``, and names in place of paths in other commands."""
+"""``paceline pull``, ``models``, ``rm`` and ``convert``, and names in place of paths."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline import LLM, SamplingParams
+from paceline.backends.native.native import why_not_native
 from paceline.cli.models import PullOptions, pull_command
 from paceline.cli.serve import ServeOptions, default_names, engine_factory
+from paceline.config import PACKED_DTYPES
 from paceline.core.errors import ConfigError, FetchError
 from paceline.core.folders import PACKED, cache_folder
+from paceline.disk.packed_room import MARK, hold, place_mark
 from paceline.loading.catalogue import (
     embedded_model,
     embedded_ngram_model,
@@ -19,7 +25,9 @@ from paceline.loading.catalogue import (
     users_catalogue,
 )
 from tests.cli.conftest import Result
+from tests.disks import full_disk
 from tests.loading.catalogues import CONTENT, entry_text, isolate, name_models, put_wheels
+from tests.loading.test_downloaded import put_lm_studio, put_ollama
 
 Cli = Callable[..., Result]
 TERMS = "https://example.org/terms"
@@ -192,3 +200,182 @@ def test_packed_copies_are_told_and_removed(cli: Cli) -> None:
     assert "--remove-packed deletes them" in cli("models").err
     assert "--remove-packed" not in cli("models", "--remove-packed").err
     assert list(copy.parent.iterdir()) == [partial]  # which somebody writes
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def fetched() -> Path:
+    name_models(entry_text())
+    pull_command(PullOptions(name="tiny"), put_wheels)
+    entry = find_entry("tiny")
+    assert entry is not None
+    return entry.place
+
+
+def packed_copy(file: Path) -> Path:
+    copy = cache_folder(PACKED) / f"a-model-int8-{place_mark(file)}-0123456789abcdef"
+    copy.mkdir(parents=True)
+    (copy / MARK).write_text("{}")
+    return copy
+
+
+def test_a_fetched_model_goes_with_its_packed_copies(cli: Cli, fetched: Path) -> None:
+    copy, other = packed_copy(fetched), packed_copy(Path("/elsewhere"))
+    result = cli("rm", "tiny", "--yes")
+    assert (result.code, result.out) == (0, f"deleted {fetched}\ndeleted {copy}\n")
+    assert not fetched.exists()
+    assert not copy.exists()
+    assert other.exists()
+    assert "paceline pull tiny" in cli("rm", "tiny", "--yes").err
+
+
+def test_without_a_terminal_it_has_to_be_told(cli: Cli, fetched: Path) -> None:
+    result = cli("rm", "tiny")
+    assert result.code == 2
+    assert str(fetched) in result.err
+    assert "--yes" in result.err
+    assert fetched.exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+def test_a_terminal_is_asked(
+    cli: Cli, fetched: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    monkeypatch.setattr(io, "StringIO", Terminal)
+    result = cli("rm", "tiny", stdin=answer)
+    assert result.code == code
+    assert str(fetched) in result.err
+    assert fetched.exists() == (code != 0)
+
+
+def test_all_names_are_looked_at_first(cli: Cli, fetched: Path) -> None:
+    result = cli("rm", "tiny", "nothing", "--yes")
+    assert result.code == 2
+    assert "no model named nothing" in result.err
+    assert fetched.exists()
+
+
+def test_paths_of_our_own_are_known(cli: Cli, fetched: Path, tmp_path: Path) -> None:
+    copy = packed_copy(tmp_path)
+    assert cli("rm", str(fetched), str(copy), "-y").code == 0
+    assert not fetched.exists()
+    assert not copy.exists()
+
+
+def test_files_of_the_user_stay(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "my model.gguf"
+    file.write_bytes(b"")
+    name_models(f"[mine]\npath = '{file}'\n")
+    for name in ("mine", str(file)):
+        result = cli("rm", name, "--yes")
+        assert result.code == 2
+        assert f"rm -r '{file}'" in result.err
+    assert file.exists()
+
+
+def test_what_was_packed_of_another_model_goes_and_the_model_stays(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    copy = packed_copy(file)
+    result = cli("rm", str(tmp_path), "--yes")
+    assert (result.code, result.out) == (0, f"deleted {copy}\n")
+    assert f"rm -r {tmp_path}" in result.err
+    assert file.exists()
+
+
+def test_a_copy_in_use_stays(cli: Cli, tmp_path: Path) -> None:
+    copy = packed_copy(tmp_path)
+    held = hold(copy)
+    result = cli("rm", str(copy), "--yes")
+    assert held is not None
+    assert result.code == 2
+    assert "in use" in result.err
+    assert copy.exists()
+
+
+def test_owners_are_told_how(cli: Cli, folder: Path) -> None:
+    put_ollama(folder, b"GGUF", "registry.ollama.ai/library/llama3/latest")
+    file = put_lm_studio(folder, "publisher/repository/model-Q4_K_M.gguf", b"GGUF")
+    wanted = {
+        "ollama:llama3:latest": "ollama rm llama3:latest",
+        "llama3": "ollama rm llama3",
+        "lmstudio:publisher/repository": f"rm {file}",
+        "hf.co/owner/model:Q4_0": "hf cache rm model/owner/model",
+        "owner/model": "hf cache rm model/owner/model",
+    }
+    for name, command in wanted.items():
+        result = cli("rm", name, "--yes")
+        assert result.code == 2
+        assert command in result.err
+
+
+pytestmark = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+PROMPT = "def add(a, b):\n    "
+PARAMS = SamplingParams(max_tokens=24, temperature=0.0)
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
+def test_the_embedded_pair(tmp_path: Path, cli: Cli, dtype: str) -> None:
+    """Target and draft from packed folders: the same tokens, and the same drafts accepted."""
+    for role in ("target", "draft"):
+        result = cli("convert", embedded_model(role), tmp_path / role, "--dtype", dtype)
+        assert result.code == 0, result.err
+        assert f"as {dtype}, " in result.out
+
+    def run(target: str, draft: str, **options: Any) -> Any:
+        speculative = {"method": "draft_model", "model": draft, **options}
+        with LLM(
+            target,
+            dtype=options.get("dtype", "auto"),
+            strict=True,
+            num_threads=1,
+            planner="fixed",  # whose counters do not depend on the clock
+            kv_cache_memory=64 << 20,
+            speculative_config=speculative,
+        ) as llm:
+            assert llm.config.dtype == dtype
+            return llm.generate(PROMPT, PARAMS)
+
+    before = run(embedded_model("target"), embedded_model("draft"), dtype=dtype)
+    after = run(str(tmp_path / "target"), str(tmp_path / "draft"))
+    assert after.token_ids == before.token_ids
+    assert after.completions[0].counters == before.completions[0].counters
+
+
+def test_what_it_says_to_mistakes(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    draft = embedded_model("draft")
+    for arguments, words in (
+        (
+            (draft, tmp_path / "a", "--dtype", "float8"),
+            "allowed: auto, float32, bfloat16, float16, file, int8, int4",
+        ),
+        ((draft, tmp_path / "full"), "not an empty folder"),
+        ((tmp_path / "nothing", tmp_path / "a"), "no model"),
+        ((draft, tmp_path / "full" / "a" / "b"), "cannot write"),
+    ):
+        result = cli("convert", *arguments)
+        assert result.code == 2
+        assert words in result.err
+        assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cli: Cli, exists: bool) -> None:
+    folder = tmp_path / "packed"
+    if exists:
+        folder.mkdir()
+    with full_disk():
+        result = cli("convert", embedded_model("draft"), folder)
+    assert result.code == 2
+    assert result.err.startswith(f"error: cannot write {folder}: ")
+    assert result.err.count("\n") == 1
+    assert list(tmp_path.rglob("*")) == ([folder] if exists else [])
+    assert cli("convert", embedded_model("draft"), folder).code == 0

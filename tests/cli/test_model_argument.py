@@ -1,4 +1,4 @@
-"""Commands without their model, and the embedded model by its name."""
+"""MODEL comes first; commands without it; the embedded model by its name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from paceline import LLM
 from paceline.build.drafts import default_speculative_config, is_embedded
 from paceline.cli import run
+from paceline.cli.model_argument import lasting_name, model_and_file
 from paceline.cli.options import RunOptions
 from paceline.core.errors import ConfigError
 from paceline.loading.catalogue import embedded_model
@@ -128,3 +129,32 @@ def test_it_stays(cli: Cli) -> None:
     result = cli("rm", "embedded", "--yes")
     assert result.code == 2
     assert "embedded is part of Paceline" in result.err
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "option", "found"),
+    [
+        ("model", "file", None, ("model", "file")),
+        ("file", None, None, (None, "file")),
+        ("file", None, "model", ("model", "file")),
+        ("model", "file", "other", ("model", "file")),
+        (None, "file", "model", ("model", "file")),
+        (None, None, "model", ("model", None)),
+    ],
+)
+def test_arguments(
+    first: str | None,
+    second: str | None,
+    option: str | None,
+    found: tuple[str | None, str | None],
+) -> None:
+    assert model_and_file(first, second, option) == found
+
+
+def test_names_last_and_paths_are_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    assert lasting_name("here") == str(tmp_path / "here")
+    assert lasting_name("smollm2") == "smollm2"
+    assert lasting_name("org/name") == "org/name"
+    assert lasting_name("embedded") == lasting_name(embedded_model("target")) == "embedded"
