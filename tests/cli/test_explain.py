@@ -14,8 +14,8 @@ import pytest
 from paceline.cli.explain import GREEN, StepView, summary_lines, verdict_lines
 from paceline.planner.cost_table import StepShape
 from paceline.profiling.chrome_trace import StepTimes
-from paceline.profiling.explain import Asked, Cut, Node, RequestPart, StepRecord
-from paceline.profiling.explain_run import Explanation, Run
+from paceline.profiling.explain import AskedProposer, Cut, NodeRecord, RequestPart, StepRecord
+from paceline.profiling.explain_run import ExplainedRun, Explanation
 from tests.cli.conftest import Result
 
 Cli = Callable[..., Result]
@@ -110,14 +110,16 @@ def test_run_writes_a_trace_of_plain_steps_too(cli: Cli, tmp_path: Path) -> None
 # --- the view ------------------------------------------------------------------------------------
 
 
-def node(token_id: int, parent: int, depth: int, cut: Cut | None, is_right: bool | None) -> Node:
-    return Node(token_id, parent, depth, "a", 0.5, 0.5**depth, cut, is_right)
+def node(
+    token_id: int, parent: int, depth: int, cut: Cut | None, is_right: bool | None
+) -> NodeRecord:
+    return NodeRecord(token_id, parent, depth, "a", 0.5, 0.5**depth, cut, is_right)
 
 
 def record(
-    index: int, position: int, emitted: list[int], nodes: list[Node], **more: Any
+    index: int, position: int, emitted: list[int], nodes: list[NodeRecord], **more: Any
 ) -> StepRecord:
-    asks = [Asked("a", 1, 0, 0.125, 0.0, 0.25, len(nodes)), Asked("b", 0, 1)]
+    asks = [AskedProposer("a", 1, 0, 0.125, 0.0, 0.25, len(nodes)), AskedProposer("b", 0, 1)]
     part = RequestPart(0, position, emitted, nodes)
     fields = {"growth": [1.0, 1.25, 1.5, 2.0], "rate": 1.0, "predicted_ms": 1.25} | more
     return StepRecord(
@@ -136,7 +138,7 @@ def record(
 def explanation(records: list[StepRecord], token_ids: list[int]) -> Explanation:
     plain = [StepTimes(0.0, {"forward": 0.004}, 1, 0, 0, 1) for _ in token_ids]
     fast = [StepTimes(0.0, {"forward": 0.002}, 1, 0, 0, 1) for _ in token_ids]
-    return Explanation([9], Run(token_ids, fast), Run(token_ids, plain), records)
+    return Explanation([9], ExplainedRun(token_ids, fast), ExplainedRun(token_ids, plain), records)
 
 
 def view(records: list[StepRecord], token_ids: list[int], coloured: bool = False) -> StepView:
@@ -192,7 +194,7 @@ def test_steps_without_candidates_are_one_line() -> None:
     )
     assert lines[2].startswith("step 4")
     assert list(view(records, [0, 1, 2, 3, 4]).lines([2]))[1].startswith("step 2: plain")
-    records[1] = replace(records[1], asks=[Asked("a", 1, 0)])
+    records[1] = replace(records[1], asks=[AskedProposer("a", 1, 0)])
     lines = list(view(records, [0, 1, 2, 3, 4]).lines([]))
     assert "steps 1-3: plain, asked in vain in 1; 3.00 ms each" in lines[1]
 
@@ -208,8 +210,8 @@ def test_the_verdict_claims_no_more_than_the_saved_steps_allow() -> None:
     pair = StepTimes(0.0, {"forward": 0.004}, 2, 1, 1, 2)
     drafted = replace(
         nothing,
-        speculative=Run(list(range(33)), [nothing.plain.steps[0], *[pair] * 16]),
-        plain=Run(list(range(33)), [nothing.plain.steps[0]] * 33),
+        speculative=ExplainedRun(list(range(33)), [nothing.plain.steps[0], *[pair] * 16]),
+        plain=ExplainedRun(list(range(33)), [nothing.plain.steps[0]] * 33),
         records=[record(0, 2, [1, 3], NODES)],
     )
     assert list(verdict_lines(drafted)) == [
@@ -217,7 +219,7 @@ def test_the_verdict_claims_no_more_than_the_saved_steps_allow() -> None:
         "output identical to plain decoding's",
         "2 drafted tokens were checked, 1 accepted (1 of a)",
     ]
-    other = replace(drafted, plain=Run([7], [nothing.plain.steps[0]]))
+    other = replace(drafted, plain=ExplainedRun([7], [nothing.plain.steps[0]]))
     assert list(verdict_lines(other)) == [
         "33 tokens took 16 steps; output DIFFERENT from plain decoding's"
     ]

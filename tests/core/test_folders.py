@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.folders import CACHED, Place, cache_folder, config_folder, places, state_folder
+from paceline.core.folders import (
+    CACHED,
+    UserFolder,
+    cache_folder,
+    config_folder,
+    places,
+    state_folder,
+)
 from tests.builds import ROOT
 
 PAGE = ROOT / "docs" / "files.md"
@@ -36,7 +43,7 @@ def test_folders_that_are_there_are_told_with_their_sizes(home: Path) -> None:
     (packed / "config.json").write_bytes(bytes(24))
     (packed / "gone").symlink_to("nowhere")
     assert places() == (
-        Place(str(cache_folder("packed")), CACHED["packed"], 1024 + len("nowhere")),
+        UserFolder(str(cache_folder("packed")), CACHED["packed"], 1024 + len("nowhere")),
     )
     config_folder().mkdir(parents=True)
     assert [place.num_bytes for place in places()] == [1031, 0]

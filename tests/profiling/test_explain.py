@@ -32,7 +32,7 @@ from paceline.profiling.explain import (
     request_nodes,
     summarise,
 )
-from paceline.profiling.explain_run import Run, explain
+from paceline.profiling.explain_run import ExplainedRun, explain
 from paceline.profiling.plots import plot_steps
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import Request
@@ -324,7 +324,7 @@ def test_an_explanation_compares_with_plain_decoding() -> None:
 def test_decode_time_begins_after_the_first_token() -> None:
     emitted = {0.5: 0, 0.25: 1, 0.002: 1, 0.003: 2}
     steps = [StepTimes(0.0, {"forward": t}, 1, 0, 0, count) for t, count in emitted.items()]
-    assert Run([1, 2, 3, 4], steps).elapsed_ms() == pytest.approx([2.0, 5.0, 5.0])
+    assert ExplainedRun([1, 2, 3, 4], steps).elapsed_ms() == pytest.approx([2.0, 5.0, 5.0])
 
 
 def test_plot(tmp_path: Path) -> None:

@@ -58,11 +58,11 @@ def test_what_is_measured(
 ) -> None:
     draft = {"draft_model": MODEL, "self": SELF}.get(method) or embedded_head(tmp_path)
     run_exactly(monkeypatch, lambda requests, nodes: OUTSIDE)
-    engine, runs = built.engine, list[profile_host.Run]()
+    engine, runs = built.engine, list[profile_host.DraftingRun]()
     proposers, held = engine.drafting.proposers, engine.runner.kv.pool.num_available
     run = profile_host.run
 
-    def noted(*arguments: object) -> profile_host.Run:
+    def noted(*arguments: object) -> profile_host.DraftingRun:
         runs.append(run(*arguments))  # type: ignore[arg-type]
         return runs[-1]
 
@@ -93,8 +93,8 @@ def test_forwards_by_the_table_are_no_time_of_the_host() -> None:
         ],
     )
 
-    def run(levels: int, host: float, forward: float = 2.5) -> profile_host.Run:
-        return profile_host.Run(levels * forward + host, levels * forward, levels)
+    def run(levels: int, host: float, forward: float = 2.5) -> profile_host.DraftingRun:
+        return profile_host.DraftingRun(levels * forward + host, levels * forward, levels)
 
     one, several = run(1, 0.7), run(4, 0.7 + 3 * 0.2)
     wide, together = run(4, 1.3 + 3 * 3 * 0.1), run(4, 1.3 + 4 * 3 * 0.05, 3.5)

@@ -13,7 +13,13 @@ from paceline.config import EngineConfig
 from paceline.models.config import Experts
 from paceline.models.decoder import Decoder
 from paceline.profiling.profile import ms_per_expert
-from paceline.profiling.profile_steps import ALIKE_WIDTHS, Step, StepBench, Timing, plan_steps
+from paceline.profiling.profile_steps import (
+    ALIKE_WIDTHS,
+    MeasuredStep,
+    StepBench,
+    Timing,
+    plan_steps,
+)
 from tests.arrays import arrays
 from tests.toy import TOY, toy_tensors
 
@@ -30,7 +36,7 @@ def test_a_mixture_is_measured_with_equal_rows_too() -> None:
     plain, notes = plan_steps([1, 2, 8, 16], [64, 128], 100, LIMITS)
     steps, same_notes = plan_steps([1, 2, 8, 16], [64, 128], 100, LIMITS, mixture=True)
     alike = {step for step in steps if step.alike}
-    assert alike == {Step(1, 64, width, width, alike=True) for width in (8, 16)}
+    assert alike == {MeasuredStep(1, 64, width, width, alike=True) for width in (8, 16)}
     assert {8, 16} <= {*ALIKE_WIDTHS}
     assert [step for step in steps if not step.alike] == plain
     assert notes == same_notes
@@ -39,7 +45,11 @@ def test_a_mixture_is_measured_with_equal_rows_too() -> None:
 def test_equal_rows_read_few_experts_and_a_text_goes_on() -> None:
     runner = mixture_runner()
     text = list(range(3, 43))
-    steps = [Step(1, 30, 8, 8), Step(1, 30, 8, 8, alike=True), Step(1, 30, 1, 1)]
+    steps = [
+        MeasuredStep(1, 30, 8, 8),
+        MeasuredStep(1, 30, 8, 8, alike=True),
+        MeasuredStep(1, 30, 1, 1),
+    ]
     bench = StepBench(runner, text=text)
     tokens: list[list[int]] = []
     pack = runner.pack
@@ -61,7 +71,7 @@ def test_the_price_is_what_further_experts_take(noise: float) -> None:
     read, timings = {}, {}
     for at, width in enumerate(ALIKE_WIDTHS):
         for alike in (False, True):
-            step = Step(1, 64, width, width, alike=alike)
+            step = MeasuredStep(1, 64, width, width, alike=alike)
             read[step] = 20 if alike else 20 + 10 * width
             ms = 3.0 + width + 0.02 * read[step] + noise * (-1) ** (at + alike)
             timings[step] = Timing(ms, 0.0, 9)
@@ -69,7 +79,7 @@ def test_the_price_is_what_further_experts_take(noise: float) -> None:
 
 
 def test_experts_that_cost_nothing_cost_nothing() -> None:
-    step = Step(1, 64, 8, 8)
+    step = MeasuredStep(1, 64, 8, 8)
     alike = replace(step, alike=True)
     timings = {step: Timing(1.0, 0.0, 9), alike: Timing(1.1, 0.0, 9)}
     assert ms_per_expert(timings, {step: 30, alike: 4}) == 0.0

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from paceline.profiling.profile_steps import ENOUGH_ROUNDS, LEAST_ROUNDS, Task, Timing, measure
+from paceline.profiling.profile_steps import ENOUGH_ROUNDS, LEAST_ROUNDS, StepTask, Timing, measure
 
 
 class Machine:
@@ -17,14 +17,14 @@ class Machine:
         self.mood = mood
         self.log: list[str] = []
 
-    def task(self, name: str, seconds: float, every: int = 1) -> Task:
+    def task(self, name: str, seconds: float, every: int = 1) -> StepTask:
         def run() -> float:
             taken = seconds * (1 + self.mood * self.now)
             self.now += taken
             self.log.append(name)
             return taken
 
-        return Task(run, every)
+        return StepTask(run, every)
 
     def measure(self, budget: float, **tasks: tuple[float, int]) -> dict[str, Timing]:
         made = {name: self.task(name, *each) for name, each in tasks.items()}
@@ -44,7 +44,7 @@ def test_every_round_has_everything_once_in_an_order_of_its_own() -> None:
 
 def test_warm_up_does_not_count() -> None:
     first = [100.0]
-    task = Task(lambda: first.pop() if first else 1.0)
+    task = StepTask(lambda: first.pop() if first else 1.0)
     assert measure({"a": task}, 1e-9)["a"].spread == 0.0
 
 
@@ -52,12 +52,12 @@ def test_what_is_short_follows_on_itself() -> None:
     """After another task it takes three times as long, which no decoding engine meets."""
     log: list[str] = []
 
-    def task(name: str) -> Task:
+    def task(name: str) -> StepTask:
         def run() -> float:
             log.append(name)
             return 0.001 if log[-2:-1] == [name] else 0.003
 
-        return Task(run)
+        return StepTask(run)
 
     found = measure({"a": task("a"), "b": task("b")}, 1e-9)
     assert {timing.ms for timing in found.values()} == {1.0}
@@ -72,7 +72,7 @@ def test_a_pause_of_the_machine_is_one_time_among_others() -> None:
         calls.append(times[len(calls) % len(times)])
         return calls[-1]
 
-    assert measure({"a": Task(run)}, 1e-9)["a"].ms == 0.5
+    assert measure({"a": StepTask(run)}, 1e-9)["a"].ms == 0.5
 
 
 def test_what_takes_long_takes_part_in_some_rounds() -> None:
@@ -91,7 +91,7 @@ def test_rounds_for_a_budget(budget: float, rounds: int) -> None:
 
 def test_median_and_middle_half() -> None:
     values = iter([9.0, *(n / 10 for n in (5, 1, 4, 2, 3))])
-    timing = measure({"a": Task(lambda: next(values, 0.3))}, 1e-9)["a"]
+    timing = measure({"a": StepTask(lambda: next(values, 0.3))}, 1e-9)["a"]
     assert timing == Timing(400.0, pytest.approx(200.0), 3)  # of 500, 100 and 400
 
 
@@ -106,7 +106,7 @@ def test_moods_hit_all_alike() -> None:
 
 def test_progress_ends_at_one() -> None:
     shares: list[float] = []
-    measure({"a": Task(lambda: 1.0)}, 1e-9, shares.append)
+    measure({"a": StepTask(lambda: 1.0)}, 1e-9, shares.append)
     machine = Machine()
     task = machine.task("a", 1.0)
     measure({"a": task}, 5.0, shares.append, clock=lambda: machine.now)

@@ -12,7 +12,7 @@ from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.profiling.profile_steps import (
     CONTEXTS,
     WIDTHS,
-    Step,
+    MeasuredStep,
     StepBench,
     num_fitting,
     num_held,
@@ -20,7 +20,12 @@ from paceline.profiling.profile_steps import (
 )
 from tests.toy import HYBRIDS, TOY, toy_runner
 
-STEPS = [Step(1, 20, 5, 5), Step(1, 20, 5, 1), Step(1, 20, 5, 0), Step(3, 20, 4, 4)]
+STEPS = [
+    MeasuredStep(1, 20, 5, 5),
+    MeasuredStep(1, 20, 5, 1),
+    MeasuredStep(1, 20, 5, 0),
+    MeasuredStep(3, 20, 4, 4),
+]
 
 
 class Watch:
@@ -57,7 +62,7 @@ def test_a_step_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_contexts_are_read_and_given_back() -> None:
     runner = toy_runner()
     bench = StepBench(runner)
-    tasks = bench.tasks([Step(1, 100, 1, 1), *STEPS])
+    tasks = bench.tasks([MeasuredStep(1, 100, 1, 1), *STEPS])
     assert runner.num_rows == 100 + 3 * 20
     used = runner.kv.pool.num_used
     for task in tasks.values():
@@ -70,7 +75,9 @@ def test_contexts_are_read_and_given_back() -> None:
 def test_steps_of_a_hybrid_may_be_wider_than_its_drafts() -> None:
     runner = toy_runner(shape=HYBRIDS["delta"])
     bench = StepBench(runner)
-    for task in bench.tasks([Step(1, 100, 1, 1), Step(1, 20, 40, 0), *STEPS]).values():
+    for task in bench.tasks(
+        [MeasuredStep(1, 100, 1, 1), MeasuredStep(1, 20, 40, 0), *STEPS]
+    ).values():
         assert task.run() > 0
     bench.close()
     assert runner.kv.pool.num_used == 0
@@ -79,7 +86,7 @@ def test_steps_of_a_hybrid_may_be_wider_than_its_drafts() -> None:
 def test_a_failing_forward_leaves_no_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = toy_runner()
     bench = StepBench(runner)
-    task = bench.tasks([Step(1, 16, 40, 40)])[Step(1, 16, 40, 40)]
+    task = bench.tasks([MeasuredStep(1, 16, 40, 40)])[MeasuredStep(1, 16, 40, 40)]
     used = runner.kv.pool.num_used
     monkeypatch.setattr(runner, "forward", lambda batch, inputs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -90,7 +97,7 @@ def test_a_failing_forward_leaves_no_reservation(monkeypatch: pytest.MonkeyPatch
 def test_a_small_cache_is_a_clear_error() -> None:
     bench = StepBench(toy_runner(num_blocks=4))
     with pytest.raises(ConfigError, match="--kv-cache-memory"):
-        bench.tasks([Step(1, 64, 1, 1)])
+        bench.tasks([MeasuredStep(1, 64, 1, 1)])
 
 
 @pytest.mark.parametrize("requests", [1, 2, 8])

@@ -17,7 +17,7 @@ from paceline.backends.native.native import native_module, why_not_native
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.loading.catalogue import embedded_ngram_model
 from paceline.proposers.ngram_model import (
-    Level,
+    NgramLevel,
     NgramLookup,
     NgramTables,
     NgramText,
@@ -66,7 +66,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path, order: int, is_back
     assert np.array_equal(found.unigrams, tables.unigrams)
     assert np.array_equal(found.prompts, tables.prompts)
     for written, read in zip(tables.levels, found.levels, strict=True):
-        for column in dataclasses.fields(Level):
+        for column in dataclasses.fields(NgramLevel):
             assert np.array_equal(getattr(written, column.name), getattr(read, column.name))
     assert list(tmp_path.iterdir()) == [tmp_path / "model"]  # no unfinished file is left
 

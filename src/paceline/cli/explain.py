@@ -28,7 +28,7 @@ from paceline.profiling.chrome_trace import write_trace
 from paceline.profiling.explain import (
     MAX_STEPS,
     Cut,
-    Node,
+    NodeRecord,
     ProposerSummary,
     StepRecord,
     cost_error,
@@ -315,7 +315,7 @@ class StepView:
         known = 0 < count <= len(self._speedups)
         return f", {self._speedups[count - 1]:.2f}x plain so far" if known else ""
 
-    def _tree(self, nodes: Sequence[Node]) -> Iterator[str]:
+    def _tree(self, nodes: Sequence[NodeRecord]) -> Iterator[str]:
         """Nodes that ran or were right, the best that were cut, and how many others were."""
         left_out = [i for i, node in enumerate(nodes) if node.cut and not node.is_right]
         hidden = sorted(left_out, key=lambda i: -nodes[i].path_prob)[MAX_CUT:]
@@ -327,7 +327,7 @@ class StepView:
             said = ", ".join(f"{count} {CUT_WORDS[cut]}" for cut, count in counts.items())
             yield self._paint(f"... and {said}", DIM)
 
-    def _node(self, node: Node) -> str:
+    def _node(self, node: NodeRecord) -> str:
         token = "  " * (node.depth - 1) + f'"{one_line(self._token_text(node.token_id))}"'
         line = f"{node.path_prob:5.2f} {node.accept_prob:5.2f}  {token:<28} {node.origin}: "
         if node.cut is not None:
@@ -375,7 +375,7 @@ def _ending(record: StepRecord) -> str:
     return "; ".join([said, *others])
 
 
-def _depth_first(nodes: Sequence[Node]) -> list[int]:
+def _depth_first(nodes: Sequence[NodeRecord]) -> list[int]:
     """Parents before children, likelier siblings first."""
     children: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):

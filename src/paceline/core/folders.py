@@ -20,7 +20,7 @@ CACHED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class UserFolder:
     """A folder that is there, what it holds, and the bytes of its files."""
 
     folder: str
@@ -44,13 +44,13 @@ def state_folder() -> Path:
     return _base("XDG_STATE_HOME", ".local/state") / "paceline"
 
 
-def places() -> tuple[Place, ...]:
+def places() -> tuple[UserFolder, ...]:
     """All of these folders that are there."""
     holds = {cache_folder(kind): what for kind, what in CACHED.items()}
     holds[config_folder()] = "what you wrote: names of models"
     holds[state_folder()] = "what you typed in chats"
     return tuple(
-        Place(str(folder), what, _num_bytes(folder))
+        UserFolder(str(folder), what, _num_bytes(folder))
         for folder, what in holds.items()
         if folder.is_dir()
     )

@@ -21,7 +21,7 @@ _OUT_OF_TIME = {-getattr(signal, name, 0) for name in ("SIGPROF", "SIGXCPU")} - 
 """Exit statuses of a process whose own timer of processor time has ended it."""
 
 
-class _Worker:
+class _WorkerProcess:
     """One process and the deadline of what it is asked."""
 
     def __init__(self, script: Path, greeting: str) -> None:
@@ -104,7 +104,7 @@ class WorkerSlot:
         self._script = script
         self._greeting = greeting
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
+        self._worker: _WorkerProcess | None = None
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
         """The answer to a line, or ``{"error": why, "retry": True}`` when there is none in time.
@@ -120,12 +120,12 @@ class WorkerSlot:
         with self._lock:
             self._usable()
 
-    def _usable(self) -> _Worker:
+    def _usable(self) -> _WorkerProcess:
         if self._worker is not None and not self._worker.is_usable:
             self._worker.stop()
             self._worker = None
         if self._worker is None:
-            self._worker = _Worker(self._script, self._greeting)
+            self._worker = _WorkerProcess(self._script, self._greeting)
         return self._worker
 
     def close(self) -> None:

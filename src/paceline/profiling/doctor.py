@@ -22,7 +22,7 @@ from paceline.backends.resolve import resolve_ops
 from paceline.build.build import expert_cost, resolve_config
 from paceline.build.weight_memory import placement_for
 from paceline.config import EngineConfig
-from paceline.core.folders import Place, places
+from paceline.core.folders import UserFolder, places
 from paceline.core.machine import Load
 from paceline.disk.packed_cache import find_packed, packed_place
 from paceline.engine.threads import COMPUTE
@@ -59,7 +59,7 @@ PARTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OptionalPart:
     """An optional part; ``versions`` is empty unless all of it is installed."""
 
     extra: str
@@ -111,10 +111,10 @@ class Diagnosis:
     kernels: Kernels
     roofs: Roofs
     model: ModelFacts
-    parts: tuple[Part, ...]
+    parts: tuple[OptionalPart, ...]
     versions: dict[str, str]
     advice: tuple[str, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[UserFolder, ...] = ()
 
 
 def diagnose(model: str, config: EngineConfig) -> Diagnosis:
@@ -206,8 +206,8 @@ def _read_rate(path: Path, most: int, flags: int) -> float:
     return done / (time.perf_counter() - began)
 
 
-def installed_parts() -> tuple[Part, ...]:
-    return tuple(Part(extra, gives, _versions(names)) for extra, names, gives in PARTS)
+def installed_parts() -> tuple[OptionalPart, ...]:
+    return tuple(OptionalPart(extra, gives, _versions(names)) for extra, names, gives in PARTS)
 
 
 def _versions(names: tuple[str, ...]) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Cut(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeRecord:
     """A candidate node of a draft tree.
 
     Attributes:
@@ -85,11 +85,11 @@ class RequestPart:
     request_id: int
     position: int
     token_ids: Sequence[int]
-    nodes: Sequence[Node] = ()
+    nodes: Sequence[NodeRecord] = ()
 
 
 @dataclass(slots=True)
-class Asked:
+class AskedProposer:
     """A proposer in a step.
 
     Attributes:
@@ -130,7 +130,7 @@ class StepRecord:
 
     index: int
     shape: StepShape
-    asks: Sequence[Asked]
+    asks: Sequence[AskedProposer]
     requests: Sequence[RequestPart]
     growth: Sequence[float]
     rate: float
@@ -143,7 +143,7 @@ class StepRecord:
     disk_ms: float = 0.0
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeRecord]:
         return [node for part in self.requests for node in part.nodes]
 
     @property
@@ -245,7 +245,7 @@ class Terms:
 
 def request_nodes(
     tree: DraftTree, reasons: Sequence[Cut | None], emitted: Sequence[int]
-) -> list[Node]:
+) -> list[NodeRecord]:
     """The nodes of a tree; ``reasons`` is parallel to them."""
     known = dict(tree.outcomes(emitted))
     columns = (
@@ -258,7 +258,7 @@ def request_nodes(
         reasons,
         [known.get(node) for node in range(len(tree))],
     )
-    return [Node(*row) for row in zip(*columns, strict=True)]
+    return [NodeRecord(*row) for row in zip(*columns, strict=True)]
 
 
 def cut_reasons(
@@ -313,13 +313,13 @@ def _places(tree: DraftTree, part: DraftTree) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Step:
+class _PlannedStep:
     """What is known of the step that is under way."""
 
     shape: StepShape | None = None
     requests: Sequence[Request] = ()
     positions: Sequence[int] = ()
-    asks: list[Asked] = field(default_factory=list)
+    asks: list[AskedProposer] = field(default_factory=list)
     drafted: int = 0
     trees: Sequence[DraftTree] = ()
     limits: Sequence[DraftLimits] = ()
@@ -351,7 +351,7 @@ class RecordingPlanner:
         self._disk, self._seen = disk, disk()
         self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self._num_steps = 0
-        self._step = _Step()
+        self._step = _PlannedStep()
         self._asleep = 0, list[int]()  # for how many steps, while who decodes
 
     def __getattr__(self, name: str) -> Any:
@@ -359,7 +359,7 @@ class RecordingPlanner:
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         positions = [len(request.token_ids) for request in requests]
-        self._step = _Step(step, list(requests), positions)
+        self._step = _PlannedStep(step, list(requests), positions)
         steps, before = self._asleep
         now = [request.request_id for request in requests]
         if not steps or now != before or self.inner.wakes(requests):
@@ -370,7 +370,7 @@ class RecordingPlanner:
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         chosen = self.inner.ask(source, candidates)
         num_asked = len(chosen)
-        self._step.asks.append(Asked(source.name, num_asked, len(candidates) - num_asked))
+        self._step.asks.append(AskedProposer(source.name, num_asked, len(candidates) - num_asked))
         return chosen
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
@@ -402,7 +402,7 @@ class RecordingPlanner:
     def end(self, report: StepReport) -> None:
         terms = self._terms()
         self.inner.end(report)
-        step, self._step = self._step, _Step()
+        step, self._step = self._step, _PlannedStep()
         (seen, waited), self._seen = self._seen, self._disk()
         came, waited_ms = self._seen[0] - seen, (self._seen[1] - waited) * 1e3
         record = _record(self._num_steps, step, terms, report)
@@ -417,7 +417,7 @@ class RecordingPlanner:
         return Terms(planned.growth or [plain_ms], planned.rate)
 
 
-def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRecord:
+def _record(index: int, step: _PlannedStep, terms: Terms, report: StepReport) -> StepRecord:
     growth = list(terms.growth[: 1 + sum(map(len, step.trees))])
     num_nodes = report.shape.rows - step.shape.rows if step.shape else 0
     return StepRecord(
@@ -435,14 +435,14 @@ def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRe
     )
 
 
-def _parts(step: _Step, terms: Terms) -> list[RequestPart]:
+def _parts(step: _PlannedStep, terms: Terms) -> list[RequestPart]:
     """What became of each request that decoded."""
     emitted = [
         request.token_ids[position:]
         for request, position in zip(step.requests, step.positions, strict=True)
     ]
     ids = [request.request_id for request in step.requests]
-    nodes: list[list[Node]] = [[] for _ in ids]
+    nodes: list[list[NodeRecord]] = [[] for _ in ids]
     if step.trees:
         verified = [step.verified.get(i, tree) for i, tree in zip(ids, step.chosen, strict=True)]
         reasons = cut_reasons(

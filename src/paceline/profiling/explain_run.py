@@ -35,7 +35,7 @@ SALT = "paceline warm-up"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ExplainedRun:
     """One answer and the steps that made it."""
 
     token_ids: list[int]
@@ -71,8 +71,8 @@ class Explanation:
     """What :func:`explain` found; ``records`` are the latest steps of the speculative run."""
 
     prompt_token_ids: list[int]
-    speculative: Run
-    plain: Run
+    speculative: ExplainedRun
+    plain: ExplainedRun
     records: list[StepRecord]
 
     @property
@@ -149,7 +149,7 @@ def _run(
     params: SamplingParams,
     advance: Advance,
     constraints: Sequence[Constraint],
-) -> Run:
+) -> ExplainedRun:
     (request_id,) = engine.add_request(prompt_token_ids, params, constraints=constraints)
     token_ids: list[int] = []
     clock = StepClock(engine).start()
@@ -162,7 +162,7 @@ def _run(
             advance(len(token_ids))
     finally:
         clock.stop()
-    return Run(token_ids, list(clock.steps))
+    return ExplainedRun(token_ids, list(clock.steps))
 
 
 def warm_up(engine: Engine, params: SamplingParams) -> None:

@@ -40,9 +40,9 @@ from paceline.profiling.profile_steps import (
     CONTEXTS,
     REQUESTS,
     WIDTHS,
-    Step,
+    MeasuredStep,
     StepBench,
-    Task,
+    StepTask,
     Timing,
     measure,
     num_fitting,
@@ -101,7 +101,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class _MeasuredModel:
     """A model that is measured, with its resolved precisions."""
 
     name: str
@@ -153,7 +153,7 @@ def _measure(
             _head(draft, built) if isinstance(draft, HeadConfig) else _draft(draft, built)
         )
         subjects.append(drafting)
-    tasks: dict[tuple[int, Step], Task] = {}
+    tasks: dict[tuple[int, MeasuredStep], StepTask] = {}
     benches: list[StepBench] = []
     notes: list[str] = []
     with ExitStack() as stack:
@@ -210,12 +210,12 @@ def _with_room(
     return built, replace(built.config, max_num_seqs=most)
 
 
-def _target(built: BuiltEngine) -> _Subject:
+def _target(built: BuiltEngine) -> _MeasuredModel:
     config, checkpoint, runner = built.config, built.checkpoint, built.engine.runner
-    return _Subject(checkpoint.name, runner, config.dtype, config.kv_cache_dtype, checkpoint)
+    return _MeasuredModel(checkpoint.name, runner, config.dtype, config.kv_cache_dtype, checkpoint)
 
 
-def _head(draft: HeadConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
+def _head(draft: HeadConfig, built: BuiltEngine) -> tuple[_MeasuredModel, Make]:
     head = open_head(draft, built.target)
     proposer = build_head(head, draft, replace(built.target, kv_bytes=_kv_bytes(built)))
     subject = _drafting(head.decoder, proposer.runner, draft, built)
@@ -224,7 +224,7 @@ def _head(draft: HeadConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
     return subject, head_maker(proposer)
 
 
-def _draft(draft: ForwardingConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
+def _draft(draft: ForwardingConfig, built: BuiltEngine) -> tuple[_MeasuredModel, Make]:
     checkpoint = open_draft(draft, built.target)
     # Whatever its vocabulary: what it says is not looked at.
     vocab_size = checkpoint.config.vocab_size
@@ -239,13 +239,13 @@ def _kv_bytes(built: BuiltEngine) -> int:
 
 def _drafting(
     checkpoint: Checkpoint, runner: ModelRunner, draft: ForwardingConfig, built: BuiltEngine
-) -> _Subject:
+) -> _MeasuredModel:
     dtype = draft_dtype(draft, checkpoint, built.target)
     kv_dtype = runner.decoder.ops.default_kv_dtype
-    return _Subject(checkpoint.name, runner, dtype, kv_dtype, checkpoint)
+    return _MeasuredModel(checkpoint.name, runner, dtype, kv_dtype, checkpoint)
 
 
-def _text(subject: _Subject) -> list[int]:
+def _text(subject: _MeasuredModel) -> list[int]:
     """Text in the subject's tokens, because which experts rows choose depends on what they say."""
     tokenizer = subject.checkpoint.tokenizer
     if tokenizer is None:
@@ -257,7 +257,9 @@ def _text(subject: _Subject) -> list[int]:
     return [token for token in tokens if token < size]
 
 
-def ms_per_expert(timings: Mapping[Step, Timing], read: Mapping[Step, int]) -> float:
+def ms_per_expert(
+    timings: Mapping[MeasuredStep, Timing], read: Mapping[MeasuredStep, int]
+) -> float:
     """By how much longer steps take per expert that they read beyond others of as many rows.
 
     The others are those whose rows are alike. A line through the origin, by least squares.
@@ -270,7 +272,9 @@ def ms_per_expert(timings: Mapping[Step, Timing], read: Mapping[Step, int]) -> f
 
 
 def _profile(
-    subject: _Subject, timings: Mapping[Step, Timing], read: Mapping[Step, int]
+    subject: _MeasuredModel,
+    timings: Mapping[MeasuredStep, Timing],
+    read: Mapping[MeasuredStep, int],
 ) -> Profile:
     decoder, experts = subject.runner.decoder, subject.experts
     points = [

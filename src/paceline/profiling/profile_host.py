@@ -242,7 +242,7 @@ class _Merging(_Echo):
         return [NO_DRAFT] * len(requests)
 
 
-class _Run(NamedTuple):
+class _DecodingRun(NamedTuple):
     """Medians over steps: the host's milliseconds, and draft nodes."""
 
     ms: float
@@ -352,7 +352,7 @@ def _usual(times: Sequence[float]) -> float:
     return statistics.fmean(sorted(times)[: ceil((1.0 - SLOWEST) * len(times))])
 
 
-def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> _Run:
+def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> _DecodingRun:
     """Steps in which so many requests decode, with drafts of this length if anyone drafts."""
     rng, vocab = random.Random(0), engine.vocab_size
     wish = SpeculativeParams(num_speculative_tokens=draft_length)
@@ -375,7 +375,7 @@ def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> _Run:
         engine.step()
 
 
-def _medians(engine: Engine, goes_on: Callable[[], bool]) -> _Run:
+def _medians(engine: Engine, goes_on: Callable[[], bool]) -> _DecodingRun:
     times: list[float] = []
     nodes: list[int] = []
     end = time.perf_counter() + MAX_SECONDS
@@ -386,7 +386,7 @@ def _medians(engine: Engine, goes_on: Callable[[], bool]) -> _Run:
         passed = time.perf_counter() - began
         times.append((passed - (engine.runner.seconds - forwards)) * 1e3)
         nodes.append(engine.stats().num_rows - rows - live)
-    return _Run(statistics.median(times), statistics.median(nodes))
+    return _DecodingRun(statistics.median(times), statistics.median(nodes))
 
 
 LEVELS, BRANCHING = 4, 4
@@ -396,7 +396,7 @@ Make = Callable[[ForwardingConfig], tuple[Proposer, ModelRunner]]
 """A proposer and what it runs."""
 
 
-class Run(NamedTuple):
+class DraftingRun(NamedTuple):
     """Medians over calls: milliseconds, those inside forwards, and how many forwards these were."""
 
     ms: float
@@ -410,14 +410,14 @@ class _Timed(Silent):
     def __init__(self, proposer: Proposer, runner: ModelRunner) -> None:
         super().__init__(proposer)
         self._runner = runner
-        self.calls: list[Run] = []
+        self.calls: list[DraftingRun] = []
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         runner, began = self._runner, time.perf_counter()
         inside, forwards = runner.seconds, runner.num_forwards
         silence = super().propose(requests, budget)
         ms, inside_ms = (time.perf_counter() - began) * 1e3, (runner.seconds - inside) * 1e3
-        self.calls.append(Run(ms, inside_ms, runner.num_forwards - forwards))
+        self.calls.append(DraftingRun(ms, inside_ms, runner.num_forwards - forwards))
         return silence
 
     def observe(self, request: Request, result: VerifyResult) -> None:
@@ -468,11 +468,16 @@ def measure_drafting(
 
 
 def host_time(
-    table: CostTable, many: int, one: Run, several: Run, wide: Run, together: Run
+    table: CostTable,
+    many: int,
+    one: DraftingRun,
+    several: DraftingRun,
+    wide: DraftingRun,
+    together: DraftingRun,
 ) -> DraftingHostTime:
     """Out of drafts of one level and of several, the latter with wide levels or many requests."""
 
-    def beyond(run: Run, requests: int = FEW, nodes: int = 1) -> float:
+    def beyond(run: DraftingRun, requests: int = FEW, nodes: int = 1) -> float:
         context = table.contexts[0]
         first = table.milliseconds(requests, context, requests=requests)
         level = table.milliseconds(requests * nodes, context, requests=requests)
@@ -482,7 +487,7 @@ def host_time(
     level = max(0.0, (beyond(several) - beyond(one)) / further) if further > 0 else 0.0
     call = max(0.0, beyond(one) - (one.forwards - 1) * level)
 
-    def more(run: Run, beyond_ms: float) -> float:
+    def more(run: DraftingRun, beyond_ms: float) -> float:
         """What each further node or request of its levels adds, all of them together."""
         return max(0.0, beyond_ms - call - (run.forwards - 1) * level)
 
@@ -493,14 +498,16 @@ def host_time(
     return DraftingHostTime(call, level, request if many > FEW else 0.0, node)
 
 
-def run(built: BuiltEngine, made: tuple[Proposer, ModelRunner], requests: int, levels: int) -> Run:
+def run(
+    built: BuiltEngine, made: tuple[Proposer, ModelRunner], requests: int, levels: int
+) -> DraftingRun:
     timed = _Timed(*made)
     built.engine.set_speculation([timed])
     decode(built.engine, requests, levels)
     calls = timed.calls[-STEPS:]
     if not calls:
-        return Run(0.0, 0.0, 0.0)
-    return Run(*(statistics.median(each) for each in zip(*calls, strict=True)))
+        return DraftingRun(0.0, 0.0, 0.0)
+    return DraftingRun(*(statistics.median(each) for each in zip(*calls, strict=True)))
 
 
 def head_maker(proposer: FeatureDrafter) -> Make:

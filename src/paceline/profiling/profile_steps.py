@@ -49,7 +49,7 @@ experts, which tells what an expert costs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class StepTask:
     """Something to measure.
 
     Attributes:
@@ -71,7 +71,7 @@ class Timing:
 
 
 def measure(
-    tasks: Mapping[Key, Task],
+    tasks: Mapping[Key, StepTask],
     budget_seconds: float,
     advance: Callable[[float], None] = lambda share: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -103,7 +103,7 @@ def measure(
     return {key: _timing(values) for key, values in samples.items()}
 
 
-def _warm(task: Task) -> float:
+def _warm(task: StepTask) -> float:
     """Seconds of a task that follows on itself, as the steps of a decoding engine do.
 
     After another task a small model's weights are no longer in the caches, and threads may sleep.
@@ -125,7 +125,7 @@ def _timing(values: list[float]) -> Timing:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Step:
+class MeasuredStep:
     """What is forwarded: equal spans, in the terms of a cost point.
 
     Attributes:
@@ -149,7 +149,7 @@ def plan_steps(
     max_len: int,
     limits: EngineConfig,
     mixture: bool = False,
-) -> tuple[list[Step], list[str]]:
+) -> tuple[list[MeasuredStep], list[str]]:
     """The steps to measure, and a remark for everything that does not fit.
 
     Args:
@@ -173,7 +173,7 @@ def plan_steps(
         )
     steps = _wanted(all_widths, fitting)
     if mixture:
-        alone = {Step(1, fitting[0], width, width) for width in all_widths}
+        alone = {MeasuredStep(1, fitting[0], width, width) for width in all_widths}
         steps |= {replace(step, alike=True) for step in alone if step.width in ALIKE_WIDTHS}
     kept = [
         step
@@ -192,18 +192,18 @@ def plan_steps(
     return kept, notes
 
 
-def _wanted(widths: Sequence[int], contexts: Sequence[int]) -> set[Step]:
+def _wanted(widths: Sequence[int], contexts: Sequence[int]) -> set[MeasuredStep]:
     """All widths at all contexts; other samples and several requests at the shortest one."""
     first = contexts[0]
-    alone = {Step(1, context, width, width) for context in contexts for width in widths}
+    alone = {MeasuredStep(1, context, width, width) for context in contexts for width in widths}
     sampled = {
-        Step(1, first, width, samples)
+        MeasuredStep(1, first, width, samples)
         for width in widths
         if width in FEWER_SAMPLES
         for samples in {0, min(1, width - 1)}
     }
-    together = {Step(r, first, width, width) for r in REQUESTS for width in REQUEST_WIDTHS}
-    longer = {Step(LONGER_REQUESTS, c, w, w) for c in contexts[1:2] for w in REQUEST_WIDTHS}
+    together = {MeasuredStep(r, first, width, width) for r in REQUESTS for width in REQUEST_WIDTHS}
+    longer = {MeasuredStep(LONGER_REQUESTS, c, w, w) for c in contexts[1:2] for w in REQUEST_WIDTHS}
     return alone | sampled | together | longer
 
 
@@ -235,15 +235,15 @@ class StepBench:
     def __init__(self, runner: ModelRunner, seed: int = 0, text: Sequence[int] = ()) -> None:
         self._runner = runner
         self._text, self._begins = text, dict[int, int]()
-        self.experts: dict[Step, int] = {}
+        self.experts: dict[MeasuredStep, int] = {}
         self._random = random.Random(seed)
         self._requests: dict[int, list[int]] = {}
         self._next_id = 0
 
-    def tasks(self, steps: Sequence[Step]) -> dict[Step, Task]:
+    def tasks(self, steps: Sequence[MeasuredStep]) -> dict[MeasuredStep, StepTask]:
         """What to measure, its requests filled with context; ``ConfigError`` without room."""
         return {
-            step: Task(partial(self._seconds, step, self._spans(step)), _every(step))
+            step: StepTask(partial(self._seconds, step, self._spans(step)), _every(step))
             for step in steps
         }
 
@@ -254,7 +254,7 @@ class StepBench:
                 self._runner.kv.free(request_id)
         self._requests.clear()
 
-    def _spans(self, step: Step) -> list[Span]:
+    def _spans(self, step: MeasuredStep) -> list[Span]:
         requests = self._requests.setdefault(step.context, [])
         while len(requests) < step.requests:
             requests.append(self._fill(step.context))
@@ -281,7 +281,7 @@ class StepBench:
         drawn = np.random.default_rng(rows).standard_normal(shape, np.float32)
         return np.repeat(drawn, rows // len(drawn), axis=0)
 
-    def _span_tokens(self, request_id: int, step: Step) -> list[int]:
+    def _span_tokens(self, request_id: int, step: MeasuredStep) -> list[int]:
         if step.alike:
             return self._tokens(request_id, step.context, 1) * step.width
         return self._tokens(request_id, step.context, step.width)
@@ -312,7 +312,7 @@ class StepBench:
             kv.commit(request_id, range(count))
         return request_id
 
-    def _drafted(self, step: Step) -> int:
+    def _drafted(self, step: MeasuredStep) -> int:
         """Nodes that could be a draft's: states log no more, and more are a prompt's chunk."""
         states = self._runner.kv.states
         return step.width if states is None else min(step.width, states.memory.num_nodes)
@@ -321,7 +321,7 @@ class StepBench:
         if not self._runner.kv.reserve(request_id, count, certain):
             raise _too_small()
 
-    def _seconds(self, step: Step, spans: Sequence[Span]) -> float:
+    def _seconds(self, step: MeasuredStep, spans: Sequence[Span]) -> float:
         """Pack and forward once. Both grow with the rows; what was reserved is rolled back."""
         runner = self._runner
         inputs = self._inputs(sum(len(span.token_ids) for span in spans), step.alike)
@@ -345,5 +345,5 @@ def _too_small() -> ConfigError:
     )
 
 
-def _every(step: Step) -> int:
+def _every(step: MeasuredStep) -> int:
     return WIDE_EVERY if step.rows >= WIDE else 1

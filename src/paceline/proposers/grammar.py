@@ -23,7 +23,7 @@ LIKELY = 0.8
 """Of the usual spelling of a string that is forced."""
 MAX_ALTERNATIVES = 4
 
-_Entry = tuple[float, int, int, float, int, list[int]]
+_Candidate = tuple[float, int, int, float, int, list[int]]
 """Minus the path probability, order, parent, probability, token, path down to the token."""
 
 
@@ -64,7 +64,7 @@ class GrammarProposer(Proposer):
 
     def _grow(self, constraint: Constraint) -> DraftTree:
         """Best-first, so that its first nodes are a tree too."""
-        tree, heap = DraftTree(), list[_Entry]()
+        tree, heap = DraftTree(), list[_Candidate]()
         depth, most = self.config.num_speculative_tokens, self.config.tree_nodes
         order = iter(range(1 << 30))  # decides ties
 

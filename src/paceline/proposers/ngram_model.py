@@ -185,7 +185,7 @@ class NgramLookup:
         return [(token, prob / total) for token, prob in best] if total > 1.0 else best
 
     def _hear_model(
-        self, level: Level, context: tuple[int, ...], probs: dict[int, float], rest: float
+        self, level: NgramLevel, context: tuple[int, ...], probs: dict[int, float], rest: float
     ) -> float:
         """Mix in what the model says of a context; returns what is left to what was before."""
         at = _find(level, context_key(context))
@@ -221,13 +221,13 @@ class NgramLookup:
         return self._unigrams[token] if token < len(self._unigrams) else 0.0
 
 
-def _find(level: Level, key: int) -> int:
+def _find(level: NgramLevel, key: int) -> int:
     """Index of the context with this key, -1 where there is none."""
     at = int(np.searchsorted(level.keys, np.uint64(key)))
     return at if at < len(level.keys) and level.keys[at] == key else -1
 
 
-def _continuations(level: Level, at: int) -> list[tuple[int, float]]:
+def _continuations(level: NgramLevel, at: int) -> list[tuple[int, float]]:
     begin, end = level.starts[at : at + 2].tolist()
     tokens, values = level.tokens[begin:end].tolist(), level.values[begin:end].tolist()
     return list(zip(tokens, values, strict=True))
@@ -276,7 +276,7 @@ NO_PROMPTS = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class NgramLevel:
     """The contexts of one length and what follows them.
 
     Attributes:
@@ -306,7 +306,7 @@ class Level:
         lower_weights: NDArray[np.float32],
         tokens: NDArray[np.uint32],
         values: NDArray[np.float32],
-    ) -> Level:
+    ) -> NgramLevel:
         """A level of contexts in any order, with ``counts`` continuations each.
 
         Of contexts with one key the first is kept.
@@ -349,7 +349,7 @@ class NgramTables:
     is_backoff: bool
     num_tokens: int
     unigrams: NDArray[np.float32]
-    levels: tuple[Level, ...]
+    levels: tuple[NgramLevel, ...]
     prompts: NDArray[np.uint64] = field(default_factory=lambda: NO_PROMPTS)
 
     @property
@@ -450,7 +450,7 @@ def parse_tables(data: bytes | mmap.mmap, name: str) -> NgramTables:
             raise ModelLoadError(f"{name} is damaged: a level has {bits} bits of buckets")
         lengths = (contexts, (1 << bits) + 1, contexts + 1, contexts, entries, entries)
         kinds = ("<u8", "<u4", "<u4", "<f4", "<u4", "<f4")
-        levels.append(Level(*map(views.take, lengths, kinds)))
+        levels.append(NgramLevel(*map(views.take, lengths, kinds)))
     prompts = views.take(num_prompts, "<u8")
     views.end()
     known = None if fingerprint == _UNKNOWN else fingerprint.hex()

@@ -182,7 +182,7 @@ EMPTY, NONE = 0, -1
 
 Edges = dict[int, list[int]]
 """By token: target state and count, what came last at the end."""
-Place = tuple[int, int]
+Position = tuple[int, int]
 """A state, and the length of the suffix that was matched there."""
 
 
@@ -205,7 +205,7 @@ class SuffixAutomaton:
         return len(self._lengths)
 
     @property
-    def end(self) -> Place:
+    def end(self) -> Position:
         """Where the longest suffix of the text occurs, within ``max_depth``."""
         return self._active, self._active_length
 
@@ -219,14 +219,14 @@ class SuffixAutomaton:
         for at in range(start, len(token_ids)):
             self._append(token_ids[at])
 
-    def match(self, token_ids: Sequence[int]) -> Place:
+    def match(self, token_ids: Sequence[int]) -> Position:
         """Where the longest suffix of the tokens, within ``max_depth``, occurs."""
         place = EMPTY, 0
         for token in token_ids[-self.max_depth :]:
             place = self.follow(place, token)
         return place
 
-    def follow(self, place: Place, token: int) -> Place:
+    def follow(self, place: Position, token: int) -> Position:
         """Where the longest suffix of what is matched and a further token occurs."""
         state, length = place
         while token not in self._edges[state]:
@@ -236,7 +236,7 @@ class SuffixAutomaton:
             length = self._lengths[state]
         return self._within_depth(self._edges[state][token][0], length + 1)
 
-    def contexts(self, place: Place) -> Iterator[tuple[int, int, Edges]]:
+    def contexts(self, place: Position) -> Iterator[tuple[int, int, Edges]]:
         """Of a matched suffix and its own suffixes: length, continuations, and which they were."""
         state, length = place
         while state != EMPTY:
@@ -245,7 +245,7 @@ class SuffixAutomaton:
             state = self._links[state]
             length = self._lengths[state]
 
-    def _within_depth(self, state: int, length: int) -> Place:
+    def _within_depth(self, state: int, length: int) -> Position:
         if length > self.max_depth:
             length = self.max_depth
             if self._lengths[self._links[state]] >= length:
@@ -312,12 +312,12 @@ class SuffixCursor:
     def __init__(self, automaton: SuffixAutomaton, is_own: bool = False) -> None:
         self.automaton = automaton
         self._is_own = is_own
-        self._place: Place = EMPTY, 0
+        self._place: Position = EMPTY, 0
         self._num_read = 0
         self._num_known = 0
         """Tokens of the automaton when the place was found."""
 
-    def advance(self, token_ids: Sequence[int]) -> Place:
+    def advance(self, token_ids: Sequence[int]) -> Position:
         """The place in the whole text; begins again where the automaton has grown meanwhile."""
         automaton = self.automaton
         if self._is_own:
@@ -356,7 +356,7 @@ _OTHERS = (
     (0.2, 0.05),
 )
 
-_Entry = tuple[float, int, int, int, float, int, list[Place]]
+_Entry = tuple[float, int, int, int, float, int, list[Position]]
 """Minus the path probability, order, parent, token, probability, depth, the parent's places."""
 
 
@@ -415,7 +415,7 @@ class SuffixRules:
         heap: list[_Entry] = []
         order = count()
 
-        def push(parent: int, path_prob: float, depth: int, places: list[Place]) -> None:
+        def push(parent: int, path_prob: float, depth: int, places: list[Position]) -> None:
             for token, prob in self._children(automata, places):
                 if path_prob * prob < self._min_path_prob:
                     break
@@ -435,7 +435,7 @@ class SuffixRules:
         return tree
 
     def _children(
-        self, automata: Sequence[SuffixAutomaton], places: Sequence[Place]
+        self, automata: Sequence[SuffixAutomaton], places: Sequence[Position]
     ) -> list[tuple[int, float]]:
         """The likeliest next tokens, the likeliest first; of equals, the longest context's."""
         probs: dict[int, float] = {}
@@ -483,7 +483,7 @@ class SuffixText:
 
 
 def _contexts(
-    automata: Sequence[SuffixAutomaton], places: Sequence[Place]
+    automata: Sequence[SuffixAutomaton], places: Sequence[Position]
 ) -> list[tuple[int, int, Edges]]:
     """The longest suffixes at some places that were continued, the longest first."""
     found = [

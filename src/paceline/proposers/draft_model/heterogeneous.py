@@ -183,7 +183,7 @@ def _per_draft_token(prices: Prices, places: Sequence[int], ratios: Sequence[flo
 
 
 @dataclass(slots=True)
-class _Node:
+class _TranslatedNode:
     """A node of the new tree; ``reached_by`` are the draft's nodes that get to its end."""
 
     token: int
@@ -229,9 +229,9 @@ def translate(
     return tree.select(kept[:max_nodes])
 
 
-def _nodes(translation: Translation, draft: DraftTree) -> list[_Node]:
+def _nodes(translation: Translation, draft: DraftTree) -> list[_TranslatedNode]:
     """The target's tokens for all paths, one node for the same token below the same node."""
-    nodes: list[_Node] = []
+    nodes: list[_TranslatedNode] = []
     index: dict[tuple[int, int], int] = {}
     for path in _paths(draft):
         parent = ROOT
@@ -239,7 +239,7 @@ def _nodes(translation: Translation, draft: DraftTree) -> list[_Node]:
             at = index.get((parent, token))
             if at is None:
                 at = index[parent, token] = len(nodes)
-                nodes.append(_Node(token, parent, depth))
+                nodes.append(_TranslatedNode(token, parent, depth))
             nodes[at].reached_by.add(reaching)
             parent = at
     return nodes

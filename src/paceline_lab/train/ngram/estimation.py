@@ -26,7 +26,7 @@ from paceline.proposers.ngram_model import (
     CONTINUATION_BYTES,
     FIXED_BYTES,
     NO_PROMPTS,
-    Level,
+    NgramLevel,
     NgramTables,
 )
 from paceline_lab.train.ngram.counts import Floats, Ints, NgramCounts, OrderCounts, sums
@@ -218,10 +218,10 @@ def _fit(candidates: list[_Candidates], counts: list[OrderCounts], room: int) ->
         each.chosen = each.chosen[part < most]
 
 
-def _level(counts: OrderCounts, order: SmoothedOrder, chosen: Ints) -> Level:
+def _level(counts: OrderCounts, order: SmoothedOrder, chosen: Ints) -> NgramLevel:
     context = counts.context_of[chosen]
     kept, sizes = np.unique(context, return_counts=True)
-    return Level.of(
+    return NgramLevel.of(
         context_keys(counts.contexts[kept]),
         sizes,
         _left(counts, order, chosen)[kept].astype(np.float32),

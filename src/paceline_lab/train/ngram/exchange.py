@@ -28,7 +28,7 @@ from paceline.proposers.ngram_model import (
     MAX_CONTINUATIONS,
     MAX_ORDER,
     MIN_ORDER,
-    Level,
+    NgramLevel,
     NgramTables,
     context_key,
 )
@@ -67,7 +67,7 @@ def read_uzu(path: str | Path, vocab_size: int, fingerprint: str | None) -> Ngra
     unigrams = np.zeros(vocab_size, np.float32)
     np.maximum.at(unigrams, found[0][2], found[0][3])
     levels = [
-        Level.of(keys, counts, np.zeros(len(keys), np.float32), tokens, values)
+        NgramLevel.of(keys, counts, np.zeros(len(keys), np.float32), tokens, values)
         for keys, counts, tokens, values in found[1:]
     ]
     return NgramTables(fingerprint, False, 0, unigrams, tuple(levels))
