@@ -62,4 +62,4 @@ def test_no_other_module_decides_on_a_folder_of_the_user() -> None:
         for path in ROOT.glob("src/**/*.py")
         if home.search(path.read_text(encoding="utf-8"))
     }
-    assert deciding == {"core/folders.py", "loading/downloaded.py"}
+    assert deciding == {"core/folders.py", "loading/catalogue.py"}
