@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.answer import OfferedTool, ToolUse
 from paceline.server.chat.demands import harmony_constraint
-from paceline.server.chat.harmony import Harmony, HarmonyParser, Place, words_of
+from paceline.server.chat.harmony import Harmony, HarmonyParser, HarmonyPlace, words_of
 from paceline.server.chat.parts import CallArguments, CallOpening, Part
 from paceline.structured.grammar import GrammarCompiler
 from paceline.text.chat_templates import HARMONY
@@ -354,4 +354,4 @@ def test_an_end_of_a_message_ends_no_turn() -> None:
 
 
 def test_where_a_prompt_ends() -> None:
-    assert HarmonyParser(BEGIN).place is Place.HEAD
+    assert HarmonyParser(BEGIN).place is HarmonyPlace.HEAD

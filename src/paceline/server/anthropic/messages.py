@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.server.anthropic.request import (
-    Conversation,
+    AnthropicConversation,
     Message,
     MessagesRequest,
     TokenCount,
@@ -29,7 +29,7 @@ from paceline.server.http.errors import anthropic_document, to_api_error
 from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline, encode_json
 from paceline.server.openai.answering import PlainRoute, Usage, received, respond
-from paceline.server.openai.chat import Chat, num_prompt_tokens
+from paceline.server.openai.chat import ServedChat, num_prompt_tokens
 
 
 def error_event(error: BaseException) -> bytes:
@@ -55,15 +55,15 @@ async def messages(request: Request) -> Response:
     "/v1/messages/count_tokens",
     response_model=TokenCount,
     responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(Conversation),
+    openapi_extra=takes(AnthropicConversation),
 )
 async def count_tokens(request: Request) -> Response:
-    serving, body, _ = await received(request, Conversation)
+    serving, body, _ = await received(request, AnthropicConversation)
     count = await num_prompt_tokens(serving, chat_of(body))
     return Response(encode_json({"input_tokens": count}), media_type="application/json")
 
 
-class Messages(Chat):
+class Messages(ServedChat):
     """The chat that a body asks for, told as a message."""
 
     def __init__(self, serving: Serving, body: MessagesRequest, deadline: Deadline) -> None:

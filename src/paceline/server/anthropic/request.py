@@ -96,7 +96,7 @@ _ROLE_OF = {
 """Whose message a block may stand in; text may stand in both."""
 
 
-class InputMessage(MayHaveThoughts):
+class AnthropicMessage(MayHaveThoughts):
     role: Literal["user", "assistant"]
     content: str | Blocks
 
@@ -113,7 +113,7 @@ class InputMessage(MayHaveThoughts):
         return self
 
 
-class Tool(LenientModel):
+class AnthropicTool(LenientModel):
     """A tool that the caller runs; those that Anthropic's servers run have another type."""
 
     type: Literal["custom"] | None = None
@@ -147,7 +147,7 @@ class Metadata(LenientModel):
     user_id: str | None = None
 
 
-class Conversation(LenientModel):
+class AnthropicConversation(LenientModel):
     """The body of ``POST /v1/messages/count_tokens``, and what one of ``/v1/messages`` has too."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -158,16 +158,16 @@ class Conversation(LenientModel):
 
     model: str
     messages: Annotated[
-        list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+        list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
     system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
 
-class MessagesRequest(Conversation):
+class MessagesRequest(AnthropicConversation):
     """The body of ``POST /v1/messages``; ``seed``, ``min_p`` and ``speculative`` are ours."""
 
     max_tokens: Limit
@@ -221,14 +221,14 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stream", "speculative")
 
 
-class _Chat(ChatCompletionRequest):
+class _MessagesChat(ChatCompletionRequest):
     wording: ClassVar[Mapping[str, str]] = {
         "response_format": "output_config.format",
         "function.parameters": "input_schema",
     }
 
 
-def chat_of(body: Conversation) -> ChatCompletionRequest:
+def chat_of(body: AnthropicConversation) -> ChatCompletionRequest:
     """The chat with the same words, tools and options."""
     messages = [*_system(body), *(told for each in body.messages for told in _told(each))]
     chat: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
@@ -251,10 +251,10 @@ def chat_of(body: Conversation) -> ChatCompletionRequest:
         chat["stop"] = body.stop_sequences or None
         if body.speculative is not None:
             chat["speculative"] = body.speculative.model_dump()
-    return _Chat.model_validate(chat)
+    return _MessagesChat.model_validate(chat)
 
 
-def _system(body: Conversation) -> list[dict[str, Any]]:
+def _system(body: AnthropicConversation) -> list[dict[str, Any]]:
     if not body.system:
         return []
     return [{"role": "system", "content": _joined(body.system, "\n")}]
@@ -266,7 +266,7 @@ def _joined(content: str | Sequence[TextBlock] | None, between: str) -> str:
     return between.join(block.text for block in content)
 
 
-def _told(message: InputMessage) -> Iterator[dict[str, Any]]:
+def _told(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
     """The messages of a chat that a message is: results of tools are messages of their own."""
     content = message.content
     blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
@@ -297,7 +297,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     }
 
 
-def _tools(body: Conversation) -> dict[str, Any]:
+def _tools(body: AnthropicConversation) -> dict[str, Any]:
     if not body.tools:
         return {}
     functions = [

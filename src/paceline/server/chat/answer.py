@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paceline.request.structured_outputs import ThoughtMarks
-from paceline.server.chat.calls.kind import Call, Form, ToolFormat, Tools, unfinished_tag
+from paceline.server.chat.calls.kind import Form, ToolCall, ToolFormat, Tools, unfinished_tag
 from paceline.server.chat.parts import (
     CallArguments,
     Part,
@@ -150,7 +150,7 @@ class Wrapping:
     opened: bool = False
 
 
-class _Place(enum.Enum):
+class _WrappingPlace(enum.Enum):
     BEGIN = enum.auto()
     INSIDE = enum.auto()
     BARE = enum.auto()  # behind the closing mark, or there are no marks
@@ -161,7 +161,7 @@ class Unwrapper:
 
     def __init__(self, marks: Wrapping) -> None:
         self._marks = marks
-        self._place = _Place.INSIDE if marks.opened else _Place.BEGIN
+        self._place = _WrappingPlace.INSIDE if marks.opened else _WrappingPlace.BEGIN
         self._text = PlacedText()  # not told yet
         self._is_padding = marks.opened  # white space that comes is dropped
 
@@ -169,11 +169,11 @@ class Unwrapper:
         """Take the next piece; return what became certain."""
         self._text.append(text)
         told = PlacedText()
-        if self._place is _Place.BEGIN and not self._opens(final):
+        if self._place is _WrappingPlace.BEGIN and not self._opens(final):
             return told
-        if self._place is _Place.INSIDE:
+        if self._place is _WrappingPlace.INSIDE:
             told = self._inside(final)
-        if self._place is _Place.BARE:
+        if self._place is _WrappingPlace.BARE:
             told.append(self._bare(final))
         return told
 
@@ -183,10 +183,10 @@ class Unwrapper:
         begin = text.lstrip()
         if begin.startswith(opening):
             self._text.take(len(text) - len(begin) + len(opening))
-            self._place, self._is_padding = _Place.INSIDE, True
+            self._place, self._is_padding = _WrappingPlace.INSIDE, True
         elif final or not opening.startswith(begin):
-            self._place = _Place.BARE
-        return self._place is not _Place.BEGIN
+            self._place = _WrappingPlace.BARE
+        return self._place is not _WrappingPlace.BEGIN
 
     def _inside(self, final: bool) -> PlacedText:
         self._drop_padding()
@@ -197,7 +197,7 @@ class Unwrapper:
             end, mark = min(found)
             told = self._text.take(len(text[:end].rstrip()))
             self._text.take(end + len(mark) - len(told.text))
-            self._place, self._is_padding = _Place.BARE, True
+            self._place, self._is_padding = _WrappingPlace.BARE, True
             return told
         if final:
             return self._text.take_all()
@@ -353,7 +353,7 @@ class ToolCallReader:
         self._opening = self._told = None
         return True
 
-    def _tell(self, call: Call) -> None:
+    def _tell(self, call: ToolCall) -> None:
         """What of a call has not been told."""
         index = self.num_calls - 1
         if self._told is None:

@@ -36,7 +36,7 @@ from paceline.server.chat.harmony import (
     MESSAGE,
     Harmony,
     HarmonyParser,
-    Place,
+    HarmonyPlace,
 )
 from paceline.server.chat.shapes import blamed, enforced, response_shape, shape_param
 from paceline.server.http.errors import ApiError
@@ -265,7 +265,7 @@ def harmony_constraint(
     must_call = use is not None and use.must_call
     is_strict = use is not None and any(tool.strict for tool in use.tools)
     begun = HarmonyParser(harmony)
-    if not must_call and begun.place is Place.WORDS:  # the final message goes on
+    if not must_call and begun.place is HarmonyPlace.WORDS:  # the final message goes on
         return response
     if not must_call and response is None and not is_strict:
         return None
@@ -280,7 +280,7 @@ def harmony_constraint(
 
 def _rest_of(begun: HarmonyParser) -> list[Form]:
     """What comes before the head of the next message."""
-    if begun.place is Place.HEAD:
+    if begun.place is HarmonyPlace.HEAD:
         return [] if begun.has_start else [_text(ASSISTANT)]
     return [_ANYTHING, _text(END + ASSISTANT)]
 

@@ -58,7 +58,7 @@ def words_of(answer: str) -> str:
     return "".join(part.text for part in parts if isinstance(part, Words))
 
 
-class Place(enum.Enum):
+class HarmonyPlace(enum.Enum):
     """What a text is a part of."""
 
     HEAD = enum.auto()  # of a message
@@ -87,17 +87,17 @@ class HarmonyParser:
         self, harmony: Harmony, names: Collection[str] = (), max_calls: int | None = None
     ) -> None:
         self._names, self._max_calls = frozenset(names), max_calls
-        self.place, self._rest = Place.HEAD, ""
+        self.place, self._rest = HarmonyPlace.HEAD, ""
         self.thoughts = ThoughtPlaces()
         self._parts: list[Part] = []
         self._length = 0  # of the whole answer until now
         self._begin_at = 0  # where the message begins with its head
         self._is_fresh = True  # nothing of the message has been told
-        self._told = set[Place]()  # of what there was a message before
+        self._told = set[HarmonyPlace]()  # of what there was a message before
         self._call = ""  # the name of the tool that the message is for
         self._num_calls = 0
         self.push(harmony.begun)
-        self.has_start = self.place is Place.HEAD and START in self._rest
+        self.has_start = self.place is HarmonyPlace.HEAD and START in self._rest
         self._rest = self._rest.removeprefix(ASSISTANT)
         self._told.clear()
         self._num_calls = self._length = self._begin_at = 0
@@ -112,7 +112,7 @@ class HarmonyParser:
         self._rest += text
         self._length += len(text)
         self._parts = []
-        while self._read_head(final) if self.place is Place.HEAD else self._read_text(final):
+        while self._read_head(final) if self.place is HarmonyPlace.HEAD else self._read_text(final):
             pass
         return self._parts
 
@@ -122,7 +122,7 @@ class HarmonyParser:
         is_head = any(begin.startswith(head) for head in _HEADS)
         may_be = not final and any(head.startswith(begin) for head in _HEADS)
         if begin and not is_head and not may_be:  # words without a head
-            self._begin(Place.WORDS)
+            self._begin(HarmonyPlace.WORDS)
             return True
         head, found, rest = self._rest.partition(MESSAGE)
         if not found:
@@ -133,20 +133,20 @@ class HarmonyParser:
         self._begin(self._place_of(head.rpartition(START)[2]))
         return True
 
-    def _place_of(self, head: str) -> Place:
+    def _place_of(self, head: str) -> HarmonyPlace:
         channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
         self._call = recipient[1].removeprefix(FUNCTIONS) if recipient else ""
         if self._call in self._names:
-            return Place.CALL
-        return Place.THOUGHTS if channel and channel[1] == "analysis" else Place.WORDS
+            return HarmonyPlace.CALL
+        return HarmonyPlace.THOUGHTS if channel and channel[1] == "analysis" else HarmonyPlace.WORDS
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: HarmonyPlace) -> None:
         self.place, self._is_fresh = place, True
 
     def _read_text(self, final: bool) -> bool:
         """The text of a message up to its end; False when all that can be told has been."""
-        if self.place is Place.CALL and self._is_fresh and not self._begin_call():
-            return self.place is not Place.CALL
+        if self.place is HarmonyPlace.CALL and self._is_fresh and not self._begin_call():
+            return self.place is not HarmonyPlace.CALL
         end = _END.search(self._rest)
         held = 0 if final or end else unfinished_tag(self._rest, _ENDING)
         count = end.start() if end else len(self._rest) - held
@@ -157,7 +157,7 @@ class HarmonyParser:
         if end[0] not in (START, CHANNEL):  # these begin the next message
             self._rest = self._rest[len(end[0]) :]
             self._note_thoughts(self._at, self._at)
-        self.place = Place.HEAD
+        self.place = HarmonyPlace.HEAD
         return True
 
     def _begin_call(self) -> bool:
@@ -167,14 +167,14 @@ class HarmonyParser:
             self._rest, self._num_calls = begin, self._num_calls + 1
             return True
         if begin:
-            self.place = Place.WORDS
+            self.place = HarmonyPlace.WORDS
         return False
 
     def _tell(self, text: str) -> None:
         """More of a message's text, behind which is what has not been read."""
         if not text:
             return
-        if self.place is Place.CALL:
+        if self.place is HarmonyPlace.CALL:
             self._tell_call(text)
         else:
             gap = _GAP if self._is_fresh and self.place in self._told else ""
@@ -182,7 +182,7 @@ class HarmonyParser:
             places = ((self._at - len(text), self._at),)
             self._note_thoughts(*places[0])
             words = Words(gap + text, places)
-            add(self._parts, words if self.place is Place.WORDS else Thoughts(words.text))
+            add(self._parts, words if self.place is HarmonyPlace.WORDS else Thoughts(words.text))
         self._is_fresh = False
 
     @property
@@ -192,7 +192,7 @@ class HarmonyParser:
 
     def _note_thoughts(self, start: int, end: int) -> None:
         """More of the answer is read; where these are thoughts, their places grow."""
-        if self.place is not Place.THOUGHTS:
+        if self.place is not HarmonyPlace.THOUGHTS:
             return
         inside: Places = ((start, end),) if start < end else ()
         before = tuple(each for each in self.thoughts.marked if each[1] <= self._begin_at)

@@ -31,7 +31,7 @@ from paceline.server.llama_cpp.request import (
     NativeRequest,
 )
 from paceline.server.openai.answering import PlainRoute, check_length, received, respond
-from paceline.server.openai.completions import Completion
+from paceline.server.openai.completions import ServedCompletion
 from paceline.server.openai.sampling import LLAMA_CPP_DRAWN_SEED
 
 NO_SLOT = -1
@@ -97,7 +97,7 @@ async def infill(request: Request) -> Response:
     return await respond(request, NativeCompletion(serving, body, deadline))
 
 
-class NativeCompletion(Completion):
+class NativeCompletion(ServedCompletion):
     """A completion, told as llama.cpp tells it."""
 
     body: NativeRequest
@@ -110,7 +110,7 @@ class NativeCompletion(Completion):
         self._prompt_texts = await asyncio.to_thread(
             lambda: [text_of(prompt.token_ids, texts) for prompt in prompts]
         )
-        self._samples = dict[int, Sample]()
+        self._samples = dict[int, NativeSample]()
         self._began = time.monotonic()
         return prompts
 
@@ -146,15 +146,15 @@ class NativeCompletion(Completion):
                     told += event(self._end(sample))
                 yield told
 
-    def _take(self, piece: Piece) -> Sample:
+    def _take(self, piece: Piece) -> NativeSample:
         if self.body.max_tokens == 0:  # the engine emits at least one token, which nobody asked for
             piece = piece._replace(token_ids=(), logprobs=(), text="", finish_reason="length")
         self._usage.take(piece)
-        sample = self._samples.setdefault(piece.sample, Sample(piece.sample))
+        sample = self._samples.setdefault(piece.sample, NativeSample(piece.sample))
         sample.take(piece)
         return sample
 
-    def _part(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+    def _part(self, sample: NativeSample, piece: Piece) -> dict[str, Any]:
         """What a piece of a stream adds."""
         part = {
             "index": sample.index,
@@ -171,7 +171,7 @@ class NativeCompletion(Completion):
             part["completion_probabilities"] = self._probabilities(piece.logprobs)
         return part
 
-    def _end(self, sample: Sample) -> dict[str, Any]:
+    def _end(self, sample: NativeSample) -> dict[str, Any]:
         """The last document of an answer; of a stream without what its pieces have told."""
         body, prompt = self.body, self._prompt_of(sample)
         num_prompt, num_predicted = len(prompt.token_ids), len(sample.token_ids)
@@ -199,10 +199,10 @@ class NativeCompletion(Completion):
             document["usage"] = self._usage.document()
         return document if not body.response_fields else chosen(document, body.response_fields)
 
-    def _prompt_of(self, sample: Sample) -> Prompt:
+    def _prompt_of(self, sample: NativeSample) -> Prompt:
         return self._prompts[sample.index // (self.body.n or 1)]
 
-    def _timings(self, sample: Sample) -> dict[str, float]:
+    def _timings(self, sample: NativeSample) -> dict[str, float]:
         num_read = len(self._prompt_of(sample).token_ids) - sample.num_cached
         return sample.timings(self._began, num_read)
 
@@ -217,7 +217,7 @@ class NativeCompletion(Completion):
         ]
 
 
-class Sample:
+class NativeSample:
     """One answer while it grows."""
 
     def __init__(self, index: int) -> None:

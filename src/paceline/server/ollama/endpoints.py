@@ -23,15 +23,15 @@ from paceline.server.http.errors import to_api_error
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline, StreamForm, encode_json, while_connected
 from paceline.server.ollama.request import (
-    Asked,
     ChatAnswer,
     ChatRequest,
     EmbedAnswer,
     EmbeddingAnswer,
-    EmbeddingRequest,
     EmbedRequest,
     GenerateAnswer,
     GenerateRequest,
+    OllamaEmbeddingRequest,
+    OllamaRequest,
     chat_of,
     completion_of,
 )
@@ -43,8 +43,8 @@ from paceline.server.openai.answering import (
     received,
     respond,
 )
-from paceline.server.openai.chat import Chat
-from paceline.server.openai.completions import Completion
+from paceline.server.openai.chat import ServedChat
+from paceline.server.openai.completions import ServedCompletion
 from paceline.server.openai.embeddings import Pooling, floats
 
 NDJSON = "application/x-ndjson"
@@ -99,7 +99,7 @@ async def _settled(
     return Response(encode_json(document), media_type="application/json")
 
 
-def _shape(body: Asked) -> Shape:
+def _shape(body: OllamaRequest) -> Shape:
     return "message" if isinstance(body, ChatRequest) else "response"
 
 
@@ -111,7 +111,9 @@ def _error_line(error: BaseException) -> bytes:
 class _Told(Answering[Body], Generic[Body]):
     """An answer in Ollama's form, with the parts of whatever this is mixed into."""
 
-    def __init__(self, serving: Serving, body: Body, deadline: Deadline, asked: Asked) -> None:
+    def __init__(
+        self, serving: Serving, body: Body, deadline: Deadline, asked: OllamaRequest
+    ) -> None:
         super().__init__(serving, body, deadline)
         self._model = asked.model
         self.shape = _shape(asked)
@@ -153,11 +155,11 @@ class _Told(Answering[Body], Generic[Body]):
         return {"done": True, "done_reason": self._telling.reason, **totals}
 
 
-class ToldChat(_Told[Any], Chat):
+class ToldChat(_Told[Any], ServedChat):
     """A chat."""
 
 
-class ToldCompletion(_Told[Any], Completion):
+class ToldCompletion(_Told[Any], ServedCompletion):
     """A prompt that is continued as it is."""
 
 
@@ -328,10 +330,10 @@ async def embed(request: Request) -> Response:
     "/api/embeddings",
     response_model=EmbeddingAnswer,
     responses=errors(*GENERATION_ERRORS),
-    openapi_extra=takes(EmbeddingRequest),
+    openapi_extra=takes(OllamaEmbeddingRequest),
 )
 async def embedding(request: Request) -> Response:
-    serving, body, deadline = await received(request, EmbeddingRequest)
+    serving, body, deadline = await received(request, OllamaEmbeddingRequest)
     texts = [body.prompt] if body.prompt else []
 
     async def embedded() -> tuple[list[bytes], int]:

@@ -124,7 +124,7 @@ class Options(ApiModel):
         return self
 
 
-class Asked(ApiModel):
+class OllamaRequest(ApiModel):
     """What every request has that generates; ``speculative`` is ours."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -146,53 +146,53 @@ class Asked(ApiModel):
         return self.stream is not False
 
 
-class CalledFunction(LenientModel):
+class OllamaCalledFunction(LenientModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: dict[str, Any]
 
 
-class MessageCall(LenientModel):
+class OllamaCall(LenientModel):
     """A call that the model made earlier."""
 
     id: str | None = None
-    function: CalledFunction
+    function: OllamaCalledFunction
 
 
-class InputMessage(MayHaveThoughts):
+class OllamaMessage(MayHaveThoughts):
     refused: ClassVar[Mapping[str, str]] = {"images": _READS_TEXT}
     neutral: ClassVar[Mapping[str, Values]] = {"images": ([],)}
 
     role: Role
     content: str | None = None
     thinking: str | None = None
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class Function(LenientModel):
+class OllamaFunction(LenientModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(LenientModel):
+class OllamaTool(LenientModel):
     type: Literal["function"] | None = None
-    function: Function
+    function: OllamaFunction
 
 
-class ChatRequest(Asked):
+class ChatRequest(OllamaRequest):
     """The body of ``POST /api/chat``; without messages it asks whether the model is loaded."""
 
     messages: (
-        Annotated[list[InputMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+        Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
-class GenerateRequest(Asked):
+class GenerateRequest(OllamaRequest):
     """The body of ``POST /api/generate``; without a prompt it asks whether the model is loaded."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -245,7 +245,7 @@ class EmbedRequest(ApiModel):
         return self.input or []
 
 
-class EmbeddingRequest(ApiModel):
+class OllamaEmbeddingRequest(ApiModel):
     """The body of ``POST /api/embeddings``."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -268,7 +268,7 @@ class ShowRequest(ApiModel):
         return self
 
 
-class Answer(BaseModel):
+class OllamaAnswer(BaseModel):
     """What a request that generates is answered with; durations are in nanoseconds.
 
     The pieces of a stream have the same shape, and the last of them the counts and durations.
@@ -288,11 +288,11 @@ class Answer(BaseModel):
     eval_duration: int | None = None
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(OllamaAnswer):
     message: dict[str, Any]
 
 
-class GenerateAnswer(Answer):
+class GenerateAnswer(OllamaAnswer):
     response: str
     thinking: str | None = None
 
@@ -379,7 +379,7 @@ def completion_of(body: GenerateRequest, model: str) -> CompletionRequest:
     return _CutCompletion.model_validate(asked)
 
 
-def _common(body: Asked) -> dict[str, Any]:
+def _common(body: OllamaRequest) -> dict[str, Any]:
     options = {} if body.options is None else body.options.model_dump(include={*_NAMES, "stop"})
     told = {_NAMES[name]: value for name, value in options.items() if name in _NAMES}
     if (told.get("max_tokens") or 0) <= 0:  # as far as the context goes
@@ -390,7 +390,7 @@ def _common(body: Asked) -> dict[str, Any]:
     return {**told, "stream": body.is_streamed}
 
 
-def _told(message: InputMessage) -> dict[str, Any]:
+def _told(message: OllamaMessage) -> dict[str, Any]:
     told: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.role == "assistant":
         told["reasoning_content"] = message.thoughts or None
@@ -405,5 +405,5 @@ def _told(message: InputMessage) -> dict[str, Any]:
     return told
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: OllamaTool) -> dict[str, Any]:
     return {"type": "function", "function": tool.function.model_dump()}

@@ -45,7 +45,7 @@ router = APIRouter(route_class=PlainRoute)
 )
 async def chat_completions(request: Request) -> Response:
     serving, body, deadline = await received(request, ChatCompletionRequest)
-    return await respond(request, Chat(serving, body, deadline))
+    return await respond(request, ServedChat(serving, body, deadline))
 
 
 async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> int:
@@ -58,7 +58,7 @@ async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> in
         return len(truncated(token_ids, body.truncate_prompt_tokens, info, body.limit))
 
 
-class Chat(Answering[ChatCompletionRequest]):
+class ServedChat(Answering[ChatCompletionRequest]):
     """A chat while it is served."""
 
     kind = "chatcmpl", "chat.completion", "chat.completion.chunk"

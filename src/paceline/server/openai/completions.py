@@ -43,10 +43,10 @@ router = APIRouter(route_class=PlainRoute)
 )
 async def completions(request: Request) -> Response:
     serving, body, deadline = await received(request, CompletionRequest)
-    return await respond(request, Completion(serving, body, deadline))
+    return await respond(request, ServedCompletion(serving, body, deadline))
 
 
-class Completion(Answering[CompletionRequest]):
+class ServedCompletion(Answering[CompletionRequest]):
     """
     Raises:
         RequestError: what is asked for does not exist.
@@ -64,7 +64,7 @@ class Completion(Answering[CompletionRequest]):
         self.num_prompts = len(body.prompts)
         self._prompts: list[Prompt] = []
         self._texts: list[str] = []  # of the prompts, for ``echo``
-        self._choices: dict[int, Choice] = {}
+        self._choices: dict[int, TextChoice] = {}
 
     async def _prepare(self) -> list[Prompt]:
         serving, body = self._serving, self.body
@@ -158,7 +158,7 @@ class Completion(Answering[CompletionRequest]):
             parts[-1]["prompt_logprobs"] = told
         return parts
 
-    def _choice(self, place: int, token_ids: list[int]) -> Choice:
+    def _choice(self, place: int, token_ids: list[int]) -> TextChoice:
         body, tokenizer = self.body, self._serving.client.tokenizer
         logprobs = None
         if body.logprobs is not None:
@@ -166,7 +166,7 @@ class Completion(Answering[CompletionRequest]):
             count = max(body.logprobs, len(body.logprob_token_ids or ()))
             logprobs = LegacyLogprobs(count, self._serving.texts, tokenizer, before)
         origins = OriginTokens(tokenizer, token_ids) if body.return_origins else None
-        return Choice(place, logprobs, origins)
+        return TextChoice(place, logprobs, origins)
 
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return joined(parts)
@@ -182,7 +182,7 @@ def _marks(tokenizer: Tokenizer) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(tokenizer.id_to_token(mark) or "" for mark in marks if mark not in ids), ids
 
 
-class Choice:
+class TextChoice:
     """One sample of one prompt."""
 
     def __init__(

@@ -277,7 +277,7 @@ class ChatResponseMessage(BaseModel):
     tool_calls: list[MessageToolCall] | None = None
 
 
-class ChatChoice(BaseModel):
+class ChatChoiceBody(BaseModel):
     index: int
     message: ChatResponseMessage
     logprobs: dict[str, Any] | None
@@ -293,5 +293,5 @@ class ChatCompletionResponse(BaseModel):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice]
+    choices: list[ChatChoiceBody]
     usage: UsageBody | None

@@ -21,7 +21,7 @@ from paceline.server.hosting.serving import Prompt, Serving
 from paceline.server.http.errors import to_api_error
 from paceline.server.http.security import partition
 from paceline.server.http.sse import Deadline, encode_json
-from paceline.server.openai.chat import Chat
+from paceline.server.openai.chat import ServedChat
 from paceline.server.responses.request import (
     ENCRYPTED,
     Item,
@@ -63,7 +63,7 @@ def caller_of(request: Request) -> str:
     return partition(request.scope, None)
 
 
-class Responses(Chat):
+class Responses(ServedChat):
     """
     Args:
         items: of the body, without references.

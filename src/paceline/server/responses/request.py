@@ -56,7 +56,7 @@ def _of_kinds(kinds: tuple[str, ...], what: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class Part(LenientModel):
+class ItemPart(LenientModel):
     """Some text; what else a part of an answer has comes back with it and is not looked at."""
 
     type: str
@@ -64,14 +64,14 @@ class Part(LenientModel):
     refusal: str | None = None
 
     @model_validator(mode="after")
-    def _check_text(self) -> Part:
+    def _check_text(self) -> ItemPart:
         if self.text is None and self.refusal is None:
             raise ValueError(f"a content part of type {self.type[:40]!r} has no text")
         return self
 
 
 Parts = Annotated[
-    list[Annotated[Part, _of_kinds(PARTS, "content parts")]],
+    list[Annotated[ItemPart, _of_kinds(PARTS, "content parts")]],
     Field(max_length=MAX_ITEMS, fail_fast=True),
 ]
 
@@ -326,7 +326,7 @@ def items_of(body: ResponsesRequest) -> list[Any]:
     return list(body.input)
 
 
-class _Chat(ChatCompletionRequest):
+class _ResponsesChat(ChatCompletionRequest):
     wording: ClassVar[Mapping[str, str]] = {
         "response_format": "text.format",
         "function.parameters": "parameters",
@@ -369,7 +369,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     if body.text is not None and body.text.format is not None:
         chat["response_format"] = _format(body)
     chat |= _tools(body)
-    return _Chat.model_validate(chat)
+    return _ResponsesChat.model_validate(chat)
 
 
 def _tools(body: ResponsesRequest) -> dict[str, Any]:
@@ -410,7 +410,7 @@ def _format(body: ResponsesRequest) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _text(content: str | Sequence[Part], between: str) -> str:
+def _text(content: str | Sequence[ItemPart], between: str) -> str:
     if isinstance(content, str):
         return content
     return between.join(part.text or part.refusal or "" for part in content)

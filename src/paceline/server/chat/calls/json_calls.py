@@ -17,12 +17,12 @@ from paceline.server.chat.calls.kind import (
     LIST_END,
     NAME,
     Brackets,
-    Call,
     CallKind,
     EitherKind,
     ForcedCall,
     Nesting,
     Schema,
+    ToolCall,
     ToolFormat,
     Tools,
     call_tag,
@@ -92,7 +92,7 @@ class JsonText:
         self._tools = tools
         self._brackets: dict[int, Brackets] = {}
 
-    def read(self, text: str) -> Call | None:
+    def read(self, text: str) -> ToolCall | None:
         lead = re.match(self._kind.lead, text)
         begin = lead.end() if lead else 0
         head = re.match(self._kind.head, text)
@@ -102,13 +102,13 @@ class JsonText:
                 found = self._nested(text, begin)
             end = None if found.nesting is Nesting.OPEN else found.end
             told = len(text) if arguments.nesting is Nesting.OPEN else arguments.end
-            return Call(head["name"], text[head.end() : told], end)
+            return ToolCall(head["name"], text[head.end() : told], end)
         if text[begin : begin + 1] not in ("", "{"):
-            return Call()
+            return ToolCall()
         whole = self._nested(text, begin)
         if whole.nesting is Nesting.CLOSED:
-            return Call(*self._kind.parsed(text[begin : whole.end], self._tools), whole.end)
-        return None if whole.nesting is Nesting.OPEN else Call()
+            return ToolCall(*self._kind.parsed(text[begin : whole.end], self._tools), whole.end)
+        return None if whole.nesting is Nesting.OPEN else ToolCall()
 
     def _nested(self, text: str, start: int) -> Brackets:
         return self._brackets.setdefault(start, Brackets(start)).read(text)
@@ -145,19 +145,19 @@ class NamedText:
         self._tools = tools
         self._arguments: Brackets | None = None
 
-    def read(self, text: str) -> Call | None:
+    def read(self, text: str) -> ToolCall | None:
         head = find_head(self._kind.head, "{", text)
         if head is None:
             return None
         name = self._kind.named_by(head.name, self._tools)
         if not name:
-            return Call()
+            return ToolCall()
         if self._arguments is None:
             self._arguments = Brackets(head.end)
         found = self._arguments.read(text)
         is_open = found.nesting is Nesting.OPEN
         told = len(text) if is_open else found.end
-        return Call(name, text[head.end : told], None if is_open else told)
+        return ToolCall(name, text[head.end : told], None if is_open else told)
 
 
 _CANONICAL = re.compile(r"functions\.(.+):\d+", re.DOTALL)

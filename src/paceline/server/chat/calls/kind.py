@@ -25,7 +25,7 @@ Tools = Mapping[str, Schema]
 """The tools that were offered: name -> schema of the arguments."""
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call as far as it is known; without a name it is none.
 
     ``arguments`` is JSON, and only grows. ``end`` is where what follows the call begins, None while
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 class CallText(Protocol):
     """The text behind what may have begun a call, as it grows."""
 
-    def read(self, text: str) -> Call | None:
+    def read(self, text: str) -> ToolCall | None:
         """The call that a text begins with; None while it cannot be told whether it is one."""
         ...
 
@@ -79,7 +79,7 @@ class _EitherText:
     def __init__(self, readers: Sequence[CallText]) -> None:
         self._readers = list(readers)
 
-    def read(self, text: str) -> Call | None:
+    def read(self, text: str) -> ToolCall | None:
         while True:
             call = self._readers[0].read(text)
             if call is None or call.name or len(self._readers) == 1:

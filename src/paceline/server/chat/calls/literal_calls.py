@@ -19,13 +19,13 @@ from paceline.server.chat.calls.kind import (
     LIST_END,
     NAME,
     Brackets,
-    Call,
     EitherKind,
     ForcedCall,
     Form,
     Nesting,
     Schema,
     Syntax,
+    ToolCall,
     ToolFormat,
     Tools,
     const,
@@ -218,13 +218,13 @@ class LiteralText:
         self._tools = tools
         self._arguments: Brackets | None = None
 
-    def read(self, text: str) -> Call | None:
+    def read(self, text: str) -> ToolCall | None:
         kind = self._kind
         head = find_head(kind.head, kind.brackets[0], text)
         if head is None:
             return None
         if head.name not in self._tools:
-            return Call()
+            return ToolCall()
         if self._arguments is None:
             self._arguments = Brackets(head.end, kind.literals.syntax)
         found = self._arguments.read(text)
@@ -235,8 +235,8 @@ class LiteralText:
             names = _names(self._tools[head.name])
             arguments = json_of_arguments(inner, kind.literals, kind.mark, names)
         except MalformedError:
-            return Call()
-        return Call(head.name, arguments, found.end)
+            return ToolCall()
+        return ToolCall(head.name, arguments, found.end)
 
 
 _IN_NAMES = f"{string.ascii_letters}{string.digits}_.-"

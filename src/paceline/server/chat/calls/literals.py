@@ -69,7 +69,7 @@ def json_of_literal(text: str, literals: Literals = PYTHON) -> str:
     >>> json_of_literal("[0x10, 'a' \\"b\\", None]")
     '[16, "ab", null]'
     """
-    return _whole(text, literals, _Reader.value)
+    return _whole(text, literals, _LiteralReader.value)
 
 
 def json_of_arguments(text: str, literals: Literals, mark: str, names: Collection[str] = ()) -> str:
@@ -86,8 +86,8 @@ def json_of_arguments(text: str, literals: Literals, mark: str, names: Collectio
     return _whole(text, literals, lambda reader: _object(reader.members(mark, "", known)))
 
 
-def _whole(text: str, literals: Literals, read: Callable[[_Reader], _T]) -> _T:
-    reader = _Reader(text, literals)
+def _whole(text: str, literals: Literals, read: Callable[[_LiteralReader], _T]) -> _T:
+    reader = _LiteralReader(text, literals)
     try:
         value = read(reader)
     except RecursionError:
@@ -98,7 +98,7 @@ def _whole(text: str, literals: Literals, read: Callable[[_Reader], _T]) -> _T:
     return value
 
 
-class _Reader:
+class _LiteralReader:
     """A text, read up to ``at``. Values are told as JSON."""
 
     def __init__(self, text: str, literals: Literals) -> None:

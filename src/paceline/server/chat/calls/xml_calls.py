@@ -17,11 +17,11 @@ from paceline.server.chat.calls.kind import (
     LONGEST_HEAD,
     NAME,
     Brackets,
-    Call,
     ForcedCall,
     Form,
     Nesting,
     Schema,
+    ToolCall,
     ToolFormat,
     Tools,
     call_tag,
@@ -398,17 +398,17 @@ class XmlText:
         self._searched = 0  # up to where the value's end has been looked for
         self._end: int | None = None
 
-    def read(self, text: str) -> Call | None:
+    def read(self, text: str) -> ToolCall | None:
         if not self._name:
             head = find_head(self._kind.head, self._kind.last, text)
             if head is None:
                 return None
             if head.name not in self._tools:
-                return Call()
+                return ToolCall()
             self._name, self._at, self._arguments = head.name, head.end, "{"
         while self._end is None and self._step(text):
             pass
-        return Call(self._name, self._arguments, self._end)
+        return ToolCall(self._name, self._arguments, self._end)
 
     def _step(self, text: str) -> bool:
         """One tag or value on; False where more is needed."""
