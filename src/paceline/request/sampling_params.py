@@ -38,23 +38,28 @@ MAX_STOP_LENGTH = 1024
 MAX_BAD_WORDS = 512
 MAX_LOGPROB_TOKEN_IDS = 128
 
-_FLOAT_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0.0, 100.0),
-    ("top_p", 0.0, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 1e-3, 100.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-)
-_WHOLE_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("max_tokens", 1, 1 << 31),
-    ("min_tokens", 0, 1 << 31),
-    ("top_k", -1, 1 << 31),
-    ("seed", -(2**63), 2**64 - 1),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-    ("n", 1, MAX_N),
-)
+MAX_BIAS = 100.0
+MAX_DRAFT_DEPTH = 64
+LARGEST = (1 << 31) - 1
+"""Of counts and token ids."""
+FLOAT_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+WHOLE_RANGES: Mapping[str, tuple[int, int]] = {
+    "max_tokens": (1, LARGEST),
+    "min_tokens": (0, LARGEST),
+    "top_k": (-1, LARGEST),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "n": (1, MAX_N),
+}
+"""The least and the largest value of each parameter that is a number; bodies of servers too."""
 _LISTS = (
     *("stop", "stop_token_ids", "banned_token_ids", "bad_words", "bad_words_ids"),
     *("allowed_token_ids", "logprob_token_ids"),
@@ -83,7 +88,7 @@ class SpeculativeParams:
         if not isinstance(self.enabled, bool):
             raise RequestError(f"speculative.enabled is {self.enabled!r}; allowed: true and false")
         if self.num_speculative_tokens is not None:
-            _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
+            _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_DEPTH)
         if self.methods is not None:
             names = _listed("speculative.methods", self.methods)
             known = tuple(check_method(each, "speculative.method", RequestError) for each in names)
@@ -110,7 +115,7 @@ def _check_biases(value: Any) -> None:
             f"logit_bias is {value!r:.80}; allowed: mappings of token ids to numbers"
         )
     for token_id, bias in value.items():
-        _check_number(f"logit_bias of token {token_id!r}", bias, -100.0, 100.0, float)
+        _check_number(f"logit_bias of token {token_id!r}", bias, -MAX_BIAS, MAX_BIAS, float)
 
 
 def _speculation(value: Any) -> SpeculativeParams:
@@ -221,8 +226,8 @@ class SamplingParams:
             object.__setattr__(self, "seed", None)
 
     def _check_ranges(self) -> None:
-        for kind, ranges in ((float, _FLOAT_RANGES), (int, _WHOLE_RANGES)):
-            for name, low, high in ranges:
+        for kind, ranges in ((float, FLOAT_RANGES), (int, WHOLE_RANGES)):
+            for name, (low, high) in ranges.items():
                 value = getattr(self, name)
                 if type(value) is kind and low <= value <= high:
                     continue

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from paceline.request.sampling_params import MAX_STOP_STRINGS
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -25,9 +24,12 @@ from paceline.server.protocol.generation import (
     TAKES_FLOATS,
     LenientModel,
     MayHaveThoughts,
+    MinP,
     Seed,
     Speculation,
-    StopString,
+    StopStrings,
+    Temperature,
+    TopK,
     TopP,
 )
 
@@ -171,16 +173,14 @@ class MessagesRequest(AnthropicConversation):
     """The body of ``POST /v1/messages``; ``seed``, ``min_p`` and ``speculative`` are ours."""
 
     max_tokens: Limit
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, le=(1 << 31) - 1), TAKES_FLOATS] | None = None
-    stop_sequences: (
-        Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
-    ) = None
+    top_k: TopK | None = None
+    stop_sequences: StopStrings | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     seed: Seed | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: MinP | None = None
     speculative: Speculation | None = None
 
 

@@ -12,22 +12,25 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from paceline.request.sampling_params import MAX_N
+from paceline.request.sampling_params import LARGEST
 from paceline.server.protocol.chat import Messages, Tools
-from paceline.server.protocol.completions import MAX_PROMPTS, CompletionRequest
+from paceline.server.protocol.completions import (
+    MAX_PROMPTS,
+    CompletionRequest,
+    TokenLimit,
+)
 from paceline.server.protocol.foreign import Values
 from paceline.server.protocol.generation import (
-    MAX_TOP_LOGPROBS,
-    TAKES_FLOATS,
     ApiModel,
     Number,
+    NumSamples,
     TokenId,
+    TopLogprobs,
 )
 from paceline.text.fim import Gap
 
 MAX_FILES = 1024
 MAX_RESPONSE_FIELDS = 1024
-_LARGEST = (1 << 31) - 1
 _ELSEWHERE = (
     *("suffix", "echo", "truncate_prompt_tokens", "prompt_logprobs"),
     *("return_token_ids", "return_origins"),
@@ -81,7 +84,7 @@ def _one_prompt(value: Any) -> NativePrompt:
 
 
 def _is_id(piece: Any) -> bool:
-    return type(piece) is int and 0 <= piece <= _LARGEST
+    return type(piece) is int and 0 <= piece <= LARGEST
 
 
 def _none_if_empty(value: Any) -> Any:
@@ -112,10 +115,10 @@ class NativeRequest(CompletionRequest):
         ),
     }
 
-    n_predict: Annotated[int, Field(ge=-1, le=_LARGEST), TAKES_FLOATS] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=-1, le=_LARGEST), TAKES_FLOATS] | None = None
-    n_cmpl: Annotated[int, Field(ge=1, le=MAX_N), TAKES_FLOATS] | None = None
-    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
+    n_predict: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
+    n_cmpl: NumSamples | None = None
+    n_probs: TopLogprobs | None = None
     grammar: Annotated[str | None, BeforeValidator(_none_if_empty)] = None
     json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(_any_object_if_empty)] = (
         None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.core.checks import seconds_of
-from paceline.request.sampling_params import MAX_STOP_STRINGS, OLLAMA
+from paceline.request.sampling_params import OLLAMA
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -27,21 +27,25 @@ from paceline.server.protocol.foreign import Values
 from paceline.server.protocol.generation import (
     MAX_NAME_LENGTH,
     MAX_NAMES_NOTED,
-    MAX_TOP_LOGPROBS,
-    TAKES_FLOATS,
     ApiModel,
+    FrequencyPenalty,
     LenientModel,
     MayHaveThoughts,
+    MinP,
+    PresencePenalty,
     RepetitionPenalty,
     Seed,
     Speculation,
     StopString,
+    StopStrings,
+    Temperature,
+    TopK,
+    TopLogprobs,
     TopP,
     Whole,
     check_window,
 )
 
-_LARGE = (1 << 31) - 1
 log = logging.getLogger(__name__)
 
 
@@ -70,20 +74,16 @@ class Options(ApiModel):
         "penalize_newline": (True,),
     }
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_LARGE), TAKES_FLOATS] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     repeat_penalty: RepetitionPenalty | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
     repeat_last_n: Whole | None = None
     seed: Seed | None = None
-    stop: (
-        StopString
-        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
-        | None
-    ) = None
+    stop: StopString | StopStrings | None = None
     num_predict: Whole | None = None
     # Taken and without effect: how a model is loaded is the server's to say, and a text that
     # reaches the end of the context is not shifted.
@@ -134,7 +134,7 @@ class OllamaRequest(ApiModel):
     think: bool | ReasoningEffort | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
+    top_logprobs: TopLogprobs | None = None
     speculative: Speculation | None = None
     # Taken and without effect: a prompt that is too long is an error, and an answer ends where the
     # context does.

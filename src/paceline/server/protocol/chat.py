@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from paceline.server.protocol.completions import UsageBody
 from paceline.server.protocol.foreign import INSTEAD
 from paceline.server.protocol.generation import (
-    MAX_TOP_LOGPROBS,
     NO_LIMIT,
     TAKES_FLOATS,
     ApiModel,
@@ -23,17 +22,18 @@ from paceline.server.protocol.generation import (
     LenientModel,
     MayHaveThoughts,
     ResponseFormat,
+    TopLogprobs,
     at_most,
+    number_of,
 )
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
 MAX_METADATA = 64
-_LARGEST = (1 << 31) - 1
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Limit = Annotated[int, Field(ge=1, le=_LARGEST), TAKES_FLOATS]
+Limit = Annotated[int, number_of("max_tokens"), TAKES_FLOATS]
 
 LimitOrNone = Annotated[Limit | Literal[-1], TAKES_FLOATS]
 """-1 is llama.cpp's for "as far as the context goes"."""
@@ -189,7 +189,7 @@ class ChatCompletionRequest(GenerationFields):
     max_tokens: LimitOrNone | None = None
     max_completion_tokens: LimitOrNone | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
+    top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

@@ -16,21 +16,24 @@ from pydantic import (
     model_validator,
 )
 
+from paceline.request.sampling_params import LARGEST
 from paceline.server.protocol.generation import (
     MAX_TOP_LOGPROBS,
     NO_LIMIT,
     TAKES_FLOATS,
     ApiModel,
     GenerationFields,
+    KeptTokens,
     ResponseFormat,
+    TopLogprobs,
 )
 from paceline.text.fim import Gap
 
 MAX_PROMPTS = 4096
-_LARGEST_ID = (1 << 31) - 1
+TokenLimit = Annotated[int, Field(ge=NO_LIMIT, le=LARGEST), TAKES_FLOATS]
 _IDS = {
     "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": _LARGEST_ID},
+    "items": {"type": "integer", "minimum": 0, "maximum": LARGEST},
     "minItems": 1,
 }
 _NOT_OF_GAPS = ("echo", "truncate_prompt_tokens")
@@ -56,7 +59,7 @@ def _prompts(value: Any, info: ValidationInfo) -> Any:
     if not all(isinstance(each, list) and each for each in batch):
         raise ValueError(f"{name} must be {_ALLOWED}, none of them empty")
     for ids in batch:
-        if not all(type(token) is int and 0 <= token <= _LARGEST_ID for token in ids):
+        if not all(type(token) is int and 0 <= token <= LARGEST for token in ids):
             raise ValueError(f"{name} must be {_ALLOWED}; token ids are whole numbers from 0")
     return value
 
@@ -95,10 +98,10 @@ class CompletionRequest(GenerationFields):
 
     prompt: PromptField
     suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=-1, le=_LARGEST_ID), TAKES_FLOATS] | None = None
+    max_tokens: TokenLimit | None = None
     echo: bool | None = None
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None,
+        TopLogprobs | None,
         BeforeValidator(
             _none_if_minus_one,
             json_schema_input_type=Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), TAKES_FLOATS]
@@ -190,8 +193,7 @@ class CompletionResponse(BaseModel):
     usage: UsageBody | None
 
 
-_LARGEST = (1 << 31) - 1
-Dimensions = Annotated[int, Field(ge=1, le=_LARGEST), TAKES_FLOATS]
+Dimensions = Annotated[int, Field(ge=1, le=LARGEST), TAKES_FLOATS]
 Pooling = Literal["mean", "last", "cls", "max", "weightedmean"]
 
 
@@ -204,7 +206,7 @@ class EmbeddingRequest(ApiModel):
     dimensions: Dimensions | None = None
     pooling: Pooling | None = None
     add_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGEST), TAKES_FLOATS] | None = None
+    truncate_prompt_tokens: KeptTokens | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     user: str | None = None
 

@@ -1,8 +1,8 @@
 """Fields that completions and chats share, and what every model of a body has in common.
 
 Owns names, types and ranges as OpenAI, vLLM and llama.cpp have them; what they mean to the engine
-is :mod:`paceline.server.openai.sampling`'s. Ranges are those of
-:class:`~paceline.request.sampling_params.SamplingParams`, which checks again.
+is :mod:`paceline.server.openai.sampling`'s. Ranges of parameters are those of
+:mod:`paceline.request.sampling_params`, unless a protocol's own is narrower.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from paceline.request.sampling_params import (
+    FLOAT_RANGES,
+    LARGEST,
     LLAMA_CPP,
     MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_DRAFT_DEPTH,
     MAX_LOGPROB_TOKEN_IDS,
-    MAX_N,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
+    WHOLE_RANGES,
 )
 from paceline.request.structured_outputs import MAX_CHOICES
 from paceline.server.protocol.foreign import (
@@ -60,7 +64,6 @@ GUIDED = {
 }
 """Fields of vLLM's, SGLang's and llama.cpp's, and what these are in ``structured_outputs``."""
 MAX_NAME_LENGTH = 60
-_LARGE = (1 << 31) - 1
 NO_LIMIT = -1
 """llama.cpp's ``max_tokens`` for an answer that only the context ends."""
 WHOLE_CONTEXT = -1
@@ -73,13 +76,34 @@ def _whole(value: Any) -> Any:
 
 
 TAKES_FLOATS = BeforeValidator(_whole)
-Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE), TAKES_FLOATS]
-Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), TAKES_FLOATS]
-Number = Annotated[float, Field(ge=-_LARGE, le=_LARGE)]
-TopP = Annotated[float, Field(ge=0, le=1)]
+
+
+def number_of(name: str) -> Any:
+    """A field with the range of a parameter."""
+    low, high = FLOAT_RANGES.get(name) or WHOLE_RANGES[name]
+    return Field(ge=low, le=high)
+
+
+Temperature = Annotated[float, number_of("temperature")]
+TopP = Annotated[float, number_of("top_p")]
 """0 leaves the likeliest token alone."""
+MinP = Annotated[float, number_of("min_p")]
+RepetitionPenalty = Annotated[float, number_of("repetition_penalty")]
+PresencePenalty = Annotated[float, number_of("presence_penalty")]
+FrequencyPenalty = Annotated[float, number_of("frequency_penalty")]
+TopK = Annotated[int, number_of("top_k"), TAKES_FLOATS]
+# Larger ones have no place in 64 bits with a sign, which other servers' clients send.
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), TAKES_FLOATS]
+NumSamples = Annotated[int, number_of("n"), TAKES_FLOATS]
+MinTokens = Annotated[int, number_of("min_tokens"), TAKES_FLOATS]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS]
+DraftDepth = Annotated[int, Field(ge=0, le=MAX_DRAFT_DEPTH), TAKES_FLOATS]
+KeptTokens = Annotated[int, Field(ge=-1, le=LARGEST), TAKES_FLOATS]
+Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST), TAKES_FLOATS]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-TokenId = Annotated[int, Field(ge=0, le=_LARGE), TAKES_FLOATS]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+TokenId = Annotated[int, Field(ge=0, le=LARGEST), TAKES_FLOATS]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)]
 
 
@@ -164,9 +188,11 @@ def _only_false(value: bool) -> bool:
 
 
 # No literal: 0 would be one of false.
-Bias = Annotated[float, Field(ge=-100, le=100)] | Annotated[bool, AfterValidator(_only_false)]
+Bias = (
+    Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+    | Annotated[bool, AfterValidator(_only_false)]
+)
 """What is added to a token's logit; false bans it, as in llama.cpp."""
-RepetitionPenalty = Annotated[float, Field(ge=1e-3, le=100)]
 BiasedText = Annotated[str, Field(min_length=1, max_length=MAX_BIASED_TEXT)]
 LogitBias = (
     Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS), at_most(MAX_LOGIT_BIAS)]
@@ -201,7 +227,7 @@ class Speculation(ApiModel):
     enabled: bool = True
     methods: Methods | None = None
     method: Methods | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=64), TAKES_FLOATS] | None = None
+    num_speculative_tokens: DraftDepth | None = None
 
     @model_validator(mode="after")
     def _check_methods(self) -> Speculation:
@@ -269,23 +295,19 @@ class GenerationFields(ApiModel):
     """How a model is sampled of which nobody says it."""
 
     model: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_LARGE), TAKES_FLOATS] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N), TAKES_FLOATS] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    n: NumSamples | None = None
     seed: Seed | None = None
-    stop: (
-        StopString
-        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
-        | None
-    ) = None
+    stop: StopString | StopStrings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0, le=_LARGE), TAKES_FLOATS] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    min_tokens: MinTokens | None = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     repeat_penalty: RepetitionPenalty | None = None
     repeat_last_n: Whole | None = None
@@ -294,7 +316,7 @@ class GenerationFields(ApiModel):
     bad_words: (
         Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None
     ) = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     logprob_token_ids: (
         Annotated[
             list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)
@@ -315,11 +337,11 @@ class GenerationFields(ApiModel):
     ebnf: str | None = None
     grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGE), TAKES_FLOATS] | None = None
+    truncate_prompt_tokens: KeptTokens | None = None
     return_token_ids: bool = False
     speculative: Speculation | None = None
     disable_spec_decode: bool | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=64), TAKES_FLOATS] | None = None
+    num_speculative_tokens: DraftDepth | None = None
     include_metrics: bool = False
     return_origins: bool = False
     # Taken and without effect: they tune samplers of llama.cpp that are always off here.

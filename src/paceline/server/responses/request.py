@@ -24,12 +24,11 @@ from paceline.server.protocol.chat import (
 from paceline.server.protocol.foreign import INSTEAD
 from paceline.server.protocol.generation import (
     GUIDED,
-    MAX_TOP_LOGPROBS,
-    TAKES_FLOATS,
     ApiModel,
     GenerationFields,
     LenientModel,
     MayHaveThoughts,
+    TopLogprobs,
     Whole,
     at_most,
 )
@@ -217,7 +216,7 @@ class ResponsesRequest(GenerationFields):
     store: bool | None = None
     include: list[str] | None = None
     max_output_tokens: Limit | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), TAKES_FLOATS] | None = None
+    top_logprobs: TopLogprobs | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
     tools: (
