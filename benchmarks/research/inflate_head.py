@@ -13,7 +13,7 @@ import torch
 from inflate import Shape, Tensors, inflated_config, ones, repeated, shares, widened_layer
 from safetensors.torch import save_file
 
-from paceline.models.pruned_head import HEAD_TOKENS
+from paceline.models.weights import HEAD_TOKENS
 from paceline.proposers.heads.checkpoint import LAYER_CONFIG, load_head
 from paceline.tensors.torch_arrays import to_torch
 

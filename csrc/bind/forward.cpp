@@ -243,7 +243,7 @@ RecurrentKind kind_of(const std::string& name) {
                               : RecurrentKind::short_conv;
 }
 
-// The fields of paceline/models/recurrent.py, shape and weights.
+// The fields of paceline/models/shapes.py, shape and weights.
 RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
     RecurrentLayer layer{};
     layer.kind = kind_of(r.number<std::string>("kind"));

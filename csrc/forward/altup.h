@@ -1,4 +1,4 @@
-// Several residual streams: weights, in the words of paceline/models/altup.py. Owns no memory of rows.
+// Several residual streams: weights, in the words of paceline/models/weights.py. Owns no memory of rows.
 #pragma once
 
 #include <vector>

@@ -82,7 +82,7 @@ struct DecoderLayer {
     const float* last_norm() const { return gate ? gate->norm : post_mlp_norm; }
 };
 
-// How rows of hidden states join the embeddings of a head's tokens: see paceline/models/entry.py.
+// How rows of hidden states join the embeddings of a head's tokens: see paceline/models/decoder_reader.py.
 struct Entry {
     const float *token_norm, *input_norm;  // null: none
     Linear join;                           // without parts: the first layer reads the joined rows
@@ -96,7 +96,7 @@ struct Entry {
 // Rows of hidden states that a forward takes in and hands out.
 struct Streams {
     const float* inputs;    // [rows of the batch, hidden], for the entry; null where there is none
-    std::vector<int> taps;  // paceline/models/taps.py says what they count
+    std::vector<int> taps;  // paceline/models/backend.py says what they count
     float* features;        // [rows of the batch, taps.size(), hidden]
 
     bool has_tap(size_t tap) const {

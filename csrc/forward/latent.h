@@ -1,5 +1,5 @@
 // Attention whose keys and values are one latent per token (MLA): a layer's weights, in the words of
-// paceline/models/latent.py. Owns no memory of rows.
+// paceline/models/weights.py. Owns no memory of rows.
 #pragma once
 
 #include <vector>

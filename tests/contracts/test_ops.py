@@ -25,8 +25,9 @@ from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import KV_DTYPES, PACKED_DTYPES
 from paceline.core.errors import ConfigError
 from paceline.models.backend import WeightPart
-from paceline.models.config import Experts, ModelConfig
+from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.shapes import Experts
 from paceline.models.threads import num_threads, set_num_threads
 from paceline.request.span import Span
 from tests.arrays import arrays, assert_close, same, tensor

@@ -11,7 +11,7 @@ from paceline.backends.native.native import why_not_native
 from paceline.core.errors import ConfigError, UnknownAdapterError
 from paceline.engine.engine import Engine
 from paceline.loading.adapter import load_adapter
-from paceline.models.low_rank import AdaptedLayers
+from paceline.models.backend import AdaptedLayers
 from paceline.proposers.suffix import SuffixProposer
 from paceline.request.sampling_params import SamplingParams
 from tests.adapters import adapter_folder, adapter_tensors

@@ -13,7 +13,7 @@ from paceline.api.llm import LLM, embedded_model
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError, TraceError
 from paceline.engine.engine import Engine
-from paceline.models.pruned_head import PrunedHead
+from paceline.models.weights import PrunedHead
 from paceline.request.traces import Trace
 from paceline_lab.teacher_forcing import forced_logits
 from paceline_lab.tune import draft_quality as module

@@ -17,7 +17,8 @@ from paceline.backends.resolve import resolve_dtype
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.backend import PackedLinear
-from paceline.models.weights import WeightReader
+from paceline.models.decoder_reader import DecoderReader
+from paceline.models.tensor_reader import TensorReader
 from paceline.tensors.arrays import floats
 from paceline.tensors.stored import StoredTensors
 from tests.arrays import same
@@ -67,7 +68,7 @@ def test_codes_and_scales_are_the_file_s(
     opened(tmp_path / "m.gguf", family, qtype)
     checkpoint = load_checkpoint(tmp_path / "m.gguf", load_format=load_format, with_tokenizer=False)
     packer = Packer("file")
-    layer = WeightReader(checkpoint.tensors, checkpoint.config, packer).layer(1)
+    layer = DecoderReader(TensorReader(checkpoint.tensors, checkpoint.config, packer)).layer(1)
     fused = family == "phi3"
     qkv = ("self_attn.qkv_proj",) if fused else QKV
     gate_up = ("mlp.gate_up_proj",) if fused else ("mlp.gate_proj", "mlp.up_proj")
@@ -95,7 +96,9 @@ def test_biases_and_the_forward(tmp_path: Path, backend: Any) -> None:
 def test_stacked_linears_of_different_types(tmp_path: Path) -> None:
     other = {"blk.1.attn_v.weight": "Q8_0", "blk.1.ffn_up.weight": "Q5_0"}
     checkpoint = opened(tmp_path / "m.gguf", other_types=other)
-    layer = WeightReader(checkpoint.tensors, checkpoint.config, Packer("file")).layer(1)
+    layer = DecoderReader(
+        TensorReader(checkpoint.tensors, checkpoint.config, Packer("file"))
+    ).layer(1)
     assert [part.format for part in layer.qkv.parts] == ["Q4_0", "Q4_0", "Q8_0"]
     assert [part.format for part in layer.gate_up.parts] == ["Q4_0", "Q5_0"]
     assert np.array_equal(unpacked(layer.qkv), stacked(checkpoint, *QKV))
@@ -109,7 +112,7 @@ def test_what_is_rounded_again_is_said(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO):
         Driver(checkpoint, max_len=32, ops=CpuOps("int4"))
     packer = Packer("int4")
-    layer = WeightReader(checkpoint.tensors, checkpoint.config, packer).layer(0)
+    layer = DecoderReader(TensorReader(checkpoint.tensors, checkpoint.config, packer)).layer(0)
     want = stacked_of(checkpoint, 0, "self_attn.o_proj")
     assert 0.01 < np.abs(unpacked(layer.o) - want).max() / np.abs(want).max() < 0.2
     (rounding,) = packer.roundings()
@@ -122,8 +125,8 @@ def test_floats_among_quantised_tensors_stay_floats(tmp_path: Path, floats: str)
     checkpoint = opened(tmp_path / "m.gguf", other_types={"blk.1.ffn_down.weight": floats})
     assert checkpoint.is_quantised
     packer = Packer("file")
-    reader = WeightReader(checkpoint.tensors, checkpoint.config, packer)
-    layer = reader.layer(1)
+    tensors = TensorReader(checkpoint.tensors, checkpoint.config, packer)
+    layer = DecoderReader(tensors).layer(1)
     assert [part.format for part in layer.down.parts] == [floats]
     assert np.array_equal(unpacked(layer.down), stacked(checkpoint, "mlp.down_proj"))
     assert not packer.roundings()
@@ -143,9 +146,9 @@ def test_unknown_formats_become_8_bit_blocks(
 
     monkeypatch.setattr(type(checkpoint.tensors), "as_stored", knows_no_q5_1)
     with caplog.at_level(logging.INFO):
-        reader = WeightReader(checkpoint.tensors, checkpoint.config, Packer("file"))
-        assert [part.format for part in reader.layer(1).down.parts] == ["Q8_0"]
-        reader.log_rounding()
+        tensors = TensorReader(checkpoint.tensors, checkpoint.config, Packer("file"))
+        assert [part.format for part in DecoderReader(tensors).layer(1).down.parts] == ["Q8_0"]
+        tensors.log_rounding()
     assert "rounded to Q8_0: 1 tensors of Q5_1; relative RMS error 0." in caplog.text
 
 

@@ -22,7 +22,8 @@ from paceline.core.errors import ModelLoadError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.weights import WeightReader
+from paceline.models.decoder_reader import DecoderReader
+from paceline.models.tensor_reader import TensorReader
 from tests.arrays import same
 from tests.loading.test_quantised_checkpoints import TOKENS, change, save_quantised
 from tests.models.reference import Driver
@@ -57,9 +58,9 @@ def test_weights_are_exact(tmp_path: Path, form: str, caplog: pytest.LogCaptureF
     plain = save_quantised(tmp_path / "tiny", form)
     checkpoint = load_checkpoint(tmp_path / "tiny")
     with caplog.at_level(logging.INFO):
-        reader = WeightReader(checkpoint.tensors, checkpoint.config, Packer("file"))
-        layer = reader.layer(0)
-        reader.log_rounding()
+        tensors = TensorReader(checkpoint.tensors, checkpoint.config, Packer("file"))
+        layer = DecoderReader(tensors).layer(0)
+        tensors.log_rounding()
     assert "rounded" not in caplog.text
     for name in LINEARS:
         got, want = rows(getattr(layer, name)), weights(plain, name)
@@ -78,7 +79,12 @@ def test_products_are_those_of_the_reference(tmp_path: Path, form: str) -> None:
     checkpoint = load_checkpoint(tmp_path / "tiny")
     x = np.random.default_rng(1).standard_normal((5, 64), np.float32)
     got, want = (
-        ops.linear(x, WeightReader(checkpoint.tensors, checkpoint.config, ops).layer(0).gate_up)
+        ops.linear(
+            x,
+            DecoderReader(TensorReader(checkpoint.tensors, checkpoint.config, ops))
+            .layer(0)
+            .gate_up,
+        )
         for ops in (CpuOps("file"), ReferenceOps("file"))
     )
     assert np.allclose(got, want, rtol=1e-5, atol=1e-4)
@@ -161,8 +167,8 @@ def test_groups_of_different_sizes_become_8_bit_blocks(
     change(tmp_path / "tiny", model__layers__0__mlp__down_proj__g_idx=index.int())
     checkpoint = load_checkpoint(tmp_path / "tiny")
     with caplog.at_level(logging.INFO):
-        reader = WeightReader(checkpoint.tensors, checkpoint.config, Packer("file"))
-        parts = reader.layer(0).down.parts
-        reader.log_rounding()
+        tensors = TensorReader(checkpoint.tensors, checkpoint.config, Packer("file"))
+        parts = DecoderReader(tensors).layer(0).down.parts
+        tensors.log_rounding()
     assert [(part.format, part.order) for part in parts] == [("Q8_0", None)]
     assert "rounded to Q8_0: 1 tensors of GPTQ 4-bit, groups of 32" in caplog.text

@@ -23,7 +23,7 @@ from paceline.build.drafts import bundled_drafts
 from paceline.core.errors import ModelLoadError, PacelineError, TrainingError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.models.config import Experts
+from paceline.models.shapes import Experts
 from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree, Span
 from paceline_lab.train.heads.initial import TargetWeights

@@ -17,7 +17,7 @@ from paceline.config import EngineConfig
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from paceline.models.weights import HEAD_TOKENS, PrunedHead
 from tests.arrays import assert_close, same
 from tests.models.reference import VOCAB, Driver, edit, save_model
 from tests.text.vocabularies import byte_level_json, save_tokenizer

@@ -10,8 +10,8 @@ from paceline.backends.rows.reference import ReferenceOps
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig
-from paceline.models.config import Experts
 from paceline.models.decoder import Decoder
+from paceline.models.shapes import Experts
 from paceline.profiling.profile import ms_per_expert
 from paceline.profiling.profile_steps import (
     ALIKE_WIDTHS,

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.cache.memory_needs import bytes_per_block
-from paceline.models.config import Experts
+from paceline.models.shapes import Experts
 from paceline.profiling import machine
 from paceline.profiling.machine import Work, measure_roofs
 from tests.toy import TOY, toy_tensors

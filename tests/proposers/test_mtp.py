@@ -24,7 +24,7 @@ from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.models.families.config_json import config_from_hf
-from paceline.models.packed_format import PackedFormat
+from paceline.models.tensor_reader import PackedFormat
 from paceline.proposers import build_proposers
 from paceline.proposers.heads import build
 from paceline.request.sampling_params import SamplingParams

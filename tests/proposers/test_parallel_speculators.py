@@ -20,7 +20,7 @@ from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.models.backend import Ops
 from paceline.models.decoder import Decoder
-from paceline.models.weights import WeightReader
+from paceline.models.tensor_reader import TensorReader
 from paceline.proposers.heads import _fusion, _mask_input
 from paceline.proposers.heads.blocks import Markov
 from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
@@ -111,7 +111,7 @@ def bias(head: HeadCheckpoint, ops: Ops, tokens: torch.Tensor) -> torch.Tensor:
     assert head.further is not None
     assert head.block is not None
     shape = head.decoder.config
-    markov = Markov(WeightReader(head.further, shape, ops), shape, ops, RANK)
+    markov = Markov(TensorReader(head.further, shape, ops), shape, ops, RANK)
     behind = head.block.first_row
     before = [anchor + max(0, row - behind) for anchor in ANCHORS for row in range(SIZE)]
     return markov(tokens[before].tolist())

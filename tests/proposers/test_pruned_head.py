@@ -12,7 +12,7 @@ import torch
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
-from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from paceline.models.weights import HEAD_TOKENS, PrunedHead
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.sampling import sampler
 from paceline.sampling.logit_edits import SamplingRow

@@ -13,8 +13,7 @@ from paceline.backends.native.native import why_not_native
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
-from paceline.models.tensor_reader import stacked_rows
-from paceline.models.weights import WeightReader
+from paceline.models.tensor_reader import TensorReader, stacked_rows
 from paceline.request.span import Span
 from paceline.tensors.arrays import BFLOAT16
 from paceline.tensors.pages import HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
@@ -81,7 +80,7 @@ def test_a_stacked_linear_is_packed_without_a_copy_of_its_parts(dtype: str) -> N
     parts = {f"{name}.weight": np.ones((size, size), BFLOAT16) for name in names}
     packed = len(parts) * size * size
     before = reset_peak()
-    reader = WeightReader(parts, TOY, toy_ops(f"native-{dtype}"))
+    reader = TensorReader(parts, TOY, toy_ops(f"native-{dtype}"))
     linear = reader.linear(names, "all", [size] * len(parts), size, bias=False)
     assert linear.n == len(parts) * size
     assert resident("VmHWM") - before < packed + (32 << 20)  # the parts are twice as much

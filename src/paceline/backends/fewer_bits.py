@@ -13,9 +13,11 @@ import numpy as np
 from paceline.backends.native.native import native_module
 from paceline.loading.checkpoint import Checkpoint
 from paceline.models.backend import Ops
-from paceline.models.config import Latent, ModelConfig
-from paceline.models.packed_format import packed_formats, packed_parts
-from paceline.models.weights import Layer, WeightReader
+from paceline.models.config import ModelConfig
+from paceline.models.decoder_reader import DecoderReader
+from paceline.models.shapes import Latent
+from paceline.models.tensor_reader import TensorReader, packed_formats, packed_parts
+from paceline.models.weights import Layer
 from paceline.tensors.arrays import Array
 from paceline.tensors.pages import give_back_freed
 
@@ -25,9 +27,10 @@ def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[L
     tensors = checkpoint.tensors
     if checkpoint.packed is not None:
         tensors = _Unpacked(tensors, config)
-    reader = WeightReader(tensors, config, ops)
+    packing = TensorReader(tensors, config, ops)
+    reader = DecoderReader(packing)
     layers = [reader.layer(index) for index in range(config.num_layers)]
-    reader.log_rounding()
+    packing.log_rounding()
     give_back_freed()
     return layers
 

@@ -27,8 +27,8 @@ from paceline.loading.checkpoint import Checkpoint, load_checkpoint, model_finge
 from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.pruned_head import check_whole_head
 from paceline.models.threads import set_num_threads
+from paceline.models.weights import check_whole_head
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import CostTable, ExpertCost
 from paceline.planner.planner import PLANNERS

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from paceline.cache.kv_cache import KVCache
-from paceline.models.backend import PackedBatch
+from paceline.models.backend import NO_TAPS, AdaptedLayers, PackedBatch, Taps
 from paceline.models.decoder import Decoder
-from paceline.models.low_rank import AdaptedLayers
-from paceline.models.taps import NO_TAPS, Taps
 from paceline.request.span import Span
 from paceline.tensors.arrays import Array, Floats
 
@@ -48,7 +46,7 @@ class ModelRunner:
     """Runs spans through a decoder; the spans' slots must be reserved in :attr:`kv`.
 
     Attributes:
-        taps: hidden states that forwards return, as :mod:`paceline.models.taps` counts them.
+        taps: hidden states that forwards return, as :class:`~paceline.models.backend.Taps` counts.
     """
 
     def __init__(self, decoder: Decoder, kv: KVCache) -> None:
@@ -81,7 +79,8 @@ class ModelRunner:
         Args:
             greedy: nobody needs more of the logits than their arg-max.
             inputs: ``[num_rows, hidden_size]``, hidden states that the rows of a decoder
-                with an entry (:mod:`paceline.models.entry`) take in; None for any other decoder.
+                with an entry (:meth:`DecoderReader.entry
+                <paceline.models.decoder_reader.DecoderReader.entry>`) take in; None for any other.
         """
         began = time.perf_counter()
         taps = self._room(batch) if self.taps else NO_TAPS

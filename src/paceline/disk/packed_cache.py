@@ -18,7 +18,7 @@ from paceline.core.folders import PACKED, cache_folder
 from paceline.disk.packed_folder import write_packed
 from paceline.disk.packed_room import hold, make_room, place_mark
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
-from paceline.models.packed_format import VERSION
+from paceline.models.tensor_reader import VERSION
 from paceline.tensors.stored import StoredTensors
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetens
 ``NAME.INDEX.FORMAT`` of each part, counted from 0, ``NAME.INDEX.order`` and ``NAME.bias`` (where it
 has them) as :class:`~paceline.models.backend.PackedLinear` describes them, with stacked linears
 under their fused names, the norms under their own names as float32, ``d2t`` of a pruned head
-(:mod:`paceline.models.pruned_head`) as it is, and the same of the model's MTP layer
+(:mod:`paceline.models.weights`) as it is, and the same of the model's MTP layer
 (:mod:`paceline.loading.checkpoint`) under ``mtp``. Tiles begin at whole cache lines of
 a file, which is for speed alone. Knows no arithmetic.
 
@@ -32,15 +32,12 @@ from paceline.core.files import whole_folder
 from paceline.loading.checkpoint import mtp_head
 from paceline.loading.safetensors_files import INDEX_FILE
 from paceline.models.backend import PackedLinear
-from paceline.models.entry import read_entry
+from paceline.models.decoder_reader import DecoderReader
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.heads import PACKED
-from paceline.models.layer_inputs import LayerInputWeights
-from paceline.models.layered_weights import LAYER_EMBEDDING
-from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pooling import write_pooling
-from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
-from paceline.models.weights import EMBEDDING, HEAD, Ends, WeightReader
+from paceline.models.tensor_reader import ORDER, PackedFormat, TensorReader, packed_name
+from paceline.models.weights import HEAD_TOKENS, Ends
 from paceline.tensors.arrays import Array, floats
 from paceline.tensors.pages import CACHE_LINE
 
@@ -79,13 +76,13 @@ def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
 def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     shards = _Shards(folder, PackedFormat(packer.dtype))
     reader = _RecordingReader(checkpoint, packer)
-    reader.ends()
-    reader.pruned_head()
-    reader.places(checkpoint.config.max_position)
-    reader.layer_inputs()
-    reader.altup()
+    reader.decoder.ends()
+    reader.decoder.pruned_head()
+    reader.decoder.places(checkpoint.config.max_position)
+    reader.decoder.layer_inputs()
+    reader.decoder.altup()
     for index in range(checkpoint.config.num_layers):
-        reader.layer(index)
+        reader.decoder.layer(index)
         shards.add(reader.take_recorded())
     reader.norm("model.norm.weight", checkpoint.config.hidden_size)
     reader.check_all_used()
@@ -112,9 +109,9 @@ def _mtp_arrays(checkpoint: Checkpoint, packer: Packer) -> dict[str, Array]:
         if head is None:
             return {}
         reader, shape = _RecordingReader(head, packer), head.config
-        reader.ends_or_lent(Ends(None, None, shape))
-        read_entry(reader, shape)
-        reader.layer(0)
+        reader.decoder.ends_or_lent(Ends(None, None, shape))
+        reader.decoder.entry()
+        reader.decoder.layer(0)
         reader.norm("model.norm.weight", shape.hidden_size)
         reader.check_all_used()
     except (UnsupportedModelError, ModelLoadError) as error:
@@ -138,11 +135,12 @@ def _check_config(checkpoint: Checkpoint) -> None:
         )
 
 
-class _RecordingReader(WeightReader):
-    """Reads a model as the decoder does, and keeps the packed arrays by their names."""
+class _RecordingReader(TensorReader):
+    """Reads tensors as the decoder does, and keeps the packed arrays by their names."""
 
     def __init__(self, checkpoint: Checkpoint, packer: Packer) -> None:
         super().__init__(checkpoint.tensors, checkpoint.config, packer)
+        self.decoder = DecoderReader(self)
         self._recorded: dict[str, Array] = {}
 
     def take_recorded(self) -> dict[str, Array]:
@@ -154,11 +152,11 @@ class _RecordingReader(WeightReader):
         self._recorded[name] = floats(vector)
         return vector
 
-    def pruned_head(self) -> PrunedHead | None:
-        head = super().pruned_head()
-        if head is not None:
-            self._recorded[HEAD_TOKENS] = head.offsets
-        return head
+    def take(self, name: str, *shape: int) -> Array:
+        tensor: Array = super().take(name, *shape)
+        if name == HEAD_TOKENS:
+            self._recorded[name] = tensor.astype(np.int64)
+        return tensor
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         return self._record(fused, super().linear(names, fused, outs, width, bias))
@@ -168,23 +166,8 @@ class _RecordingReader(WeightReader):
     ) -> Any:
         return self._record(fused, super().float_linear(names, fused, outs, width, bias))
 
-    def ends(self) -> tuple[Any, Any]:
-        embedding, head = super().ends()
-        self._record(EMBEDDING, embedding)
-        return embedding, embedding if head is embedding else self._record(HEAD, head)
-
-    def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
-        own = super().ends_or_lent(lent)
-        for name, end in zip((EMBEDDING, HEAD), own, strict=True):
-            if end is not None:
-                self._record(name, end)
-        return own
-
-    def layer_inputs(self) -> LayerInputWeights | None:
-        found = super().layer_inputs()
-        if found is not None:
-            self._record(LAYER_EMBEDDING, found.embedding)
-        return found
+    def end(self, name: str, *args: Any, **options: Any) -> Any:
+        return self._record(name, super().end(name, *args, **options))
 
     def _record(self, name: str, packed: PackedLinear) -> PackedLinear:
         for index, part in enumerate(packed.parts):

@@ -25,8 +25,7 @@ from paceline.engine.prompt_results import take_pooled, take_prompt_logprobs, wi
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import Scheduled, Step
 from paceline.engine.verifier import Verdict, verify
-from paceline.models.backend import PackedBatch
-from paceline.models.low_rank import AdaptedLayers
+from paceline.models.backend import AdaptedLayers, PackedBatch
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer

@@ -19,10 +19,10 @@ import numpy as np
 from paceline.core.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
 from paceline.core.files import checked_path, read_as, read_json
 from paceline.loading.safetensors_files import MappedFile, plain_name
+from paceline.models.backend import AdaptedLayers, LowRank
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import layout_from_hf
-from paceline.models.families.layout import PLAIN, Layout, row_order
-from paceline.models.low_rank import AdaptedLayers, LowRank
+from paceline.models.layouts import PLAIN, Layout, row_order
 from paceline.tensors.arrays import STORED_FLOATS, Array, floats
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

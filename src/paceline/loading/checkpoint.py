@@ -33,19 +33,24 @@ from paceline.loading.gguf.file import MAGIC, load_gguf
 from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder, base_names
 from paceline.models.config import EntryConfig, ModelConfig
-from paceline.models.entry import JOIN
+from paceline.models.decoder_reader import JOIN
 from paceline.models.families.config_json import (
     config_from_hf,
     layout_from_hf,
     with_tied_embeddings,
 )
 from paceline.models.families.fields import Fields
-from paceline.models.families.layout import PLAIN, LaidOutTensors, Layout
 from paceline.models.heads import head_kind, mtp_part
-from paceline.models.latent import LatentTensors
-from paceline.models.packed_format import PackedFormat, folder_format
+from paceline.models.layouts import (
+    PLAIN,
+    GroupedHeads,
+    LaidOutTensors,
+    LatentTensors,
+    Layout,
+    RecurrentTensors,
+)
 from paceline.models.pooling import folder_pooling
-from paceline.models.recurrent_tensors import GroupedHeads, RecurrentTensors
+from paceline.models.tensor_reader import PackedFormat, folder_format
 from paceline.tensors.arrays import Array, floats
 from paceline.tensors.expert_tensors import ALTUP_STACK, ExpertTensors
 from paceline.tensors.stored import RenamedTensors, StoredTensors

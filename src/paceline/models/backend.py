@@ -7,7 +7,7 @@ and with what library, is its own affair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.models.config import ModelConfig
-from paceline.models.low_rank import AdaptedLayers
-from paceline.models.taps import Taps
 from paceline.request.span import Span
 from paceline.tensors.arrays import STORED_FLOATS, Array, Floats, as_bytes
 
@@ -30,6 +28,57 @@ KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 """Bytes per element of keys and values."""
 KV_GROUP = 32
 """Dimensions of a head that share a scale in an int8 KV cache."""
+
+
+class Taps(NamedTuple):
+    """Which residual streams a forward copies, and where to.
+
+    Tap ``i`` is the residual stream that enters layer ``i``, before that layer's norm: 0 is the
+    embedding after its multiplier, and ``num_layers`` is what leaves the last layer, before the
+    final norm. ``num_layers + 1`` is what the head reads, after that norm. transformers counts its
+    ``output_hidden_states`` like this up to the last layer's input (its last one is after the
+    norm); the layer ids of EAGLE-3 checkpoints and of the speculators format
+    (``eagle_aux_hidden_state_layer_ids``) do so up to ``num_layers``.
+
+    Attributes:
+        layers: the taps, in the order of their features.
+        features: float32 ``[rows, taps, hidden_size]``, the batch's rows without padding.
+    """
+
+    layers: tuple[int, ...]
+    features: Floats
+
+    @staticmethod
+    def of(layers: Sequence[int], rows: int, num_layers: int, hidden: int) -> Taps:
+        """Make room for a forward's features; ``ValueError`` where the model has no such layer."""
+        for layer in layers:
+            if not 0 <= layer <= num_layers + 1:
+                raise ValueError(f"a tap is {layer}; allowed: 0 to {num_layers + 1}")
+        return Taps(tuple(layers), np.empty((rows, len(layers), hidden), np.float32))
+
+
+NO_TAPS = Taps((), np.empty((0, 0, 0), np.float32))
+
+
+class LowRank(NamedTuple):
+    """An addition to some outputs of a linear (LoRA, arXiv 2106.09685):
+    ``scale * up @ (down @ x)``.
+
+    Attributes:
+        first: of these outputs.
+        down: ``[rank, inputs]``.
+        up: ``[outputs, rank]``.
+    """
+
+    first: int
+    down: Array
+    up: Array
+    scale: float
+
+
+AdaptedLayers = Sequence[Mapping[str, Sequence[LowRank]]]
+"""Of each layer: what is added to ``qkv``, ``o``, ``gate_up`` and ``down`` of
+:class:`~paceline.models.weights.Layer`."""
 
 
 def slots_of(blocks: Sequence[int]) -> Slots:
@@ -345,3 +394,37 @@ class Ops(WeightOps, Protocol):
         """A :class:`~paceline.models.decoder.Decoder` over its KV memory and, where it has
         recurrent layers, their states."""
         ...
+
+
+class StateArrays:
+    """A :class:`StateMemory` but for its making and folding, of arrays or of tensors.
+
+    Both index alike: the first dimension is layers, the second slots, or lanes of the log.
+
+    Attributes:
+        held: what slots hold.
+        logs: what lanes hold of each node.
+        due: ``[layers, lanes]``, whether what was accepted of a log is still to be folded.
+    """
+
+    held: tuple[Any, ...]
+    logs: tuple[Any, ...]
+    due: Any
+
+    def clear(self, slot: int) -> None:
+        for each in self.held:
+            each[:, slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        for each in self.held:
+            each[:, target] = each[:, source]
+
+    def set_due(self, lane: int, due: bool) -> None:
+        self.due[:, lane] = due
+
+    def fill(self, slots: Sequence[int], entries: Sequence[tuple[int, int]], value: float) -> None:
+        for each in self.held:
+            each[:, list(slots)] = value
+        lanes, nodes = [lane for lane, _ in entries], [node for _, node in entries]
+        for log in self.logs:
+            log[:, lanes, nodes] = value

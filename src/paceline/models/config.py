@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.models.per_layer import AltUp, Heads, LayerInputs
-from paceline.models.recurrent import Recurrent
+from paceline.models.shapes import AltUp, Experts, Heads, Latent, LayerInputs, Recurrent, RopeConfig
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
@@ -23,132 +22,6 @@ XIELU = "xielu"
 """An activation that learns three numbers in each layer (arXiv 2411.13010)."""
 LEARNT_KEYS = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta")
 """Where a configuration says them, layer by layer; otherwise the checkpoint has them as tensors."""
-QUERY_GROWTH, GROWTH_START = "llama_4_scaling_beta", "growth_start"
-"""What queries grow by with the logarithm of the position, and the position that the first token
-counts as, among a rotary rule's own numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding of one kind of layer.
-
-    Attributes:
-        theta: base of the frequencies.
-        scaling: ``default``, ``linear``, ``llama3``, ``yarn``, ``dynamic``, ``longrope`` or
-            ``proportional``.
-        factor: context extension factor of the scaling.
-        dim: rotated dimensions of each head (partial rotary when below the head size).
-        params: what else the scaling rule needs, by its Hugging Face names, numbers or tuples.
-    """
-
-    theta: float = 10000.0
-    scaling: str = "default"
-    factor: float = 1.0
-    dim: int = 0
-    params: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Mixtures of experts: feed-forward layers in which each row chooses a few of many.
-
-    Attributes:
-        number: experts of a layer.
-        per_token: experts that a row chooses.
-        width: of an expert.
-        renormalise: whether the weights of a row's experts add up to 1, and not those of all.
-        scale: what these weights are multiplied with.
-        sigmoid: whether an expert's score is the sigmoid of its logit; if not, the softmax of all.
-        choice_bias: whether a bias is added to the scores, for the choice alone.
-        groups: a row chooses among the experts of a few groups, which are as large as each other.
-        groups_per_token: groups that a row chooses among.
-        group_best: a group counts as much as this number of its best experts together.
-        least_sum: what weights that add up to less are divided by.
-        jitter: weights are SparseMixer's (arXiv 2409.12136): each of a row's experts, in the order
-            of their choice, is weighed against those that are left and whose logits are within
-            twice this share of its own; 0: they are not.
-        weighs_inputs: whether the weights are those of what experts read, not of their results.
-        shared_width: of an expert that every row has besides those it chooses; 0: there is none.
-        shared_gate: whether a sigmoid of the row weighs the shared expert.
-        biases: whether the router and the chosen experts' linears have biases.
-        sparse_layers: per layer, whether it is a mixture; empty: all are.
-        own_norms: the router, the chosen experts and the shared one have norms of their own, before
-            them and, but for the router, after them.
-        own_scales: each expert has a number that its weights are multiplied with.
-    """
-
-    number: int
-    per_token: int
-    width: int
-    renormalise: bool = True
-    scale: float = 1.0
-    shared_width: int = 0
-    shared_gate: bool = False
-    biases: bool = False
-    sparse_layers: tuple[bool, ...] = ()
-    sigmoid: bool = False
-    choice_bias: bool = False
-    groups: int = 1
-    groups_per_token: int = 1
-    group_best: int = 1
-    least_sum: float = 1e-20
-    own_norms: bool = False
-    own_scales: bool = False
-    jitter: float = 0.0
-    weighs_inputs: bool = False
-
-    @property
-    def by_score(self) -> bool:
-        """Whether experts are chosen by their scores, and not by their logits."""
-        return self.sigmoid or self.choice_bias
-
-    def of_layer(self, layer: int) -> Experts | None:
-        """These, where the layer is a mixture."""
-        return self if not self.sparse_layers or self.sparse_layers[layer] else None
-
-    def part(self, start: int, stop: int) -> Experts | None:
-        """Those of some of a model's layers by themselves."""
-        kept = self.sparse_layers[start:stop]
-        return replace(self, sparse_layers=kept) if any(kept) or not kept else None
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """Attention whose keys and values are one latent per token, which all heads share (MLA).
-
-    Attributes:
-        rank: numbers of a latent.
-        q_rank: numbers that queries are compressed to; 0: they are not.
-        nope_dim, rope_dim: dimensions of a head's query that have no position, and rotated ones.
-        value_dim: of a head's result.
-        interleaved: whether rotary pairs are neighbours in the checkpoint.
-    """
-
-    rank: int
-    q_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    interleaved: bool = True
-
-    NORM_EPS = 1e-6  # of both norms between matrices, in every model
-
-    @property
-    def key_dim(self) -> int:
-        """Of the one key per token: its rotated dimensions, then its latent."""
-        return self.rope_dim + self.rank
-
-    def first_widths(self, heads: int) -> tuple[int, int, int]:
-        """Of queries, latents and rotated dimensions that come out of a layer's first linear."""
-        return self.q_rank or heads * (self.nope_dim + self.rope_dim), self.rank, self.rope_dim
-
-    def num_weights(self, hidden_size: int, heads: int) -> int:
-        """Of a layer's attention, norms left out."""
-        queries = heads * (self.nope_dim + self.rope_dim)
-        down = self.q_rank * (hidden_size + queries) if self.q_rank else hidden_size * queries
-        results = heads * self.value_dim
-        expanded = self.rank * (heads * self.nope_dim + results)
-        return down + hidden_size * (self.key_dim + results) + expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +102,7 @@ class PositionConfig:
         learned: an embedding of positions is added to that of tokens.
     """
 
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = RopeConfig()  # noqa: RUF009 (frozen)
     local_rope: RopeConfig | None = None
     still_rope: RopeConfig | None = None
     rotary_layers: tuple[bool, ...] = ()
@@ -342,7 +215,7 @@ class EntryConfig:
     """How hidden states come into a head that drafts from them, or into a stage.
 
     Attributes:
-        kind: one of :mod:`paceline.models.entry`; empty: rows are tokens alone.
+        kind: one of :mod:`paceline.models.decoder_reader`; empty: rows are tokens alone.
         bias: of the linear that joins hidden states with tokens.
         norm_before_residual: of ``eagle3``: the residual stream begins after the norm.
         sliding_sees_ahead: of ``dflash``: sliding layers see all of a block, as others do.

@@ -1,7 +1,7 @@
 """One decoder for the Llama family tree. Families differ only in :class:`ModelConfig`'s flags.
 
-Owns the packed weights of a model. All arithmetic is the backend's (:mod:`paceline.models.ops`),
-all bookkeeping is the caller's.
+Owns the packed weights of a model. All arithmetic is the backend's
+(:mod:`paceline.models.backend`), all bookkeeping is the caller's.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.models.backend import Ops
-from paceline.models.config import ModelConfig, RopeConfig
-from paceline.models.entry import read_entry
+from paceline.models.config import ModelConfig
+from paceline.models.decoder_reader import DecoderReader
 from paceline.models.rope import RotaryTable
-from paceline.models.weights import Ends, Layer, WeightReader
+from paceline.models.shapes import RopeConfig
+from paceline.models.tensor_reader import TensorReader
+from paceline.models.weights import Ends, Layer
 from paceline.tensors.pages import give_back_freed
 from paceline.tensors.placement import Placement
 from paceline.tensors.stored import StoredTensors
@@ -63,18 +65,19 @@ class Decoder:
         self.placement: Placement | None = stored.placement if stored else None
         self.in_use: object = stored.in_use if stored else None
         self.max_len = max_len
-        reader = WeightReader(tensors, config, ops)
+        packing = TensorReader(tensors, config, ops)
+        reader = DecoderReader(packing)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
         self.pruned_head = reader.pruned_head()
         self.places = reader.places(max_len)
         self.layer_inputs = reader.layer_inputs()
         self.altup = reader.altup()
-        self.entry = read_entry(reader, config)
+        self.entry = reader.entry()
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         last_norm = "model.norm.weight"
-        self.norm = reader.norm(last_norm, config.hidden_size) if config.last_norm else None
-        reader.check_all_used()
-        reader.log_rounding()
+        self.norm = packing.norm(last_norm, config.hidden_size) if config.last_norm else None
+        packing.check_all_used()
+        packing.log_rounding()
         give_back_freed()
         local, still = config.positions.local_rope, config.positions.still_rope
         self.rope = self._table(config.positions.rope)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.models.backend import WeightOps
-from paceline.models.config import GROWTH_START, QUERY_GROWTH, RopeConfig
+from paceline.models.shapes import GROWTH_START, QUERY_GROWTH, RopeConfig
 from paceline.tensors.arrays import Floats
 from paceline.tensors.pages import sparse_zeros
 

@@ -8,26 +8,25 @@ has them, which a backend that computes in the file's own formats takes as they 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.core.errors import ModelLoadError
-from paceline.models.backend import (
-    PackedLinear,
-    PackedOps,
-    WeightOps,
-    WeightPart,
-)
+from paceline.config import PACKED_DTYPES
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.backend import PackedLinear, PackedOps, PackedPart, WeightOps, WeightPart
 from paceline.models.config import ModelConfig
-from paceline.models.packed_format import ORDER, packed_formats, packed_name, packed_parts
-from paceline.models.tensor_checks import check_floats, check_leftovers
+from paceline.models.heads import mtp_layers_behind
+from paceline.tensors.arrays import FLOAT_NAMES, Array
 from paceline.tensors.arrays import floats as as_floats
-from paceline.tensors.blocks import row_bytes
+from paceline.tensors.blocks import FLOAT_BYTES, FORMATS, row_bytes
 from paceline.tensors.stored import StoredTensors
 
 Join = Callable[[Sequence[Any]], Any]
@@ -39,8 +38,8 @@ class TensorReader:
 
     def __init__(self, tensors: Mapping[str, Any], config: ModelConfig, ops: WeightOps) -> None:
         self._tensors = tensors
-        self._config = config
-        self._ops = ops
+        self.config = config
+        self.ops = ops
         self._rounded: Counter[str] = Counter()  # tensors per stored type
         self._used: set[str] = set()
 
@@ -68,21 +67,21 @@ class TensorReader:
 
     def norm(self, name: str, size: int) -> Any:
         """A norm of rows: ``[size]``, or of a layer norm ``[2, size]``, weights and biases."""
-        if not self._config.norms.layer_norm:
-            return self._packed_norm(self.vector(name, size))
+        if not self.config.norms.layer_norm:
+            return self.packed_norm(self.vector(name, size))
         weight = self.vector(name, size)
         bias = weight * 0
-        if self._config.norms.bias:
+        if self.config.norms.bias:
             bias = self.vector(name.removesuffix("weight") + "bias", size)
-        if self._config.norms.plus_one:
+        if self.config.norms.plus_one:
             weight = weight + 1
         rows = [weight.reshape(1, size), bias.reshape(1, size)]
-        return self._ops.pack_vector(self._ops.join(rows))
+        return self.ops.pack_vector(self.ops.join(rows))
 
     def host_norm(self, name: str, size: int) -> Any:
         """As :meth:`norm`, for a norm that no backend computes."""
         weight = as_floats(self.floats(name, size))
-        return weight + np.float32(1.0) if self._config.norms.plus_one else weight
+        return weight + np.float32(1.0) if self.config.norms.plus_one else weight
 
     def vector(self, name: str, *shape: int) -> Any:
         """Floats that no linear is made of."""
@@ -90,28 +89,35 @@ class TensorReader:
 
     def packed_vector(self, name: str, *shape: int) -> Any:
         """The same as the backend keeps them."""
-        return self._ops.pack_vector(self.vector(name, *shape))
+        return self.ops.pack_vector(self.vector(name, *shape))
 
     def pack(self, array: Any) -> Any:
         """Floats that were made of tensors, as the backend keeps them."""
-        return self._ops.pack_vector(array)
+        return self.ops.pack_vector(array)
 
     def has(self, name: str) -> bool:
         return name in self._tensors
 
     def has_linear(self, name: str) -> bool:
-        return self.has(f"{name}.weight") or bool(packed_formats(self._tensors, name))
+        return self.has(f"{name}.weight") or self.is_packed(name)
+
+    def is_packed(self, linear: str) -> bool:
+        return bool(packed_formats(self._tensors, linear))
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Have tensors count as used, which some checkpoints have and no decoder reads."""
+        self._used.update(names)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
 
-    def _packed_norm(self, weight: Any) -> Any:
-        packed = self._ops.pack_vector(weight)
-        return packed + 1.0 if self._config.norms.plus_one else packed
+    def packed_norm(self, weight: Any) -> Any:
+        packed = self.ops.pack_vector(weight)
+        return packed + 1.0 if self.config.norms.plus_one else packed
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         """One packed linear out of several stacked ones, or out of their fused form."""
-        if packed_formats(self._tensors, fused):
+        if self.is_packed(fused):
             return self._adopted(fused, outs, width, bias)
         if fused + ".weight" in self._tensors:
             names, outs = [fused], [sum(outs)]
@@ -121,8 +127,8 @@ class TensorReader:
                 self._part(f"{name}.weight", out, width)
                 for name, out in zip(names, outs, strict=True)
             ]
-            parts = _stacked(parts, self._ops.join)
-            packed = self._ops.pack_linear(parts, width, vector)
+            parts = _stacked(parts, self.ops.join)
+            packed = self.ops.pack_linear(parts, width, vector)
         self._release([f"{name}.weight" for name in names])
         return packed
 
@@ -133,7 +139,7 @@ class TensorReader:
 
         One with a single output may be stored as a vector.
         """
-        if packed_formats(self._tensors, fused):
+        if self.is_packed(fused):
             return self._adopted(fused, [sum(outs)], width, bias)
         weights = []
         for name, out in zip((f"{n}.weight" for n in names), outs, strict=True):
@@ -141,17 +147,17 @@ class TensorReader:
             weight = self.floats(name, *([width] if is_vector else [out, width]))
             wide = as_floats(weight) if isinstance(weight, np.ndarray) else weight
             weights.append(wide.reshape(out, width))
-        whole = self._ops.join(weights)
+        whole = self.ops.join(weights)
         rows = whole.view(np.uint8) if isinstance(whole, np.ndarray) else whole
         part = WeightPart(sum(outs), lambda first, last: rows[first:last], "F32")
-        return self._ops.pack_linear([part], width, self._joined_bias(names, outs, bias))
+        return self.ops.pack_linear([part], width, self._joined_bias(names, outs, bias))
 
     def _joined_bias(self, names: list[str], outs: list[int], bias: bool) -> Any:
         """That of stacked linears; None where they have none."""
         if not bias:
             return None
         pairs = zip(names, outs, strict=True)
-        return self._ops.join([self.floats(f"{name}.bias", out) for name, out in pairs])
+        return self.ops.join([self.floats(f"{name}.bias", out) for name, out in pairs])
 
     def _part(self, weight: str, n: int, width: int) -> WeightPart:
         """Rows of a matrix: as they are stored where the backend takes them so."""
@@ -164,7 +170,7 @@ class TensorReader:
 
     def _as_stored(self, weight: str, n: int, width: int) -> WeightPart | None:
         tensors = self._tensors
-        if self._ops.dtype != "file" or not isinstance(tensors, StoredTensors):
+        if self.ops.dtype != "file" or not isinstance(tensors, StoredTensors):
             return None
         found = tensors.as_stored(weight)
         if found is None:
@@ -176,7 +182,7 @@ class TensorReader:
         self._used.add(weight)
         return WeightPart(n, lambda first, last: rows[first:last], form, order)
 
-    def _end(
+    def end(
         self,
         name: str,
         n: int,
@@ -190,7 +196,7 @@ class TensorReader:
             bias: whether there is one where it is packed; ``pack`` knows it where it is not.
         """
         weight, tensors = name + ".weight", self._tensors
-        width = width or self._config.hidden_size
+        width = width or self.config.hidden_size
         if packed_formats(tensors, name):
             return self._adopted(name, [n], width, bias)
         with _naming(name):
@@ -206,7 +212,7 @@ class TensorReader:
 
     def _adopted(self, name: str, outs: list[int], k: int, bias: bool) -> Any:
         """A linear of a packed folder: one part, or one for each of the stacked linears."""
-        assert isinstance(self._ops, PackedOps), "packed weights need a backend that takes them"
+        assert isinstance(self.ops, PackedOps), "packed weights need a backend that takes them"
         parts = packed_parts(self._tensors, name, outs)
         for index, part in enumerate(parts):
             kinds = (part.format,) if part.order is None else (part.format, ORDER)
@@ -221,7 +227,7 @@ class TensorReader:
             self._used.add(f"{name}.bias")
             vector = self._tensors[f"{name}.bias"]
         with _naming(name):
-            return self._ops.adopt(PackedLinear(parts, vector, k))
+            return self.ops.adopt(PackedLinear(parts, vector, k))
 
     def check_all_used(self) -> None:
         """Raise :class:`UnsupportedModelError` where the checkpoint has more than what was read."""
@@ -229,7 +235,7 @@ class TensorReader:
 
     def log_rounding(self) -> None:
         """Say what was rounded to another format while loading, and how much that changed it."""
-        for rounding in self._ops.roundings():
+        for rounding in self.ops.roundings():
             log.info(
                 "rounded to %s: %s; relative RMS error %.2f%%",
                 rounding.format,
@@ -281,3 +287,150 @@ def _naming(linear: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         raise ModelLoadError(f"the weights of {linear} cannot be used: {error}") from error
+
+
+FORMAT, VERSION = "paceline-packed", "3"
+PACKED_FORMATS = (*FORMATS, *FLOAT_BYTES, "F8_128")
+ORDER = "order"
+"""How the name of the tensor ends that holds the order of a part's inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """What the files of such a folder say of themselves.
+
+    Attributes:
+        dtype: what the model was converted to, one of :data:`~paceline.config.PACKED_DTYPES`.
+    """
+
+    dtype: str
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {"format": FORMAT, "version": VERSION, "dtype": self.dtype}
+
+
+def folder_format(files: Sequence[Mapping[str, str]], where: Path) -> PackedFormat | None:
+    """The format that the metadata of a folder's files speak of; None for other checkpoints.
+
+    Raises:
+        ModelLoadError: the files differ, or are of a version or a dtype that is not known.
+    """
+    if not any(metadata.get("format") == FORMAT for metadata in files):
+        return None
+    said = files[0]
+    if any(metadata != said for metadata in files):
+        raise ModelLoadError(f"the files in {where} were not converted together; convert again")
+    if said.get("version") != VERSION or said.get("dtype") not in PACKED_DTYPES:
+        raise ModelLoadError(
+            f"{where} is packed as {str(said.get('dtype'))[:20]!r} in version "
+            f"{str(said.get('version'))[:20]!r} of the format; {' and '.join(PACKED_DTYPES)} in "
+            f"version {VERSION} are supported: convert the model again"
+        )
+    return PackedFormat(said["dtype"])
+
+
+def packed_name(linear: str, index: int, kind: str) -> str:
+    """The tensor that holds a part of a packed linear: a format's name or :data:`ORDER`."""
+    return f"{linear}.{index}.{kind}"
+
+
+def packed_formats(tensors: Mapping[str, Array], linear: str) -> list[str]:
+    """The formats of a packed linear's parts; empty where it is not packed."""
+    found: list[str] = []
+    while True:
+        names = (
+            form for form in PACKED_FORMATS if packed_name(linear, len(found), form) in tensors
+        )
+        form = next(names, None)
+        if form is None:
+            return found
+        found.append(form)
+
+
+def packed_parts(tensors: Mapping[str, Array], linear: str, outs: list[int]) -> list[PackedPart]:
+    """The parts of a packed linear: one, or one for each of the stacked linears."""
+    formats = packed_formats(tensors, linear)
+    if len(formats) not in (1, len(outs)):
+        raise ModelLoadError(
+            f"{linear} is not packed as the configuration says: it has {len(formats)} parts; "
+            f"needed are 1 or {len(outs)}"
+        )
+    counts = [sum(outs)] if len(formats) == 1 else outs
+    parts = []
+    for index, (form, count) in enumerate(zip(formats, counts, strict=True)):
+        order = packed_name(linear, index, ORDER)
+        ordered = tensors[order] if order in tensors else None  # noqa: SIM401 (get of a lazy mapping)
+        data = tensors[packed_name(linear, index, form)]
+        parts.append(PackedPart(form, data, count, ordered))
+    return parts
+
+
+_SHOWN = 4
+# What follows from the configuration, or belongs to parts that plain decoding of text does not run.
+_HARMLESS = re.compile(
+    r"""
+    (.*\.)? rotary_emb \. (inv_freq | cos_cached | sin_cached)  # tables that are computed anew
+    | .*\. attn_rot_embd \. weight                               # the same in GGUF files
+    | (.*\.)? masked_bias                                        # a constant of old exports
+    | t2d                                                        # follows from d2t
+    | (model\.)? (visual | vision_tower | vision_model | audio_tower) \. .*
+    | (model\.)? (multi_modal_projector | embed_vision | embed_audio) \. .*
+    | (model\.)? image_newline
+    | (v | a | mm) \. .*                                          # these parts in GGUF files
+    | v_head \. .*                                               # values, for training alone
+    | (model\.)? (mtp | mtp_layers) \. .*                         # drafts of several tokens
+    """,
+    re.VERBOSE,
+)
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a tensor may stay unread."""
+    return _HARMLESS.fullmatch(name) is not None
+
+
+def check_leftovers(tensors: Mapping[str, Any], used: Collection[str]) -> None:
+    """Refuse a checkpoint that has more than what was used of it.
+
+    A tensor that is left out in silence (the scales of quantised weights, a bias, a router) makes
+    another model of the checkpoint, so all but a few known ones are an error.
+
+    A bias of zeros adds nothing; some tools write one for every linear.
+
+    Args:
+        tensors: all that it has.
+        used: those that the decoder took.
+
+    Raises:
+        UnsupportedModelError: some of the others are not known to be harmless.
+    """
+    left = sorted(name for name in tensors if name not in used and not is_harmless(name))
+    behind = [p for p in mtp_layers_behind(left) if not any(n.startswith(p) for n in used)]
+    left = [name for name in left if not name.startswith(tuple(behind))]
+    left = [name for name in left if not name.endswith(".bias") or _adds_something(tensors, name)]
+    if left:
+        shown = ", ".join(name[:80] for name in left[:_SHOWN])
+        raise UnsupportedModelError(
+            f"the configuration has no use for {len(left)} of the checkpoint's tensors: {shown}"
+            f"{', ...' if len(left) > _SHOWN else ''}; without them it would be another model. "
+            "Either config.json does not describe this checkpoint, or it is of a kind that is not "
+            "supported, such as a quantised one"
+        )
+
+
+def _adds_something(tensors: Mapping[str, Any], name: str) -> bool:
+    try:
+        return bool((tensors[name] != 0).any())
+    except ModelLoadError:  # not of the shape that it would have
+        return True
+
+
+def check_floats(name: str, tensor: Any, kind: str) -> None:
+    """Refuse weights that are not floats of 16 bits or more, and so need scales to be read."""
+    if str(tensor.dtype).removeprefix("torch.") not in FLOAT_NAMES:
+        raise UnsupportedModelError(
+            f"tensor {name} is of type {kind}, which is not a weight by itself: the checkpoint is "
+            "quantised, and config.json does not say how. Use its unquantised form with --dtype "
+            "int8, or a GGUF file"
+        )

@@ -1,29 +1,247 @@
-"""From a checkpoint's tensors to a decoder's packed weights: its layers and ends.
+"""Packed weights of a decoder, as records: its ends, its layers, and what these are made of.
 
-Knows no file and no arithmetic. How a tensor is packed, :mod:`paceline.models.tensor_reader` knows.
+Packed is what a backend made of tensors (:mod:`paceline.models.backend`). Knows no file and no
+arithmetic; :mod:`paceline.models.decoder_reader` takes these out of a checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.core.errors import ConfigError, ModelLoadError
-from paceline.models.altup import AltUpLayer
-from paceline.models.config import XIELU, Experts, ModelConfig
-from paceline.models.latent import LatentWeights
-from paceline.models.layer_inputs import LayerGate
-from paceline.models.layered_weights import LayeredReader
-from paceline.models.mixture import FeedForward, Mixture, MixtureNorms
-from paceline.models.packed_format import packed_formats
-from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
-from paceline.models.recurrent import RecurrentWeights
-from paceline.models.recurrent_weights import read_recurrent
-from paceline.tensors.arrays import floats as as_floats
+from paceline.core.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.config import ModelConfig
+from paceline.tensors.arrays import Array, Floats
 
-EMBEDDING, HEAD, POSITIONS = "model.embed_tokens", "lm_head", "model.embed_positions"
+
+class Ends(NamedTuple):
+    """Packed embedding and head of a decoder, and its shape."""
+
+    embedding: Any
+    head: Any
+    config: ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EntryWeights:
+    """Packed weights; where ``join`` is None, layer 0 reads the joined row. Norms may be None."""
+
+    token_norm: Any
+    input_norm: Any
+    join: Any
+
+
+HEAD_TOKENS = "d2t"
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedHead:
+    """Which tokens a head has that has not every one.
+
+    ``config.json`` says ``draft_vocab_size``, the rows of ``lm_head.weight``, and the tensor
+    ``d2t`` how far beyond its row each row's token is: the form in which EAGLE-3 checkpoints have
+    it.
+
+    Attributes:
+        token_ids: int64, ascending: the token of each row of the head, and column of the logits.
+        vocab_size: of the tokens that could be there.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    vocab_size: int
+
+    @staticmethod
+    def of(offsets: Array, vocab_size: int) -> PrunedHead:
+        """Read a stored ``d2t``.
+
+        Raises:
+            ModelLoadError: it has no integers, or tokens that do not ascend within the vocabulary.
+        """
+        if offsets.dtype not in (np.int64, np.int32):
+            raise ModelLoadError(f"{HEAD_TOKENS} is of type {offsets.dtype}; it must be int64")
+        ids = offsets.astype(np.int64) + np.arange(len(offsets))
+        if ids[0] < 0 or ids[-1] >= vocab_size or (ids[1:] <= ids[:-1]).any():
+            raise ModelLoadError(
+                f"{HEAD_TOKENS} is damaged: the tokens of the head must ascend within 0 to "
+                f"{vocab_size - 1}"
+            )
+        return PrunedHead(ids, vocab_size)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """What is stored as ``d2t``."""
+        return self.token_ids - np.arange(len(self.token_ids))
+
+    def by_token(self, logits: Floats) -> Floats:
+        """``[rows, columns]`` as ``[rows, vocab_size]``: -inf for tokens that are not there."""
+        whole = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
+        whole[:, self.token_ids] = logits
+        return whole
+
+
+def check_whole_head(name: str, config: ModelConfig) -> None:
+    """Raise :class:`UnsupportedModelError` unless the model can emit every token."""
+    if config.draft_vocab_size:
+        raise UnsupportedModelError(
+            f"{name} has {config.draft_vocab_size} of {config.vocab_size} tokens in its head: it "
+            "can only draft for another model; name it in the speculative configuration"
+        )
+
+
+class FeedForward(NamedTuple):
+    """Packed linears of one feed-forward layer or expert: to twice its width, and back."""
+
+    gate_up: Any
+    down: Any
+
+
+class MixtureNorms(NamedTuple):
+    """Norms of a mixture whose parts have their own; its shared expert reads the layer's.
+
+    Attributes:
+        router, experts: before them, ``[hidden]``.
+        routed, shared: of the sum of the chosen experts' results, and of the shared expert's.
+    """
+
+    router: Any
+    experts: Any
+    routed: Any
+    shared: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Packed weights of a layer's mixture.
+
+    Attributes:
+        router: a linear in float32 on every backend, one output for each expert and, where a
+            sigmoid weighs the shared expert, one more.
+        experts: by their ids.
+        shared: None where there is no shared expert.
+        choice_bias: float32 ``[experts]``, added to the scores for the choice; None: there is none.
+        scales: float32 ``[experts]``, what the weight of each is multiplied with; None: 1.
+        norms: None where all parts read the layer's norm, and their results have none.
+    """
+
+    router: Any
+    experts: Sequence[FeedForward]
+    shared: FeedForward | None
+    choice_bias: Any = None
+    scales: Any = None
+    norms: MixtureNorms | None = None
+
+
+class LatentWeights(NamedTuple):
+    """Packed weights of a layer's attention, besides those that all layers have.
+
+    Keys and values are never expanded: queries and results go through each head's half of the
+    matrix that would expand them, ``k_b_proj.H`` and ``v_b_proj.H``, so that a token's one key is
+    its rotated dimensions and, behind them, its latent, and its one value is the same.
+
+    Attributes:
+        q_norm, q_b: norm and linear of compressed queries; None where queries are not compressed.
+        kv_norm: norm of the latents.
+        k_b: of each head, a linear from its queries without positions to latents.
+        v_b: of each head, a linear from latents to its results.
+    """
+
+    q_norm: Any
+    q_b: Any
+    kv_norm: Any
+    k_b: Sequence[Any]
+    v_b: Sequence[Any]
+
+
+class RecurrentWeights(NamedTuple):
+    """Packed weights of a recurrent layer; those are None that its kind does not have.
+
+    Attributes:
+        first, last: the linears.
+        conv: ``[kernel, channels]``, the oldest row's factors first.
+        conv_bias: ``[channels]``.
+        decay: ``[heads]``, below 0: the rate at which a head forgets.
+        step_bias: ``[heads]``.
+        skip: ``[heads]``, Mamba-2's D.
+        in_scale: ``[sum of in_widths]``, factors of what comes out of the first linear.
+        norm: ``[value_dim]`` of the delta rule, ``[inner]`` of Mamba-2.
+    """
+
+    first: Any
+    last: Any
+    conv: Any
+    conv_bias: Any = None
+    decay: Any = None
+    step_bias: Any = None
+    skip: Any = None
+    norm: Any = None
+    in_scale: Any = None
+
+
+class LayerInputWeights(NamedTuple):
+    """What a token's inputs of all layers are made of.
+
+    The inputs are the mean of the token's row of the embedding and of the projection of its row of
+    the residual stream, which enters the first layer, times the square root of 2.
+
+    Attributes:
+        embedding: of tokens, ``[vocab_size, layers * width]``.
+        projection: linear from the residual stream; its results are divided by the square root of
+            the stream's width, and normed.
+        norm: of each layer's part of them, ``[width]``.
+    """
+
+    embedding: Any
+    projection: Any
+    norm: Any
+
+
+class LayerGate(NamedTuple):
+    """How a layer takes its input: ``x + norm(projection(activation(gate(x)) * input))``.
+
+    Attributes:
+        gate: linear from the residual stream to the input's width.
+        projection: linear back.
+        norm: of its results.
+    """
+
+    gate: Any
+    projection: Any
+    norm: Any
+
+
+class AltUpEnds(NamedTuple):
+    """Linears between the one stream outside the layers and the others, without the first."""
+
+    spread: Sequence[Any]
+    gather: Sequence[Any]
+
+
+class AltUpLayer(NamedTuple):
+    """How a layer takes its stream and gives it back, float32 vectors but for two linears.
+
+    Attributes:
+        router_norm: of the active stream ``[hidden]``, divided by the stream's width.
+        router: ``[streams * hidden]``, whose results' tanh decide.
+        predict: ``[streams * streams * streams]``: the weight of stream j in the prediction of
+            stream k is what the router's results make of row ``k * streams + j``.
+        correct: ``[streams * streams]``: how much of the difference each stream takes, less 1.
+        scale: of the active stream before the gate of the layer's input, ``[hidden]``; None: 1.
+        left, right: linears to the low rank and back.
+        norm: of their results.
+    """
+
+    router_norm: Any
+    router: Any
+    predict: Any
+    correct: Any
+    scale: Any
+    left: Any
+    right: Any
+    norm: Any
 
 
 @dataclass(slots=True)
@@ -48,257 +266,3 @@ class Layer:
     scale: float = 1.0  # of the residual stream that leaves it
     altup: AltUpLayer | None = None
     recurrent: RecurrentWeights | None = None  # where there is no attention, `qkv` and `o` are None
-
-
-class Ends(NamedTuple):
-    """Packed embedding and head of a decoder, and its shape."""
-
-    embedding: Any
-    head: Any
-    config: ModelConfig
-
-
-class WeightReader(LayeredReader):
-    """Takes a decoder out of a checkpoint."""
-
-    def _mixture(self, index: int) -> Mixture | None:
-        """A layer's mixture of experts; None where the layer is dense."""
-        e, mlp = self._config.mlp.experts_of(index), f"model.layers.{index}.mlp."
-        if e is None:
-            return None
-        gates = [mlp + "gate", mlp + "shared_expert_gate"][: 2 if e.shared_gate else 1]
-        outs, shared = [e.number, 1][: len(gates)], None
-        if e.shared_width:
-            # An expert with norms of its own is what a dense layer has as its feed-forward.
-            prefix = mlp if e.own_norms else mlp + "shared_expert."
-            shared = self._feed_forward(prefix, e.shared_width, bias=False)
-        return Mixture(
-            self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size, e.biases),
-            [self._feed_forward(f"{mlp}experts.{i}.", e.width, e.biases) for i in range(e.number)],
-            shared,
-            self._choice_bias(mlp + "gate.e_score_correction.bias", e) if e.choice_bias else None,
-            self._scales(mlp + "gate.per_expert_scale", e) if e.own_scales else None,
-            self._mixture_norms(index) if e.own_norms else None,
-        )
-
-    def _scales(self, name: str, experts: Experts) -> Any:
-        return self._ops.pack_vector(self.vector(name, experts.number))
-
-    def _mixture_norms(self, index: int) -> MixtureNorms:
-        p, width = f"model.layers.{index}.", self._config.hidden_size
-        router = as_floats(self.vector(f"{p}mlp.gate.scale", width)) * np.float32(width**-0.5)
-        return MixtureNorms(
-            self._ops.pack_vector(router),
-            self.norm(f"{p}pre_feedforward_layernorm_2.weight", width),
-            self.norm(f"{p}post_feedforward_layernorm_2.weight", width),
-            self.norm(f"{p}post_feedforward_layernorm_1.weight", width),
-        )
-
-    def _choice_bias(self, name: str, experts: Experts) -> Any:
-        """What is added to the scores of experts, stored as a vector or as its only row."""
-        is_row = self._tensors[name].ndim == 2
-        bias = self.vector(name, *([1] if is_row else []), experts.number)
-        if not np.isfinite(as_floats(bias)).all():
-            raise ModelLoadError(f"tensor {name} has values that are not finite numbers")
-        return self._ops.pack_vector(bias.reshape(-1))
-
-    def _feed_forward(self, prefix: str, width: int, bias: bool) -> FeedForward:
-        """The two linears of a dense layer, or of an expert."""
-        hidden, down = self._config.hidden_size, prefix + "down_proj"
-        names, fused = [prefix + "gate_proj", prefix + "up_proj"], prefix + "gate_up_proj"
-        if not self._config.mlp.gated:
-            names, fused = names[1:], names[1]
-        gate_up = self.linear(names, fused, [width] * len(names), hidden, bias)
-        return FeedForward(gate_up, self.linear([down], down, [hidden], width, bias))
-
-    def ends(self) -> tuple[Any, Any]:
-        """The embedding and the head; they may be one object where they are tied."""
-        c = self._config
-        embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
-        if c.tie_embeddings and packed_formats(self._tensors, EMBEDDING):
-            return embedding, embedding
-        tied = EMBEDDING if c.tie_embeddings else HEAD
-        known = embedding if c.tie_embeddings else None
-        bias = self.floats(HEAD + ".bias", c.num_logits) if c.head_bias else None
-        return embedding, self._end(
-            tied,
-            c.num_logits,
-            lambda part, k: self._ops.pack_head(part, k, known, bias),
-            bias=c.head_bias,
-        )
-
-    def places(self, max_len: int) -> Any:
-        """The embedding of positions, at least ``max_len`` of them; None where there is none."""
-        c = self._config
-        if not c.positions.learned:
-            return None
-        if max_len > c.max_position:
-            raise ConfigError(
-                f"the model has an embedding for each of {c.max_position} positions, and "
-                f"{max_len} are asked for; give --max-model-len {c.max_position} or less"
-            )
-        table = self.vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
-        return self._ops.pack_vector(table)
-
-    def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
-        """As :meth:`ends`, with another decoder's for those that the checkpoint has not."""
-        c, pack = self._config, self._ops.pack_head
-        embedding, head = lent.embedding, lent.head
-        if self.has_linear(EMBEDDING):
-            embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
-        else:
-            self._check_lent(EMBEDDING, lent, (lent.config.vocab_size, c.vocab_size))
-        if self.has_linear(HEAD):
-            head = self._end(HEAD, c.num_logits, lambda part, k: pack(part, k, None))
-        else:
-            self._check_lent(HEAD, lent, (lent.config.num_logits, c.num_logits))
-        return embedding, head
-
-    def _check_lent(self, name: str, lent: Ends, rows: tuple[int, int]) -> None:
-        widths = lent.config.hidden_size, self._config.hidden_size
-        if widths[0] != widths[1] or rows[0] != rows[1]:
-            raise ModelLoadError(
-                f"the checkpoint has no {name}.weight, and the target's, of shape "
-                f"{rows[0], widths[0]}, cannot stand in for one of shape {rows[1], widths[1]}"
-            )
-
-    def pruned_head(self) -> PrunedHead | None:
-        """Which tokens the head has; None where it has all."""
-        c = self._config
-        if not c.draft_vocab_size:
-            return None
-        return PrunedHead.of(self.take(HEAD_TOKENS, c.draft_vocab_size), c.vocab_size)
-
-    def layer(self, index: int) -> Layer:
-        c, p = self._config, f"model.layers.{index}."
-        attn, width, heads = p + "self_attn.", c.hidden_size, c.heads_of(index)
-        attends, recurrent = c.has_attention(index), c.recurrent_of(index)
-        latent = self._latent(attn) if c.attention.latent and attends else None
-        o_in = c.num_heads * (c.attention.latent.value_dim if c.attention.latent else heads.dim)
-        mixture = self._mixture(index)
-        gate_up, down = None, None
-        if mixture is None and c.has_mlp(index):
-            gate_up, down = self._feed_forward(p + "mlp.", c.mlp_width(index), c.mlp.bias)
-        input_norm = self._input_norm(index)
-        mlp_norm = input_norm if c.norms.shared or c.only_part else self._mlp_norm(index, p)
-        return Layer(
-            input_norm=input_norm,
-            qkv=self._first(index, attn) if attends else None,
-            qk_norm=self._qk_norm(index, attn) if c.attention.qk_norm and attends else None,
-            o=self._out(attn, width, o_in) if attends else None,
-            post_attention_norm=self._post_norm(index, p + "post_attention_layernorm.weight"),
-            mlp_norm=mlp_norm,
-            gate_up=gate_up,
-            down=down,
-            mixture=mixture,
-            post_mlp_norm=self._post_norm(index, p + "post_feedforward_layernorm.weight"),
-            learnt=self._learnt(index) if c.mlp.activation == XIELU else None,
-            sinks=self._sinks(attn) if attends else None,
-            latent=latent,
-            v_norm=self._v_norm(index),
-            gate=self._gate(p) if c.layer_inputs else None,
-            scale=self._layer_scale(p) if c.layer_scales else 1.0,
-            altup=self._altup(p) if c.altup else None,
-            recurrent=read_recurrent(self, recurrent, width, index) if recurrent else None,
-        )
-
-    def _first(self, index: int, attn: str) -> Any:
-        """The linear of queries, keys and values, or of what they are compressed to."""
-        c, latent, read = (
-            self._config,
-            self._config.attention.latent,
-            self._config.attention_inputs(index),
-        )
-        if latent is None:
-            heads, kinds = c.heads_of(index), "q"
-            if c.owns_kv(index):
-                kinds = "qkv" if heads.has_values else "qk"
-            else:  # some checkpoints have them all the same
-                self._used.update(f"{attn}{x}.weight" for x in ("k_proj", "v_proj", "k_norm"))
-            names = [attn + f"{x}_proj" for x in kinds]
-            outs = [(c.num_heads if x == "q" else heads.kv_heads) * heads.dim for x in kinds]
-            if c.attention.gate:
-                names, outs = [*names, attn + "gate_proj"], [*outs, outs[0]]
-            return self.linear(names, attn + "qkv_proj", outs, read, c.attention.qkv_bias)
-        names = [attn + ("q_a_proj" if latent.q_rank else "q_proj"), attn + "kv_a_proj_with_mqa"]
-        outs = [latent.first_widths(c.num_heads)[0], latent.key_dim]
-        return self.linear(names, attn + "qkv_a_proj", outs, read, bias=False)
-
-    def _out(self, attn: str, width: int, o_in: int) -> Any:
-        return self.linear(
-            [attn + "o_proj"], attn + "o_proj", [width], o_in, self._config.attention.o_bias
-        )
-
-    def _latent(self, attn: str) -> LatentWeights:
-        """What lies between a latent attention's first and last linear."""
-        c, latent, q_norm, q_b = self._config, self._config.attention.latent, None, None
-        assert latent is not None
-
-        def linear(name: str, out: int, width: int) -> Any:
-            return self.linear([attn + name], attn + name, [out], width, bias=False)
-
-        if latent.q_rank:
-            queries = c.num_heads * (latent.nope_dim + latent.rope_dim)
-            q_norm = self.norm(f"{attn}q_a_layernorm.weight", latent.q_rank)
-            q_b = linear("q_b_proj", queries, latent.q_rank)
-        heads = range(c.num_heads)
-        return LatentWeights(
-            q_norm,
-            q_b,
-            self.norm(f"{attn}kv_a_layernorm.weight", latent.rank),
-            [linear(f"k_b_proj.{h}", latent.rank, latent.nope_dim) for h in heads],
-            [linear(f"v_b_proj.{h}", latent.value_dim, latent.rank) for h in heads],
-        )
-
-    def _mlp_norm(self, index: int, prefix: str) -> Any:
-        c = self._config
-        if not c.has_pre_norms(index):
-            return None
-        is_between = c.has_post_norms(index)
-        name = "pre_feedforward_layernorm" if is_between else "post_attention_layernorm"
-        return self.norm(f"{prefix}{name}.weight", c.hidden_size)
-
-    def _learnt(self, index: int) -> Any:
-        """Alpha above and below zero, and beta, of xIELU."""
-        prefix = f"model.layers.{index}.mlp.act_fn."
-        names = [prefix + name for name in ("alpha_p", "alpha_n", "beta")]
-        above, below, beta = (
-            self._config.mlp.learnt[index]
-            if self._config.mlp.learnt
-            else [as_floats(self.vector(n, *self._tensors[n].shape)).reshape(()) for n in names]
-        )
-        found = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
-        return self._ops.pack_vector(np.array(found, np.float32))
-
-    def _input_norm(self, index: int) -> Any:
-        if not self._config.has_input_norm(index):
-            return None
-        return self.norm(f"model.layers.{index}.input_layernorm.weight", self._config.hidden_size)
-
-    def _qk_norm(self, index: int, attn: str) -> Any:
-        c = self._config
-        if c.attention.qk_norm_bare:
-            ones = np.ones((c.num_heads + c.num_kv_heads, c.head_dim), np.float32)
-            return self._ops.pack_vector(ones) if c.positions.is_rotated(index) else None
-        dim, kv_heads, _ = c.heads_of(index)
-        kinds, norms = [("q_norm", c.num_heads), ("k_norm", kv_heads)], []
-        for name, heads in kinds[: 2 if c.owns_kv(index) else 1]:
-            size = dim * (heads if c.attention.qk_norm_whole else 1)
-            norm = self.vector(f"{attn}{name}.weight", size)
-            norms += [norm.reshape(-1, dim)] * (1 if c.attention.qk_norm_whole else heads)
-        return self._packed_norm(self._ops.join(norms))
-
-    def _v_norm(self, index: int) -> Any:
-        """A norm that has no weights, as one whose weights are 1."""
-        if not self._config.attention.value_norm or not self._config.owns_kv(index):
-            return None
-        return self._ops.pack_vector(np.ones(self._config.heads_of(index).dim, np.float32))
-
-    def _sinks(self, attn: str) -> Any:
-        if not self._config.attention.sinks:
-            return None
-        return self._ops.pack_vector(self.vector(attn + "sinks", self._config.num_heads))
-
-    def _post_norm(self, index: int, name: str) -> Any:
-        c = self._config
-        return self.norm(name, c.hidden_size) if c.has_post_norms(index) else None

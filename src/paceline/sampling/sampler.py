@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.backends.native.native import native_module, why_not_native
-from paceline.models.pruned_head import PrunedHead
+from paceline.models.weights import PrunedHead
 from paceline.request.request import Request, TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.logit_edits import SamplingRow, edit_logits

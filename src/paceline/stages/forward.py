@@ -15,10 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from paceline.core.errors import ConfigError, StageError
-from paceline.models.backend import Forward, StateSpan
+from paceline.models.backend import AdaptedLayers, Forward, StateSpan, Taps
 from paceline.models.config import ModelConfig
-from paceline.models.low_rank import AdaptedLayers
-from paceline.models.taps import Taps
 from paceline.planner.micro_batches import MicroBatch, MicroBatching
 from paceline.request.span import Span
 from paceline.stages.journey import Journey

@@ -22,9 +22,8 @@ from paceline.backends.native.native import ISA_VARIABLE
 from paceline.backends.resolve import resolve_ops
 from paceline.core.errors import ConfigError, PacelineError, StageError
 from paceline.loading.checkpoint import load_checkpoint, model_fingerprint
-from paceline.models.backend import StateSpan
+from paceline.models.backend import StateSpan, Taps
 from paceline.models.decoder import Decoder
-from paceline.models.taps import Taps
 from paceline.models.threads import set_num_threads
 from paceline.request.span import Span
 from paceline.stages.link import Link, Message, shown_address

@@ -15,7 +15,7 @@ from paceline.backends.rows.rows import Rows
 from paceline.core.errors import TrainingError
 from paceline.core.files import whole_file
 from paceline.loading.fetching import model_path
-from paceline.models.pruned_head import check_whole_head
+from paceline.models.weights import check_whole_head
 from paceline_lab.train.acceptance import (
     Acceptance,
     OwnText,

@@ -17,7 +17,7 @@ import xxhash
 
 from paceline.core.errors import TrainingError
 from paceline.core.files import write_text
-from paceline.models.pruned_head import check_whole_head
+from paceline.models.weights import check_whole_head
 from paceline_lab.train.card import optimiser_line, render_card, shape_line, sources_line
 from paceline_lab.train.checkpoint import FILE_NAME as STATE
 from paceline_lab.train.checkpoint import remove_state

@@ -22,7 +22,7 @@ from paceline.core.errors import UnsupportedModelError
 from paceline.models.backend import Rounding, WeightPart
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.pruned_head import HEAD_TOKENS
+from paceline.models.weights import HEAD_TOKENS
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -26,7 +26,7 @@ from torch.func import functional_call
 from paceline.core.errors import ConfigError, TrainingError
 from paceline.core.installation import pip_install
 from paceline.models.config import ModelConfig
-from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from paceline.models.weights import HEAD_TOKENS, PrunedHead
 from paceline_lab.train.configs import ModelShape
 from paceline_lab.train.data import TokenArray
 from paceline_lab.train.model_files import EMBEDDING, HYBRID, ROUTER, TrainableModel

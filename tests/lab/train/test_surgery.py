@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError, TrainingError, UnsupportedModelError
-from paceline.models.pruned_head import HEAD_TOKENS
+from paceline.models.weights import HEAD_TOKENS
 from paceline_lab.train.acceptance import measure_acceptance, write_own_text
 from paceline_lab.train.configs import DraftTrainingConfig
 from paceline_lab.train.draft import train_draft

@@ -13,8 +13,7 @@ import numpy as np
 
 from paceline.backends.native.native import native_module
 from paceline.backends.native.packing import TILE
-from paceline.models.backend import PackedOps, WeightPart
-from paceline.models.low_rank import AdaptedLayers, LowRank
+from paceline.models.backend import AdaptedLayers, LowRank, PackedOps, WeightPart
 from paceline.models.weights import Layer
 from paceline.tensors.arrays import Array
 

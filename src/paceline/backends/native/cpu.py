@@ -17,26 +17,28 @@ from paceline.backends.native.native import native_module
 from paceline.backends.native.native_states import NativeStates
 from paceline.backends.native.packing import Packer
 from paceline.core.errors import UnsupportedModelError
-from paceline.models.altup import AltUpEnds
 from paceline.models.backend import (
     BLOCK_SIZE,
+    AdaptedLayers,
     PackedLinear,
     Slots,
     StateSpan,
+    Taps,
     head_elements,
 )
-from paceline.models.config import RESIDUAL, Experts, Latent, ModelConfig
+from paceline.models.config import RESIDUAL, ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.entry import Entry
-from paceline.models.latent import LatentWeights
-from paceline.models.layer_inputs import LayerInputWeights
-from paceline.models.low_rank import AdaptedLayers
-from paceline.models.mixture import Mixture
-from paceline.models.per_layer import AltUp, LayerInputs
-from paceline.models.recurrent import DELTA, Recurrent, RecurrentWeights
-from paceline.models.taps import Taps
+from paceline.models.shapes import DELTA, AltUp, Experts, Latent, LayerInputs, Recurrent
 from paceline.models.threads import num_threads
-from paceline.models.weights import Layer
+from paceline.models.weights import (
+    AltUpEnds,
+    EntryWeights,
+    LatentWeights,
+    Layer,
+    LayerInputWeights,
+    Mixture,
+    RecurrentWeights,
+)
 from paceline.request.span import Span
 from paceline.tensors.arrays import Array, Floats
 from paceline.tensors.pages import sparse_zeros
@@ -267,7 +269,7 @@ def _description(decoder: Decoder) -> dict[str, Any]:
     }
 
 
-def _entry(entry: Entry, config: ModelConfig) -> dict[str, Any]:
+def _entry(entry: EntryWeights, config: ModelConfig) -> dict[str, Any]:
     return {
         "token_norm": entry.token_norm,
         "input_norm": entry.input_norm,

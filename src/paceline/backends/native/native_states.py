@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.backends.native.native import native_module
-from paceline.models.backend import BLOCK_SIZE
+from paceline.models.backend import BLOCK_SIZE, StateArrays
 from paceline.models.config import ModelConfig
-from paceline.models.state_arrays import StateArrays
 from paceline.models.threads import num_threads
 from paceline.tensors.pages import sparse_zeros
 

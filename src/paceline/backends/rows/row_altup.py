@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from paceline.backends.rows.row_ops import RowOps, Tensor
-from paceline.models.altup import AltUpLayer
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.weights import Layer
+from paceline.models.weights import AltUpLayer, Layer
 
 LEAST_SQUARE = 1e-5
 """Of a stream's mean square, before it is divided by its root."""

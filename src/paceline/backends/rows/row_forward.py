@@ -14,10 +14,8 @@ from paceline.backends.rows.row_ops import AddedLayers, AddedPart, Tensor
 from paceline.backends.rows.rows import Rows
 from paceline.backends.rows.tensor_kv import TensorKV
 from paceline.backends.rows.tensor_states import TensorStates
-from paceline.models.backend import StateSpan, WeightPart
+from paceline.models.backend import AdaptedLayers, LowRank, StateSpan, Taps, WeightPart
 from paceline.models.decoder import Decoder
-from paceline.models.low_rank import AdaptedLayers, LowRank
-from paceline.models.taps import Taps
 from paceline.request.span import Span
 from paceline.tensors.arrays import Array, Floats, floats
 

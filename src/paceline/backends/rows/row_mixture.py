@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from paceline.backends.rows.row_ops import RowOps, Tensor
-from paceline.models.config import Experts, ModelConfig
-from paceline.models.mixture import FeedForward, Mixture
+from paceline.models.config import ModelConfig
+from paceline.models.shapes import Experts
+from paceline.models.weights import FeedForward, Mixture
 
 
 class Routing(NamedTuple):

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from paceline.backends.rows.recurrent_batch import RecurrentBatch
 from paceline.backends.rows.row_ops import RowOps, Tensor
 from paceline.backends.rows.tensor_states import after_row
-from paceline.models.recurrent import DELTA, MAMBA2, Recurrent, RecurrentWeights
+from paceline.models.shapes import DELTA, MAMBA2, Recurrent
+from paceline.models.weights import RecurrentWeights
 
 KEY_EPS = 1e-6  # of the delta rule's unit vectors, in every model
 

@@ -20,10 +20,8 @@ from paceline.backends.rows.row_ops import AddedLayers, RowOps, Tensor
 from paceline.backends.rows.row_recurrent import recurrent
 from paceline.models.config import RESIDUAL
 from paceline.models.decoder import Decoder
-from paceline.models.latent import LatentWeights
-from paceline.models.layer_inputs import LayerGate
 from paceline.models.rope import RotaryTable
-from paceline.models.weights import Layer
+from paceline.models.weights import LatentWeights, Layer, LayerGate
 
 
 class Heads(NamedTuple):
@@ -103,7 +101,8 @@ class Rows:
             input_ids, positions: ``[rows]`` int64, padded to a multiple of ``ops.row_multiple``.
             batch: the backend's own attention metadata for these rows.
             inputs: ``[rows, hidden_size]`` float32 of the rows of a decoder that has an entry.
-            take: gets each residual stream, after its number as :mod:`paceline.models.taps` counts.
+            take: gets each residual stream, after its number as
+                :class:`~paceline.models.backend.Taps` counts.
             adapters: of some rows what is added to the layers' linears; no row is in two of them.
 
         Returns:

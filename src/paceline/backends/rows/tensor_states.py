@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.models.backend import StateArrays
 from paceline.models.config import ModelConfig
-from paceline.models.recurrent import DELTA, Recurrent
-from paceline.models.state_arrays import StateArrays
+from paceline.models.shapes import DELTA, Recurrent
 
 Tensor = torch.Tensor
 

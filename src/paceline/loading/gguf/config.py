@@ -31,8 +31,9 @@ from paceline.loading.gguf.keys import (
     yarn_keys,
 )
 from paceline.loading.gguf.names import ARCHITECTURES, HEADS
-from paceline.models.config import QUERY_GROWTH, ModelConfig
+from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf
+from paceline.models.shapes import QUERY_GROWTH
 from paceline.tensors.arrays import Array, floats
 from paceline.text.gguf_tokenizer import bos_id, end_ids
 

@@ -26,7 +26,7 @@ from paceline.loading.gguf.config import (
 from paceline.loading.gguf.container import MAGIC, TensorInfo, read_shards
 from paceline.loading.gguf.names import Place, place_of
 from paceline.models.config import ModelConfig
-from paceline.models.families.layout import fused_halves, halves
+from paceline.models.layouts import fused_halves, halves
 from paceline.models.pooling import gguf_pooling
 from paceline.request.sampling_params import LLAMA_CPP
 from paceline.tensors.arrays import STORED_FLOATS, Array, floats

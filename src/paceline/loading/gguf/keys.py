@@ -9,7 +9,7 @@
 * Hybrids: layers that have a convolution are recurrent; Falcon-H1's scalars are multiplied into the
   weights.
 * Heads of llama.cpp, told as the `speculators` library tells them. The layers of the target that
-  they read are counted by their inputs, as :mod:`paceline.models.taps` does (llama.cpp,
+  they read are counted by their inputs, as :class:`~paceline.models.backend.Taps` does (llama.cpp,
   ``src/models/eagle3.cpp``, ``dflash.cpp`` and its conversion).
 
 What the format leaves to its readers comes from the families' defaults. Reads no tensor but rotary

@@ -21,7 +21,7 @@ from paceline.core.files import read_json
 from paceline.loading.quantised import bitsandbytes, compressed_tensors, gptq
 from paceline.loading.quantised.floats import Fp8Weight, Mxfp4Weight, Nvfp4Weight
 from paceline.loading.quantised.weight import Parts, QuantisedWeight, Scheme, as_object, block_size
-from paceline.models.tensor_checks import is_harmless
+from paceline.models.tensor_reader import is_harmless
 from paceline.tensors.arrays import Array
 from paceline.tensors.stored import StoredRows, StoredTensors
 

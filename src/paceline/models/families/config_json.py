@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import (
-    LEARNT_KEYS,
-    MASK_TOKEN_KEYS,
-    XIELU,
-    Experts,
-    ModelConfig,
-    PositionConfig,
-)
+from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig, PositionConfig
 from paceline.models.families.dense import DENSE_FAMILIES
 from paceline.models.families.experts import dense_width, experts_from_hf
 from paceline.models.families.families import FAMILIES as FIRST_FAMILIES
@@ -29,7 +22,6 @@ from paceline.models.families.fields import MOST_LAYERS, Fields
 from paceline.models.families.gemma import GEMMA_FAMILIES
 from paceline.models.families.hybrids import HYBRID_FAMILIES
 from paceline.models.families.latent import latent_from_hf, latent_scale
-from paceline.models.families.layout import Layout
 from paceline.models.families.mixtures import MIXTURE_FAMILIES
 from paceline.models.families.per_layer import (
     heads_from_hf,
@@ -52,7 +44,8 @@ from paceline.models.families.rope import (
     rope_from_hf,
     still_rope_from_hf,
 )
-from paceline.models.recurrent import Recurrent
+from paceline.models.layouts import Layout
+from paceline.models.shapes import Experts, Recurrent
 from paceline.tensors.arrays import BFLOAT16
 
 FAMILIES: Mapping[str, Family] = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.models.families.families import Family
-from paceline.models.families.layout import Layout
+from paceline.models.layouts import Layout
 
 _DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",

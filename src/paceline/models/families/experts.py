@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import Experts
 from paceline.models.families.fields import Fields
+from paceline.models.shapes import Experts
 
 MOST_EXPERTS = 4096
 _NUMBERS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.models.families.experts import ExpertKeys
-from paceline.models.families.layout import PLAIN, Layout
+from paceline.models.layouts import PLAIN, Layout
 
 
 @dataclass(frozen=True, slots=True)

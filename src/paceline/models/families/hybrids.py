@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline.models.families.experts import ExpertKeys
 from paceline.models.families.families import GRANITE_SCALARS, Family
-from paceline.models.families.layout import Layout
-from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV
+from paceline.models.layouts import Layout
+from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV
 
 _BOTH = ("attention.qkv_bias", "attention.o_bias")
 _QWEN: dict[str, Any] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import Latent, RopeConfig
 from paceline.models.families.fields import Fields
+from paceline.models.shapes import Latent, RopeConfig
 
 
 def latent_from_hf(fields: Fields) -> Latent:

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.models.families.dense import HUNYUAN_NAMES
 from paceline.models.families.experts import ExpertKeys
 from paceline.models.families.families import Family
-from paceline.models.families.layout import Layout
+from paceline.models.layouts import Layout
 
 _DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.errors import ModelLoadError
 from paceline.models.families.fields import Fields
-from paceline.models.per_layer import AltUp, Heads, LayerInputs
+from paceline.models.shapes import AltUp, Heads, LayerInputs
 
 
 def rounded_root(width: int, dtype: np.dtype[Any]) -> float:

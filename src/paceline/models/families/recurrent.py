@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.families.fields import MOST_LAYERS, Fields
-from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent
+from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV, Recurrent
 
 _ATTENTION = ("full_attention", "attention")
 _RECURRENT = ("linear_attention", "mamba", "conv")

@@ -90,7 +90,7 @@ class Proposer(Protocol):
     """True for a :class:`TextProposer`, which offers :meth:`drafters`."""
     taps: Sequence[int] = ()
     """Hidden states of the target that it is given by :meth:`read`, as
-    :mod:`paceline.models.taps` counts them."""
+    :class:`~paceline.models.backend.Taps` counts them."""
 
     @property
     def num_forwards(self) -> int:

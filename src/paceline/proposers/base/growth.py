@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import ForwardingConfig, SelfDraftConfig
-from paceline.models.pruned_head import PrunedHead
+from paceline.models.weights import PrunedHead
 from paceline.planner.drafts import Prices
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams

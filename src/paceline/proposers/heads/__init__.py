@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.backend import Ops
 from paceline.models.decoder import Decoder
 from paceline.models.heads import MTP, PEAGLE
-from paceline.models.weights import WeightReader
+from paceline.models.tensor_reader import TensorReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.drafter import draft_kv
 from paceline.proposers.heads.blocks import DFlashProposer, DSparkProposer, Markov, PEagleProposer
@@ -88,7 +88,7 @@ def build_head(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> 
     if not head.block.markov_rank:
         return DFlashProposer(*known, block=head.block)
     assert head.further is not None
-    markov = Markov(WeightReader(head.further, shape, ops), shape, ops, head.block.markov_rank)
+    markov = Markov(TensorReader(head.further, shape, ops), shape, ops, head.block.markov_rank)
     return DSparkProposer(*known, block=head.block, markov=markov)
 
 
@@ -140,7 +140,7 @@ def _mask_input(head: HeadCheckpoint, fuse: Fuse, ops: Ops, num_taps: int, width
     """
     assert head.further is not None
     ones = [1] * (len(head.further.shape_of(MASK_HIDDEN)) - 1)
-    reader = WeightReader(head.further, head.decoder.config, ops)
+    reader = TensorReader(head.further, head.decoder.config, ops)
     stored = reader.floats(MASK_HIDDEN, *ones, num_taps * width)
     return fuse(floats(stored).reshape(1, num_taps, width))
 
@@ -149,7 +149,7 @@ def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:
     if head.fusion is None:
         return first_tap
     shape, inputs = head.decoder.config, num_taps * width
-    reader = WeightReader(head.fusion, shape, ops)
+    reader = TensorReader(head.fusion, shape, ops)
     bias = "fc.bias" in head.fusion
     fc: Any = reader.linear(["fc"], "fc", [shape.hidden_size], inputs, bias)
     norm, groups = None, 1

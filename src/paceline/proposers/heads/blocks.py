@@ -7,7 +7,7 @@ have it:
 * The target's hidden states of a few layers go through a linear (``fc``) and a norm
   (``hidden_norm``) to one vector per position. The original's ``target_layer_ids`` count the
   layers whose *output* is read, from 0 on; ``aux_hidden_state_layer_ids`` of the speculators layout
-  counts as :mod:`paceline.models.taps` does.
+  counts as :mod:`paceline.models.backend` does.
 * The layers are Qwen 3's. In every layer these vectors stand for the positions before the request's
   last token: its keys and values are made of them directly, at their own rotary positions, with no
   norm before the linear.
@@ -51,7 +51,7 @@ import numpy as np
 
 from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
-from paceline.models.weights import WeightReader
+from paceline.models.tensor_reader import TensorReader
 from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Candidates, Growth, ranked
@@ -151,7 +151,7 @@ class Markov:
         ModelLoadError: a matrix is missing or of another shape.
     """
 
-    def __init__(self, reader: WeightReader, shape: ModelConfig, ops: Ops, rank: int) -> None:
+    def __init__(self, reader: TensorReader, shape: ModelConfig, ops: Ops, rank: int) -> None:
         before = reader.floats(f"{MARKOV_BEFORE}.weight", shape.vocab_size, rank)
         self._before: Floats = floats(before).copy()
         self._after = reader.linear([MARKOV_AFTER], MARKOV_AFTER, [shape.num_logits], rank, False)

@@ -33,11 +33,12 @@ from paceline.loading.fetching import hub_place, is_hub_id
 from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder
 from paceline.models.config import EntryConfig, ModelConfig
+from paceline.models.decoder_reader import EMBEDDING, HEAD, DecoderReader
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
 from paceline.models.heads import DFLASH, DSPARK, EAGLE3, MTP, PEAGLE, head_kind
-from paceline.models.pruned_head import HEAD_TOKENS
-from paceline.models.weights import EMBEDDING, HEAD, WeightReader
+from paceline.models.tensor_reader import TensorReader
+from paceline.models.weights import HEAD_TOKENS
 from paceline.proposers.base import TargetInfo
 from paceline.tensors.stored import StoredTensors
 
@@ -52,15 +53,15 @@ _PLACES = (
     ("", "target_layer_ids", 1),
 )
 """Where configurations name the layers that a head reads, and how far their count is behind that of
-:mod:`paceline.models.taps`: EAGLE-3 heads at the top or, NVIDIA's, in a part of their own, DFlash
-heads of both layouts, DSpark heads of the original one."""
+:class:`~paceline.models.backend.Taps`: EAGLE-3 heads at the top or, NVIDIA's, in a part of their
+own, DFlash heads of both layouts, DSpark heads of the original one."""
 FUSION = re.compile(r"fc\.(weight|bias)|(input_norm|hidden_norm|fc_norm\.\d+)\.weight")
 """Tensors that make one vector of the hidden states of several layers."""
 MASK_HIDDEN = "mask_hidden"
 MARKOV_BEFORE, MARKOV_AFTER = "markov_head.markov_w1", "markov_head.markov_w2"
 _FURTHER = {PEAGLE: (MASK_HIDDEN,), DSPARK: (f"{MARKOV_BEFORE}.weight", f"{MARKOV_AFTER}.weight")}
 _ENTRIES = {EAGLE3: EAGLE3, PEAGLE: EAGLE3, DFLASH: DFLASH, DSPARK: DFLASH}
-"""How hidden states come into the layers of each kind (:mod:`paceline.models.entry`)."""
+"""How hidden states come into the layers of each kind (:mod:`paceline.models.decoder_reader`)."""
 _NAMES = (
     (re.compile(r"^midlayer\."), "model.layers.0."),
     (re.compile(r"^(?=(layers|norm|embed_tokens)\.)"), "model."),
@@ -106,7 +107,7 @@ class HeadCheckpoint:
             be missing.
         fusion: the tensors of :data:`FUSION`; None for a head that reads what the target puts out,
             after its last norm, as it is.
-        layer_ids: taps of the target, as :mod:`paceline.models.taps` counts them; None where the
+        layer_ids: taps of the target, as :mod:`paceline.models.backend` counts them; None where the
             configuration does not name them.
         norm_before_fc: one norm over the hidden states of all taps (``input_norm``).
         fc_norm: a norm for those of each tap (``fc_norm``).
@@ -341,7 +342,8 @@ def _difference(head: HeadCheckpoint, target: TargetInfo) -> str:
     if shape.vocab_size < used:
         return f"{used} tokens of the target are in use"
     assert target.runner is not None
-    pruned = WeightReader(tensors, shape, target.runner.decoder.ops).pruned_head()
+    ops = target.runner.decoder.ops
+    pruned = DecoderReader(TensorReader(tensors, shape, ops)).pruned_head()
     for name in (EMBEDDING, HEAD) if pruned is None else (EMBEDDING,):
         if f"{name}.weight" in tensors:
             return f"the head has {name} of its own"

@@ -26,8 +26,8 @@ from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
 from paceline.models.heads import MTP
-from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
-from paceline.models.tensor_checks import check_floats
+from paceline.models.tensor_reader import check_floats
+from paceline.models.weights import HEAD_TOKENS, PrunedHead
 from paceline.proposers.heads.checkpoint import LAYER_CONFIG
 from paceline.request.traces import Trace
 from paceline.tensors.arrays import floats
