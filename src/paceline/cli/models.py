@@ -16,7 +16,7 @@ import typer
 
 from paceline.backends.native.native import why_not_native
 from paceline.build.drafts import default_speculative_config, is_embedded
-from paceline.cli.options import argument, option
+from paceline.cli.options import argument, automatic, engine_option, option
 from paceline.cli.terminal import Screen, printable, table
 from paceline.config import MAX_THREADS, PACKED_DTYPES
 from paceline.core.checks import check_choice, check_number
@@ -256,7 +256,7 @@ class ConvertOptions:
         f"Precision: auto, {', '.join(PACKED_DTYPES)}. auto keeps the file's own "
         "formats if its weights are quantised, and is int8 otherwise.",
     )
-    threads: int | None = option(None, "Number of compute threads.")
+    threads: int | None = engine_option("num_threads", callback=automatic)
 
 
 def convert_command(options: ConvertOptions) -> int:

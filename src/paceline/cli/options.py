@@ -18,7 +18,7 @@ import typer
 from typer.models import OptionInfo
 
 from paceline.cli.config_file import take_config_file, without_overruled
-from paceline.config import METHODS, EngineConfig, environment_name
+from paceline.config import METHODS, EngineConfig, SpeculativeConfig, environment_name
 from paceline.config.speculative import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.config.template_options import parse_template_options
 from paceline.core.errors import ConfigError
@@ -188,11 +188,12 @@ class ModelOptions:
         return True
 
 
-def _engine(name: str, note: str = "", **more: Any) -> Any:
+def engine_option(name: str, note: str = "", **more: Any) -> Any:
+    """An option that sets a field of :class:`~paceline.config.EngineConfig`."""
     return from_config(EngineConfig, name, note, **more)
 
 
-def _automatic(number: int | None) -> int | None:
+def automatic(number: int | None) -> int | None:
     """0 and -1 leave it to Paceline, as in llama.cpp and vLLM."""
     return None if number in (0, -1) else number
 
@@ -201,30 +202,30 @@ def _automatic(number: int | None) -> int | None:
 class EngineOptions:
     """How the engine is built: fields of :class:`~paceline.config.EngineConfig`."""
 
-    dtype: str = _engine("dtype")
-    device: str = _engine("device")
-    max_num_seqs: int | None = _engine(
+    dtype: str = engine_option("dtype")
+    device: str = engine_option("device")
+    max_num_seqs: int | None = engine_option(
         "max_num_seqs",
         f"(default: {DEFAULTS.max_num_seqs}; with --compare: 1)",
         default=None,
-        callback=_automatic,
+        callback=automatic,
     )
-    max_num_batched_tokens: int = _engine("max_num_batched_tokens")
-    max_step_ms: float | None = _engine("max_step_ms")
-    max_model_len: int | None = _engine("max_model_len", callback=_automatic)
-    weight_memory: str | None = _engine("weight_memory")
-    packed_space: str | None = _engine("packed_space")
-    kv_cache_memory: str | None = _engine("kv_cache_memory")
-    kv_cache_dtype: str = _engine("kv_cache_dtype")
-    enable_prefix_caching: bool = _engine("enable_prefix_caching", both=True)
-    load_format: str = _engine("load_format")
-    threads: int | None = _engine("num_threads", callback=_automatic)
-    pipeline_parallel_size: int | None = _engine("pipeline_parallel_size", default=None)
-    pipeline_stage: list[str] | None = _engine("pipeline_stages", SEVERAL, default=None)
-    backend: str = _engine("backend")
-    objective: str = _engine("objective", default="throughput")
-    planner: str = _engine("planner")
-    strict: bool = _engine("strict")
+    max_num_batched_tokens: int = engine_option("max_num_batched_tokens")
+    max_step_ms: float | None = engine_option("max_step_ms")
+    max_model_len: int | None = engine_option("max_model_len", callback=automatic)
+    weight_memory: str | None = engine_option("weight_memory")
+    packed_space: str | None = engine_option("packed_space")
+    kv_cache_memory: str | None = engine_option("kv_cache_memory")
+    kv_cache_dtype: str = engine_option("kv_cache_dtype")
+    enable_prefix_caching: bool = engine_option("enable_prefix_caching", both=True)
+    load_format: str = engine_option("load_format")
+    threads: int | None = engine_option("num_threads", callback=automatic)
+    pipeline_parallel_size: int | None = engine_option("pipeline_parallel_size", default=None)
+    pipeline_stage: list[str] | None = engine_option("pipeline_stages", SEVERAL, default=None)
+    backend: str = engine_option("backend")
+    objective: str = engine_option("objective", default="throughput")
+    planner: str = engine_option("planner")
+    strict: bool = engine_option("strict")
     config: str | None = option(
         None,
         "JSON or YAML file of options, by their long names. The command line and the environment "
@@ -268,8 +269,8 @@ class SpeculationOptions:
         "smaller model with any vocabulary, a head, or an n-gram file, as a folder, file, "
         f"name or hub id. {SEVERAL}",
     )
-    num_speculative_tokens: int | None = option(
-        None, "Maximum length of a draft in tokens, along one path.", "-k"
+    num_speculative_tokens: int | None = from_config(
+        SpeculativeConfig, "num_speculative_tokens", default=None, short="-k"
     )
     no_speculation: bool = option(
         False, "Turn speculative decoding off, whatever else is configured."
@@ -299,7 +300,8 @@ def _unlimited(tokens: int | None) -> int | None:
     return tokens
 
 
-def _sampling(name: str, note: str = "", default: Any = None, **more: Any) -> Any:
+def sampling_option(name: str, note: str = "", default: Any = None, **more: Any) -> Any:
+    """An option that sets a field of ``SamplingParams``; None leaves it open."""
     return from_config(SamplingParams, name, note, default=default, **more)
 
 
@@ -308,12 +310,12 @@ class SamplingOptions:
     """How tokens are chosen: fields of ``SamplingParams``."""
 
     max_tokens: int | None = token_limit(None, f"(default: {COMPARED_TOKENS})")
-    temperature: float | None = _sampling("temperature", "(default: 0)")
-    top_p: float | None = _sampling("top_p")
-    top_k: int | None = _sampling("top_k")
-    min_p: float | None = _sampling("min_p")
-    seed: int | None = _sampling("seed")
-    ignore_eos: bool = _sampling("ignore_eos", default=False)
+    temperature: float | None = sampling_option("temperature", "(default: 0)")
+    top_p: float | None = sampling_option("top_p")
+    top_k: int | None = sampling_option("top_k")
+    min_p: float | None = sampling_option("min_p")
+    seed: int | None = sampling_option("seed")
+    ignore_eos: bool = sampling_option("ignore_eos", default=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -324,15 +326,15 @@ class AnswerOptions(SamplingOptions):
         None,
         f"(default: what the context leaves; with --compare or --explain: {COMPARED_TOKENS})",
     )
-    temperature: float | None = _sampling(
+    temperature: float | None = sampling_option(
         "temperature",
         "This and the next three options default to what the model's makers recommend, or else "
         "to those of llama.cpp; with --compare or --explain, the temperature defaults to 0.",
     )
-    stop: list[str] | None = _sampling("stop", SEVERAL)
-    repeat_penalty: float | None = _sampling("repetition_penalty")
-    presence_penalty: float | None = _sampling("presence_penalty")
-    frequency_penalty: float | None = _sampling("frequency_penalty")
+    stop: list[str] | None = sampling_option("stop", SEVERAL)
+    repeat_penalty: float | None = sampling_option("repetition_penalty")
+    presence_penalty: float | None = sampling_option("presence_penalty")
+    frequency_penalty: float | None = sampling_option("frequency_penalty")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -70,7 +70,9 @@ def _method(default: str) -> Any:
 
 def _depth(default: int) -> Any:
     return setting(
-        default, "Most tokens along one path of a draft.", whole(1, MAX_SPECULATIVE_TOKENS)
+        default,
+        "Maximum length of a draft in tokens, along one path.",
+        whole(1, MAX_SPECULATIVE_TOKENS),
     )
 
 

@@ -15,6 +15,7 @@ from paceline.cli.options import (
     SpeculationOptions,
     chat_template_kwargs,
     option,
+    sampling_option,
 )
 from paceline.cli.settings import values_of
 
@@ -53,7 +54,7 @@ class DatasetOptions:
     seed: int = option(
         0, "Seed of the prompts, the arrivals and the sampling of the first answer.", min=0
     )
-    temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
+    temperature: float = sampling_option("temperature", default=0.0)
     ignore_eos: bool | None = option(
         None,
         "Continue to the full length past the model's end token (default: only for random).",

@@ -17,6 +17,7 @@ from paceline.cli.options import (
     ModelOptions,
     chat_template_kwargs,
     option,
+    sampling_option,
     token_limit,
 )
 from paceline.cli.prompts import encoder_of, read_prompts
@@ -41,7 +42,7 @@ class TraceOptions(EngineOptions, ModelOptions):
     output: str = option(..., "Folder to write the traces to.", "-o")
     top_logprobs: int = option(32, "Number of log-probabilities to keep per token.", min=1)
     max_tokens: int = token_limit(256)
-    temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
+    temperature: float = sampling_option("temperature", default=0.0)
     seed: int = option(0, "Seed of the first prompt; prompt i is sampled with seed + i.")
     shard_size: int = option(64, "Prompts per file.", min=1)
     chat: bool | None = option(

@@ -18,6 +18,7 @@ from paceline.cli.options import (
     ModelOptions,
     chat_template_kwargs,
     option,
+    sampling_option,
     token_limit,
 )
 from paceline.cli.settings import engine_options, is_ngram_model, method_of, values_of
@@ -58,7 +59,7 @@ class TuneOptions(EngineOptions, ModelOptions):
         None, "Also try the model itself in this lower precision as a draft."
     )
     max_tokens: int = token_limit(128)
-    temperature: float = option(0.0, "Sampling temperature; 0 always takes the likeliest token.")
+    temperature: float = sampling_option("temperature", default=0.0)
     chat: bool | None = option(
         None, "Apply the chat template (default: if the model has one).", both=True
     )
