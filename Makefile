@@ -74,7 +74,7 @@ native: ## Build the native kernels into src/paceline (needs a C++17 compiler)
 	  && rm -f build-native.log || (tail -20 build-native.log; exit 1)
 
 # Their kernels have no tests of their own; beside tests/native they load the module that it names.
-KERNEL_USERS := $(addprefix tests/proposers/test_,native_growth.py ngram_file.py ngram_model.py prompt_lookup.py suffix.py)
+KERNEL_USERS := $(addprefix tests/proposers/test_,native_growth.py ngram_model.py prompt_lookup.py suffix.py)
 
 sanitize: $(DEV_READY) ## Run the kernel tests under the address and undefined-behaviour sanitizers
 	$(CMAKE_BUILD) -B build/sanitize -DPACELINE_SANITIZE=ON $(HOST_LEVELS)
