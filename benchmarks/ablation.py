@@ -24,7 +24,6 @@ from never_slower import NOT_SLOWER
 
 from paceline.planner import corrections, drafts, planner, priors, value
 from paceline.planner.drafts import FREE, selected
-from paceline.planner.value import asks_for_drafts
 
 ALWAYS = 1e12
 IN_PYTHON = {"paceline.planner.planner.new_drafts": drafts.Drafts}
@@ -101,7 +100,7 @@ def _slopes(growth: Any) -> list[float]:
 
 
 def _is_worth_at_once(self: Any, step: Any, candidate: Any) -> bool:
-    is_forced = asks_for_drafts(step.requests[candidate.place])
+    is_forced = step.requests[candidate.place].is_forced
     return candidate.value.gain(step.rate) > 0.0 or is_forced
 
 

@@ -161,11 +161,11 @@ class Recorded:
         self._write(step.rows, steps)
         return steps
 
-    def wakes(self, requests: Sequence[Request]) -> bool:
-        wakes = self._planner.wakes(requests)
-        if wakes:
+    def sleeps(self, requests: Sequence[Request]) -> int:
+        steps = self._planner.sleeps(requests)
+        if not steps:
             self._write("wakes")
-        return wakes
+        return steps
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         asked = self._planner.ask(source, candidates)
@@ -227,6 +227,7 @@ def mixed_wishes(request: Request) -> None:
     request.params = replace(request.params, speculative=wish)
     if number % 4 == 2:
         request.adapter = Adapter(f"adapter {number % 3}", None)
+    request.__post_init__()
 
 
 @dataclass(frozen=True)

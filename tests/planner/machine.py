@@ -32,9 +32,10 @@ def cost_table(milliseconds: Sequence[float]) -> CostTable:
 def request(request_id: int, k: int | None = None, adapter: str | None = None) -> Request:
     wish = SpeculativeParams(num_speculative_tokens=k)
     params = SamplingParams(temperature=0.0, speculative=wish)
-    found = Request(request_id, [1] * 10, 10, params, 0, max_len=1 << 30, num_computed=9)
-    found.adapter = None if adapter is None else Adapter(adapter, None)
-    return found
+    weights = None if adapter is None else Adapter(adapter, None)
+    return Request(
+        request_id, [1] * 10, 10, params, 0, max_len=1 << 30, num_computed=9, adapter=weights
+    )
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Machine:
         plain = StepShape(count, 0, 0, count, count)
         trees = [DraftTree() for _ in requests]
         draft_ms, planner = 0.0, self.planner
-        if planner.wakes(requests):
+        if self._skipped and not planner.sleeps(requests):
             self._skipped = 0
         if self._skipped:
             self._skipped -= 1

@@ -217,7 +217,10 @@ class KVCache:
 
     def block_tables(self, request_ids: Iterable[int]) -> list[list[int]]:
         """The tables themselves, of several sequences."""
-        return [self._sequences[request_id].block_table for request_id in request_ids]
+        sequences, tables = self._sequences, []
+        for request_id in request_ids:
+            tables.append(sequences[request_id].block_table)
+        return tables
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -233,8 +236,8 @@ class KVCache:
             certain: leading nodes of a chain, which will be committed whatever is sampled.
         """
         states, sequence = self.states, self._sequences[request_id]
-        missing = blocks_for(sequence.length + num_nodes) - len(sequence.block_table)
-        blocks = self._allocate(missing)
+        missing = -(-(sequence.length + num_nodes) // BLOCK_SIZE) - len(sequence.block_table)
+        blocks = self._allocate(missing) if missing > 0 else []
         if blocks is None:
             return False
         if states is not None and not states.reserve(request_id, num_nodes, certain):
@@ -245,7 +248,7 @@ class KVCache:
 
     def _allocate(self, count: int) -> list[int] | None:
         """Blocks for a sequence; tails of checkpoints make way. None where there are too few."""
-        blocks = self.pool.allocate(count) if count > 0 else []
+        blocks = self.pool.allocate(count)
         while blocks is None and self.checkpoints.blocks():
             self._evict()
             blocks = self.pool.allocate(count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -57,13 +58,14 @@ class ModelRunner:
         self._states = kv.states if decoder.config.recurrent else None
         states = self._states and self._states.memory
         self._forward = decoder.ops.forward(decoder, kv.memory, states)
+        self._is_mixture = decoder.config.mlp.experts is not None
         self.num_forwards = 0
         self.num_rows = 0
         self.seconds = 0.0
 
     def pack(self, spans: Sequence[Span], adapters: Sequence[Any] = ()) -> PackedBatch:
         """Pack spans, whose adapters are one per span or None, or none at all."""
-        ids = [span.request_id for span in spans]
+        ids = [*map(attrgetter("request_id"), spans)]
         states = () if self._states is None else self._states.spans(ids)
         return self._forward.pack(spans, self.kv.block_tables(ids), states, adapters)
 
@@ -93,8 +95,11 @@ class ModelRunner:
         self.num_rows += batch.num_rows
         self.seconds += time.perf_counter() - began
         features = taps.features if self.taps else None
-        experts = self._forward.experts_read, self._forward.experts_fetched
-        return ForwardResult(logits, batch.sample_offsets, argmax, features, *experts)
+        result = ForwardResult(logits, batch.sample_offsets, argmax, features)
+        if self._is_mixture:
+            result.experts_read = self._forward.experts_read
+            result.experts_fetched = self._forward.experts_fetched
+        return result
 
     @property
     def chosen_experts(self) -> list[Array]:

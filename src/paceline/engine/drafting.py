@@ -48,10 +48,12 @@ class Skipped:
 
     Attributes:
         left: how many more.
+        asleep: for how many of them no text can come to where a draft may pay.
         count, latest: requests that decode, and the last of them: those that come stand behind it.
     """
 
     left: int = 0
+    asleep: int = 0
     count: int = 0
     latest: Request | None = None
     shape: StepShape = NO_STEP
@@ -63,23 +65,23 @@ class Skipped:
     def goes_on(self, items: Sequence[Scheduled], planner: Planner) -> bool:
         """Whether the next step is one of them."""
         are_the_same = len(items) == self.count and items[-1].request is self.latest
-        if not self.left or not are_the_same or planner.wakes([item.request for item in items]):
-            self.left = 0
-            return False
-        self.left -= 1
-        return True
-
-    def add(self, shape: StepShape, emitted: int, forward_ms: float, total_ms: float) -> None:
-        """One of them is over."""
-        self.shape = shape
-        self.steps += 1
-        self.emitted += emitted
-        self.forward_ms += forward_ms
-        self.total_ms += total_ms
+        if self.left and are_the_same:
+            if not self.asleep:
+                self.asleep = planner.sleeps([item.request for item in items])
+            if self.asleep:
+                self.asleep -= 1
+                self.left -= 1
+                return True
+        self.left = self.asleep = 0
+        return False
 
 
 class Drafting:
-    """The proposers that are on, and the planner that decides who of them drafts."""
+    """The proposers that are on, and the planner that decides who of them drafts.
+
+    Attributes:
+        is_active: proposers were asked in the step that is running.
+    """
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class Drafting:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.planner = planner
-        self._is_active = self._is_skipped = False
+        self.is_active = self._is_skipped = False
         self.clock = clock or time.perf_counter
         self._skipped = Skipped()
         self._proposers = ContainedProposers(vocab_size, stats)
@@ -130,6 +132,8 @@ class Drafting:
 
     def taps(self, items: Sequence[Scheduled]) -> tuple[int, ...]:
         """Hidden states of the target that proposers will read of these."""
+        if not self._proposers.readers:
+            return ()
         return self._proposers.taps_of([item.request for item in items])
 
     def read(self, items: Sequence[Scheduled], taps: Sequence[int]) -> None:
@@ -168,7 +172,7 @@ class Drafting:
             shape: of the step without drafts.
             node_budget: most draft nodes that the step has room for.
         """
-        self._is_active = False  # also if what follows raises
+        self.is_active = False  # also if what follows raises
         self._is_skipped = self._skipped.goes_on(items, self.planner)
         if self._is_skipped:
             return []
@@ -182,9 +186,9 @@ class Drafting:
         steps = self.planner.begin(shape, requests)
         if steps:
             if shape.rows == shape.samples == len(items) == len(able):
-                self._skipped = Skipped(steps - 1, len(items), items[-1].request)
+                self._skipped = Skipped(steps - 1, 0, len(items), items[-1].request)
             return []
-        self._is_active = True
+        self.is_active = True
         adapters = [request.adapter_name for request in requests]
         named = (adapters,) if any(adapters) else ()
         self.planner.drafts.begin([request.request_id for request in requests], *named)
@@ -240,10 +244,8 @@ class Drafting:
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Tell the planner and every proposer which tokens were committed, whichever drafted.
 
-        Does nothing in steps in which none was asked; a proposer catches up when it is.
+        Only where :attr:`is_active`; a proposer catches up when it is asked.
         """
-        if not self._is_active:
-            return
         try:
             self.planner.observe(request, result)
         except Exception as error:
@@ -262,7 +264,12 @@ class Drafting:
         if not self._proposers.entries:
             return
         if self._is_skipped:
-            self._skipped.add(shape, emitted, forward_ms, total_ms)
+            skipped = self._skipped
+            skipped.shape = shape
+            skipped.steps += 1
+            skipped.emitted += emitted
+            skipped.forward_ms += forward_ms
+            skipped.total_ms += total_ms
             return
         decoding = 0
         if shape.rows == shape.samples == len(items):  # all decode, and there is no draft

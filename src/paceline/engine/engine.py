@@ -12,7 +12,8 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import EngineConfig
@@ -21,7 +22,7 @@ from paceline.core.errors import ConfigError, RequestFailedError, UnknownAdapter
 from paceline.engine.admission import Admission
 from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
-from paceline.engine.prompt_results import take_pooled, take_prompt_logprobs, with_pooling
+from paceline.engine.prompt_results import take_pooled, take_prompt_logprobs
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import Scheduled, Step
 from paceline.engine.verifier import Verdict, verify
@@ -112,7 +113,7 @@ class Engine:
             verdicts = self._isolate(step, error)
         committed = self._commit(step, verdicts)
         self._observe(step, committed)
-        return outputs + [output for _, _, output in committed]
+        return [*outputs, *map(itemgetter(2), committed)]
 
     def _schedule(self) -> Step:
         """One span per request that takes part, with room for it in the KV cache."""
@@ -151,20 +152,28 @@ class Engine:
 
     def _pack(self, step: Step) -> PackedBatch:
         """All spans as one batch of flat arrays."""
-        given = [item.request.adapter for item in step.items]
-        adapters = [each and each.weights for each in given] if any(given) else ()
-        batch = self.runner.pack([item.span() for item in step.items], adapters)
+        spans, adapters, has_adapters = [], list[Any](), False
+        for item in step.items:
+            spans.append(item.span())
+            adapter = item.request.adapter
+            adapters.append(adapter and adapter.weights)
+            has_adapters = has_adapters or adapter is not None
+        batch = self.runner.pack(spans, adapters if has_adapters else ())
         step.done("pack")
         return batch
 
     def _forward(self, step: Step, batch: PackedBatch) -> ForwardResult:
         """The target's logits at every node that is sampled."""
         before = self.runner.seconds
-        greedy = all(item.request.wants_argmax for item in step.items)
+        greedy, pools = True, False
+        for item in step.items:
+            greedy = greedy and item.request.wants_argmax
+            pools = pools or item.request.params.pooling is not None
         taps = self.drafting.taps(step.items)
-        self.runner.taps = with_pooling(step.items, taps, self._last_tap)
+        self.runner.taps = tuple(sorted({*taps, self._last_tap})) if pools else taps
         result = self.runner.forward(batch, greedy=greedy)
-        step.share(result.features)
+        if result.features is not None:
+            step.share(result.features)
         step.forward_ms = (self.runner.seconds - before) * 1e3
         experts, fetched = result.experts_read, result.experts_fetched
         step.shape = step.shape._replace(experts=experts, fetched=fetched)
@@ -179,7 +188,8 @@ class Engine:
         """What each item emits; None for a prefill chunk that does not reach the last token."""
         if result.argmax is None:  # otherwise no request wants log-probs
             take_prompt_logprobs(step.items, result)
-        take_pooled(step.items, self.runner.taps, self._last_tap)
+        if self._last_tap in self.runner.taps:
+            take_pooled(step.items, self.runner.taps.index(self._last_tap))
         verdicts = verify(result, step.items)
         step.done("verify")
         return verdicts
@@ -228,11 +238,12 @@ class Engine:
             log.warning("what a step takes was not learnt from: %r", error)
         if self.runner.taps:
             self.drafting.read(step.items, self.runner.taps)
-        emitted = 0
+        emitted, learns = 0, self.drafting.is_active
         for request, verdict, _ in committed:
             if verdict is not None:
                 emitted += len(verdict.token_ids)
-                self.drafting.observe(request, verdict)
+                if learns:
+                    self.drafting.observe(request, verdict)
             if request.finish_reason is not None:
                 self._end(request, request.finish_reason)
         step.done("observe")

@@ -94,6 +94,7 @@ class ContainedProposers:
 
     Attributes:
         entries: the proposers that may draft, in the order in which they are asked.
+        readers: those of them that read hidden states of the target.
         groups: the same as planners know them. A change makes other lists, so that a loop over the
             old ones may switch proposers off.
     """
@@ -101,7 +102,7 @@ class ContainedProposers:
     def __init__(self, vocab_size: int, stats: Callable[[], EngineStats]) -> None:
         self.entries: list[Entry] = []
         self.groups: list[Group] = []
-        self._readers: list[Entry] = []
+        self.readers: list[Entry] = []
         self._together = True
         self._vocab_size = vocab_size
         self._stats = stats
@@ -136,7 +137,7 @@ class ContainedProposers:
             for entry, part in zip(entries, parts, strict=True)
             if part[0] is entry  # a part stands where its first entry does
         ]
-        self._readers = [each for each in entries if each.proposer.taps]
+        self.readers = [each for each in entries if each.proposer.taps]
         self._widest.clear()
 
     def join(self, proposer: Proposer) -> bool:
@@ -260,7 +261,7 @@ class ContainedProposers:
     def taps_of(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Hidden states of the target that proposers will read of any of these requests."""
         taps = set[int]()
-        for entry in self._readers:
+        for entry in self.readers:
             try:
                 follows = entry.proposer.follows
                 entry.followed = {
@@ -277,7 +278,7 @@ class ContainedProposers:
 
     def read(self, request: Request, start: int, features: Floats, taps: Sequence[int]) -> None:
         """Hand hidden states of committed positions to the proposers that read such."""
-        for entry in self._readers:
+        for entry in self.readers:
             if request.request_id not in entry.followed:
                 continue
             own = entry.proposer.taps

@@ -35,20 +35,15 @@ class Pooled:
     vector: _Doubles
 
 
-def with_pooling(items: Sequence[Scheduled], taps: tuple[int, ...], last: int) -> tuple[int, ...]:
-    """The hidden states that a step needs."""
-    if any(item.request.params.pooling is not None for item in items):
-        return tuple(sorted({*taps, last}))
-    return taps
+def take_pooled(items: Sequence[Scheduled], at: int) -> None:
+    """Add the chunks of a step to what their prompts have come to; complete ones become vectors.
 
-
-def take_pooled(items: Sequence[Scheduled], taps: Sequence[int], last: int) -> None:
-    """Add the chunks of a step to what their prompts have come to; complete ones become vectors."""
-    if last not in taps:  # nobody in this step pools
-        return
+    Args:
+        at: which of the step's hidden states are those after the last norm.
+    """
     for item in items:
         if item.request.params.pooling is not None and not item.request.embedding:
-            rows = item.features[: item.num_tokens, taps.index(last)]
+            rows = item.features[: item.num_tokens, at]
             _take_chunk(item.request, rows)
 
 

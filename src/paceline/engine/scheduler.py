@@ -79,7 +79,9 @@ class Scheduler:
     def _decodes(self) -> list[Scheduled]:
         items = []
         for request in list(self.running):
-            if request.status is not RequestStatus.RUNNING or request.num_uncomputed != 1:
+            if request.status is not RequestStatus.RUNNING or (
+                len(request.token_ids) - request.num_computed != 1
+            ):
                 continue
             while not self._kv.reserve(request.request_id, 1):
                 victim = self.running[-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.planner.cost_table import NO_STEP, StepShape
 from paceline.request.request import NO_DRAFT, Request
-from paceline.request.span import DraftTree, Span
+from paceline.request.span import ROOT, DraftTree, Span
 
 
 class Scheduled:
@@ -51,6 +51,8 @@ class Scheduled:
         start = request.num_computed
         if self.may_draft:
             root = request.token_ids[-1]
+            if not self.draft.token_ids:
+                return Span(request.request_id, start, (root,), (ROOT,), (0,))
             return Span.tree(request.request_id, start, root, self.draft)
         tokens = request.token_ids[start : start + self.num_tokens]
         span = Span.chunk(request.request_id, start, tokens, self.samples)
@@ -101,9 +103,7 @@ class Step:
         self.shape = step_shape(self.items)
 
     def share(self, features: Any) -> None:
-        """Give each item the hidden states of its own nodes; there may be none."""
-        if features is None:
-            return
+        """Give each item the hidden states of its own nodes."""
         first = 0
         for item in self.items:
             last = first + item.num_tokens + len(item.draft)

@@ -80,6 +80,8 @@ def _greedy(item: Scheduled, first_row: int, argmax: Sequence[int], logits: Logi
             tokens.append(token)
             origins.append(draft.origins[node])
     origins.append(TARGET_ORIGIN)
+    if not item.request.reports_logprobs:
+        return VerifyResult(path, tokens, origins, draft)
     logprobs = _logprobs(item, first_row, path, tokens, logits)
     return VerifyResult(path, tokens, origins, draft, logprobs)
 
@@ -99,8 +101,6 @@ def _logprobs(
     logits: Logits,
 ) -> Sequence[TokenLogprobs]:
     params = item.request.params
-    if not params.reports_logprobs:
-        return ()
     picked = logits[[first_row + node for node in path]]
     if params.logprob_token_ids is None:
         return token_logprobs(picked, tokens, [params.logprobs or 0] * len(path))
@@ -156,7 +156,9 @@ class _Walk:
     def result(self, logits: Logits) -> VerifyResult:
         draft, path = self.item.draft, self.path
         origins = [draft.origins[node - 1] for node in path[1:]]
-        logprobs = _logprobs(self.item, self.first_row, path, self.tokens, logits)
+        logprobs: Sequence[TokenLogprobs] = ()
+        if self.item.request.reports_logprobs:
+            logprobs = _logprobs(self.item, self.first_row, path, self.tokens, logits)
         return VerifyResult(path, self.tokens, [*origins, TARGET_ORIGIN], draft, logprobs)
 
 

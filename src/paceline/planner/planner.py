@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from operator import attrgetter
 from typing import Any, Protocol
 
 from paceline.config import Objective
@@ -30,7 +31,6 @@ from paceline.planner.value import (
     Exploration,
     PlannedStep,
     Source,
-    asks_for_drafts,
 )
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
@@ -108,13 +108,14 @@ class Planner(Protocol):
 
         Returns:
             0 where proposers are to be asked. Else for how many steps, this one included, none of
-            them is, as long as the same requests decode, no others come and :meth:`wakes` does not
+            them is, as long as the same requests decode, no others come and :meth:`sleeps` does not
             say otherwise: the planner need not be called before.
         """
         ...
 
-    def wakes(self, requests: Sequence[Request]) -> bool:
-        """Whether a text has come to where a draft may pay, in steps that :meth:`begin` skips."""
+    def sleeps(self, requests: Sequence[Request]) -> int:
+        """For how many of the steps that :meth:`begin` skips no text can come to where a draft may
+        pay; 0 where one has."""
         ...
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
@@ -169,8 +170,8 @@ class FixedPlanner:
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         return 0
 
-    def wakes(self, requests: Sequence[Request]) -> bool:
-        return False
+    def sleeps(self, requests: Sequence[Request]) -> int:
+        return 1
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         if not source.costs_forwards:
@@ -234,7 +235,7 @@ class CostAwarePlanner:
         plain_ms = self.cost.predict(step)
         rate = self._rate(step, len(requests), plain_ms)
         self._step = PlannedStep(step, requests, plain_ms=plain_ms, rate=rate)
-        if not any(map(asks_for_drafts, requests)):
+        if not any(map(attrgetter("is_forced"), requests)):
             if step.requests == len(requests) and self.cost.deviation(step) > PLAIN_DOUBT:
                 # An engine that always speculates never sees what it is compared with.
                 return self._pass(1)
@@ -261,8 +262,8 @@ class CostAwarePlanner:
             return max(0.0, 1.0 - self._pace.plain_ms(plain_ms) / tpot_ms)
         return SLOWDOWN if self._credits is not None else 0.0
 
-    def wakes(self, requests: Sequence[Request]) -> bool:
-        return self._asking.wakes(requests)
+    def sleeps(self, requests: Sequence[Request]) -> int:
+        return self._asking.sleeps(requests)
 
     def _rate(self, step: StepShape, decoding: int, plain_ms: float) -> float:
         """The value of time is that of decoding alone: a prefill chunk does not lower it."""
@@ -283,7 +284,7 @@ class CostAwarePlanner:
 
         def estimate(index: int, depth: int, prob: float) -> float:
             request = requests[index]
-            if asks_for_drafts(request):
+            if request.is_forced:
                 return inf
             return drafts.estimate(request.request_id, name, depth, prob)
 
@@ -311,9 +312,11 @@ class CostAwarePlanner:
 
     def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
         step = self._step
-        levels = self.drafts.depth(source.name) if source.has_levels else 1
+        levels, has_levels = 1, source.has_levels
+        if has_levels:
+            levels = self.drafts.depth(source.name)
         self._asking.drafted(step, source, levels, milliseconds)
-        if source.has_levels:
+        if has_levels:
             step.levels, step.level_ms = levels, self._asking.times.of(source.name).level
         step.draft_ms += milliseconds
 
@@ -350,7 +353,7 @@ class CostAwarePlanner:
     def observe(self, request: Request, result: VerifyResult) -> None:
         if self._step is not UNPLANNED:
             self.drafts.learn(request.request_id, result.token_ids)
-            if len(result.draft) and not asks_for_drafts(request):
+            if result.draft.token_ids and not request.is_forced:
                 self._promise.observe(sum(result.draft.path_probs()), result.num_accepted)
         if self._credits is not None:
             self._credits.emitted(request, len(result.token_ids))

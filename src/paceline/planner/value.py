@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from paceline.planner.cost import CostModel
@@ -64,9 +65,7 @@ LONGEST_MS = 1e6
 
 LEAST_MATCHES = 0, *MATCHES
 """Tokens from which on a match is in each situation of a source that knows its matches."""
-
-
-MATCHED = range(len(LEAST_MATCHES))
+NUM_SITUATIONS = len(LEAST_MATCHES)
 
 
 READ_ROWS, READ_SHARE = 64, 1 / 24
@@ -104,11 +103,10 @@ class Source:
         """Whether what it takes depends on the depth of its trees."""
         return self.costs_forwards and self.costs_levels
 
-
-def asks_for_drafts(request: Request) -> bool:
-    """Whether it says itself how much is to be drafted, so that nothing else decides it."""
-    wish = request.params.speculative
-    return wish.enabled and bool(wish.num_speculative_tokens)
+    @property
+    def num_situations(self) -> int:
+        """Over how many situations exploring is spread, where it knows its matches."""
+        return 1 if self.matched is None else NUM_SITUATIONS
 
 
 Explored = tuple[str, int]
@@ -147,6 +145,7 @@ class ProposerValues:
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, int, str | None], ProposerValue] = {}
+        self._all: dict[tuple[str, str | None], list[ProposerValue]] = {}
 
     def of(self, name: str, situation: int = 0, adapter: str | None = None) -> ProposerValue:
         """A proposer's value for requests of an adapter, or of none, whose value that of an adapter
@@ -158,15 +157,12 @@ class ProposerValues:
             value = self._values[key] = replace(known, count=0)
         return value
 
-
-def drafted_situation(expected_tokens: float) -> int:
-    """Where others expect so many tokens of their drafts for the request."""
-    return bisect_right(SITUATIONS, expected_tokens)
-
-
-def matched_situation(num_tokens: int) -> int:
-    """Where so many tokens at the text's end occurred before."""
-    return bisect_right(MATCHES, num_tokens)
+    def by_situation(self, name: str, adapter: str | None) -> list[ProposerValue]:
+        """The values of a proposer that knows its matches."""
+        known, situations = self._all.get((name, adapter)), range(NUM_SITUATIONS)
+        if known is None:
+            known = self._all[name, adapter] = [self.of(name, i, adapter) for i in situations]
+        return known
 
 
 @dataclass(slots=True)
@@ -267,17 +263,13 @@ class Exploration:
         """Time that has to pass before exploring something may cost so much."""
         if cost_ms > self._dearest_ms.get(what, 0.0):
             self._dearest_ms[what] = cost_ms
-        return self._paid_until.get(what, 0.0) + self._pause_ms(cost_ms) - self._now_ms
+        return self._paid_until.get(what, 0.0) + cost_ms / SHARE - self._now_ms
 
     def spend(self, what: Hashable, cost_ms: float) -> None:
         """Something was explored. What was saved beyond some of the dearest prices is lost."""
-        longest = SAVED * self._pause_ms(self._dearest_ms.get(what, 0.0))
+        longest = SAVED * (self._dearest_ms.get(what, 0.0) / SHARE)
         begun = max(self._paid_until.get(what, 0.0), self._now_ms - longest)
-        self._paid_until[what] = begun + self._pause_ms(cost_ms)
-
-    def _pause_ms(self, cost_ms: float) -> float:
-        """Time that has to pass before so much is there for one estimate."""
-        return cost_ms / SHARE
+        self._paid_until[what] = begun + cost_ms / SHARE
 
 
 class Candidate(NamedTuple):
@@ -307,11 +299,6 @@ class Lesson:
     value: ProposerValue
     indices: list[int] = field(default_factory=list)
     gain: float = 0.0
-
-    def learn(self, milliseconds: float) -> None:
-        """Tell the value; each request's draft took so long."""
-        count = len(self.indices)
-        self.value.learn(self.gain / count, milliseconds, count)
 
 
 @dataclass(slots=True)
@@ -393,8 +380,6 @@ class Asking:
         self._watched: list[tuple[Source, str | None, list[bool]]] = []
         """While none is asked: sources that know their matches, and in which situations each is for
         requests of an adapter."""
-        self._asleep = 0
-        """Steps for which no match can become long enough: it grows by a token per step."""
 
     def set_sources(self, sources: Sequence[Source]) -> None:
         if not all(source in sources for source in self._sources):
@@ -406,16 +391,17 @@ class Asking:
     def pause_ms(self, step: PlannedStep) -> float:
         """Time that has to pass before any proposer is worth asking first, or may be explored.
 
-        Until then :meth:`wakes` says whether a text has come to where one may be.
+        Until then :meth:`sleeps` says whether a text has come to where one may be.
         """
-        self._watched, self._asleep = [], 0
-        willing = [i for i, each in enumerate(step.requests) if each.params.speculative.enabled]
+        self._watched = []
         least_ms = inf if self._sources else 0.0  # a planner that was told of none asks all
         for source in self._sources:
-            able = [i for i in willing if source.applies(step.requests[i])]
+            able: dict[str | None, list[int]] = {}  # by adapter
+            for i, request in enumerate(step.requests):
+                if request.params.speculative.enabled and source.applies(request):
+                    able.setdefault(request.adapter_name, []).append(i)
             pause = self._pause_of if source.matched is None else self._pause_until_matched
-            for adapter in dict.fromkeys(step.requests[i].adapter_name for i in able):
-                alike = [i for i in able if step.requests[i].adapter_name == adapter]
+            for adapter, alike in able.items():
                 least_ms = min(least_ms, pause(step, source, alike, adapter))
                 if least_ms <= 0.0:
                     return least_ms
@@ -427,14 +413,15 @@ class Asking:
         """Milliseconds for which a source is asked for none of these requests of an adapter."""
         what, cost_ms = (source.name, 0), self._ask_ms(source)
         pause_ms = self.exploration.milliseconds_until(what, cost_ms)
-        is_hopeful = self._values.of(*what, adapter).gain(step.rate) > 0.0
+        is_hopeful = self._values.of(source.name, 0, adapter).gain(step.rate) > 0.0
         if pause_ms > 0.0 and not is_hopeful:
             return pause_ms
-        found = self._candidates(step, source, able)
-        if is_hopeful and (not found or any(self._is_worth(step, each) for each in found)):
-            return 0.0  # where none is found, one may be from the next token on
-        if found:
-            cost_ms = self._ask_ms(source, min(each.lag for each in found))
+        candidates = self._candidates(step, source, able)
+        is_worth = [each for each in candidates if is_hopeful and self._is_worth(step, each)]
+        if is_worth or (is_hopeful and not candidates):
+            return 0.0  # where there is none, one may come from the next token on
+        if candidates:
+            cost_ms = self._ask_ms(source, min([each.lag for each in candidates]))
         else:  # looking in vain is exploring too
             self.exploration.spend(what, self._pace.ask_ms)
         return self.exploration.milliseconds_until(what, cost_ms)
@@ -443,57 +430,52 @@ class Asking:
         self, step: PlannedStep, source: Source, able: Sequence[int], adapter: str | None
     ) -> float:
         """The same for a source that knows its matches."""
-        pauses_ms, ask_ms = [], self._ask_ms(source)
-        for situation in MATCHED:
-            what, pause_ms = (source.name, situation), 0.0
-            if self._values.of(*what, adapter).gain(step.rate) <= 0.0:
-                pause_ms = self.exploration.milliseconds_until(what, ask_ms)
-            pauses_ms.append(pause_ms)
-        found = self._candidates(step, source, able)
-        if any(pauses_ms[each.what[1]] <= 0.0 for each in found):
-            return 0.0
-        is_asked = [pause_ms <= 0.0 for pause_ms in pauses_ms]
+        ask_ms, until = self._ask_ms(source), self.exploration.milliseconds_until
+        is_asked, least_ms = [True] * NUM_SITUATIONS, inf
+        for situation, value in enumerate(self._values.by_situation(source.name, adapter)):
+            if value.tokens - step.rate * value.ms <= 0.0:
+                pause_ms = until((source.name, situation), ask_ms)
+                if pause_ms > 0.0:
+                    is_asked[situation], least_ms = False, min(least_ms, pause_ms)
+        for candidate in self._candidates(step, source, able):
+            if is_asked[candidate.what[1]]:
+                return 0.0
         if any(is_asked):
             self._watched.append((source, adapter, is_asked))
-        return min([pause_ms for pause_ms in pauses_ms if pause_ms > 0.0], default=inf)
+        return least_ms
 
-    def wakes(self, requests: Sequence[Request]) -> bool:
-        """Whether a source that knows its matches is to be asked before the pause is over."""
-        if self._asleep:
-            self._asleep -= 1
-            return False
+    def sleeps(self, requests: Sequence[Request]) -> int:
+        """For how many steps no source that knows its matches is to be asked before the pause is
+        over; 0 where one is now. A match grows by a token per step at most."""
         shortest = MAX_ASLEEP
         for source, adapter, is_asked in self._watched:
             assert source.matched is not None
             least = LEAST_MATCHES[is_asked.index(True)]
-            for each in requests:
-                if each.adapter_name != adapter:
+            for request in requests:
+                if request.adapter_name != adapter:
                     continue
-                matched = source.matched(each)
-                if not is_asked[matched_situation(matched)]:
+                matched = source.matched(request)
+                if not is_asked[bisect_right(MATCHES, matched)]:
                     shortest = min(shortest, least - matched)
-                elif each.params.speculative.enabled and source.applies(each):
-                    return True
-        self._asleep = max(0, shortest - 1)
-        return False
+                elif request.params.speculative.enabled and source.applies(request):
+                    return 0
+        return max(1, shortest)
 
     # --- in a step -----------------------------------------------------------------------------
 
     def ask(self, step: PlannedStep, source: Source, places: Sequence[int]) -> list[int]:
         """For which of some requests of a step a source drafts."""
         worth, doubtful = list[Candidate](), list[Candidate]()
-        for each in self._candidates(step, source, places):
-            (worth if self._is_worth(step, each) else doubtful).append(each)
+        for candidate in self._candidates(step, source, places):
+            (worth if self._is_worth(step, candidate) else doubtful).append(candidate)
         if step.ahead and source.costs_forwards and _holds_up(step, worth):
-            worth = [each for each in worth if asks_for_drafts(step.requests[each.place])]
+            worth = [each for each in worth if step.requests[each.place].is_forced]
         elif doubtful:
             worth += self._explored(step, source, doubtful)
             worth.sort()
         if worth:
-            lag = sum([each.lag for each in worth])
-            lessons = _lessons(step, worth)
-            step.asks.append(Asked(source.name, len(worth), lag, len(places), lessons))
-        return [each.place for each in worth]
+            step.asks.append(_asked(step, source, worth, len(places)))
+        return [*map(itemgetter(0), worth)]
 
     def drafted(self, step: PlannedStep, source: Source, levels: int, milliseconds: float) -> None:
         """Learn how long it took to draft trees of so many levels."""
@@ -502,65 +484,74 @@ class Asking:
         asked.cost_ms = self.times.milliseconds(source.name, levels) / asked.able
         for what in step.explored:
             if what[0] == source.name:
-                cost_ms = (milliseconds + self._pace.ask_ms) * _num_situations(source)
+                cost_ms = (milliseconds + self._pace.ask_ms) * source.num_situations
                 self.exploration.spend(what, cost_ms)
 
     def learn(self, step: PlannedStep) -> None:
         """Learn from a step's drafts what they are worth."""
-        shared_ms = self._pace.ask_ms / (sum([asked.count for asked in step.asks]) or 1)
+        if step.asks:
+            shared_ms = self._pace.ask_ms / sum(map(attrgetter("count"), step.asks))
         for asked in step.asks:
             for lesson in asked.lessons:
-                lesson.learn(asked.cost_ms + shared_ms)
+                count = len(lesson.indices)
+                lesson.value.learn(lesson.gain / count, asked.cost_ms + shared_ms, count)
 
     def _ask_ms(self, source: Source, lag: int = 0) -> float:
         """What exploring a source counts for; its situations share what that may cost."""
         ask_ms = self.times.milliseconds(source.name) + self._pace.ask_ms
-        return (ask_ms + self.times.catch_up(source.name, lag)) * _num_situations(source)
+        if lag:
+            ask_ms += self.times.catch_up(source.name, lag)
+        return ask_ms * source.num_situations
 
     def _candidates(
         self, step: PlannedStep, source: Source, places: Sequence[int]
     ) -> list[Candidate]:
         """Those of some requests for which a source could draft."""
-        found = []
+        candidates = []
         for i in places:
             request, situation, what = step.requests[i], 0, (source.name, 0)
             lag = source.lag(request)
-            if lag is None:
+            if lag is None or (lag > USUAL_LAG and not self._has_time(step, source, request, lag)):
                 continue
-            most_ms = request.remaining / step.rate if step.rate else inf
-            if not asks_for_drafts(request) and self._read_ms(step, source.name, lag) > most_ms:
-                continue  # it would take longer than to do without
             if source.matched is not None:
-                situation = matched_situation(source.matched(request))
+                situation = bisect_right(MATCHES, source.matched(request))
                 what = source.name, situation
             elif step.asks:
-                situation = drafted_situation(self._drafts.expected(i))
+                situation = bisect_right(SITUATIONS, self._drafts.expected(i))
             value = self._values.of(source.name, situation, request.adapter_name)
-            found.append(Candidate(i, value, lag if lag > USUAL_LAG else 0, what))
-        return found
+            lag = lag if lag > USUAL_LAG else 0
+            candidates.append(Candidate(i, value, lag, what))
+        return candidates
+
+    def _has_time(self, step: PlannedStep, source: Source, request: Request, lag: int) -> bool:
+        """Whether reading what it lacks does not take longer than to do without."""
+        if request.is_forced or not step.rate:
+            return True
+        return self._read_ms(step, source.name, lag) <= request.remaining / step.rate
 
     def _is_worth(self, step: PlannedStep, candidate: Candidate) -> bool:
-        request, name = step.requests[candidate.place], candidate.what[0]
-        gain = candidate.value.gain(step.rate)
-        if (gain > 0.0 and not candidate.lag) or asks_for_drafts(request):
+        request, value = step.requests[candidate.place], candidate.value
+        gain = value.tokens - step.rate * value.ms
+        if (gain > 0.0 and not candidate.lag) or request.is_forced:
             return True
         if gain <= 0.0:
             return False
         # Catching up is an investment: it has to come back before the request ends, in the usual
         # situation, in which no other proposer drafts.
-        usual = self._values.of(name, adapter=request.adapter_name)
-        gain = min(gain, usual.gain(step.rate))
+        name = candidate.what[0]
+        gain = min(gain, self._values.of(name, 0, request.adapter_name).gain(step.rate))
         steps = request.remaining / (1 + gain)
         return gain * steps > step.rate * self._read_ms(step, name, candidate.lag)
 
     def _read_ms(self, step: PlannedStep, name: str, lag: int) -> float:
-        """Time in which a source reads what it lacks.
+        """Time in which a source reads so many tokens, more than usual.
 
         Where none was timed, a token takes no longer than a row of the target, which a draft is
         smaller than: next to nothing of a step whose weights come from disk.
         """
-        if lag <= USUAL_LAG or self.times.of(name).token:
-            return self.times.catch_up(name, lag)
+        token_ms = self.times.of(name).token
+        if token_ms:
+            return token_ms * lag
         plain_ms, *_, wide_ms = self._cost.growth(step.shape, READ_ROWS)
         return lag * min((wide_ms - plain_ms) / READ_ROWS, READ_SHARE * plain_ms)
 
@@ -582,16 +573,13 @@ def _holds_up(step: PlannedStep, candidates: Sequence[Candidate]) -> bool:
     return any(has < ENOUGH and i not in indices for i, has in enumerate(step.ahead or ()))
 
 
-def _lessons(step: PlannedStep, candidates: Sequence[Candidate]) -> Sequence[Lesson]:
-    lessons: dict[int, Lesson] = {}
-    for index, value, lag, _ in candidates:
-        if not lag and not asks_for_drafts(step.requests[index]):
+def _asked(step: PlannedStep, source: Source, candidates: Sequence[Candidate], able: int) -> Asked:
+    lag, lessons = 0, dict[int, Lesson]()
+    for place, value, behind, _ in candidates:
+        lag += behind
+        if not behind and not step.requests[place].is_forced:
             lesson = lessons.get(id(value))
             if lesson is None:
                 lesson = lessons[id(value)] = Lesson(value)
-            lesson.indices.append(index)
-    return [*lessons.values()]
-
-
-def _num_situations(source: Source) -> int:
-    return 1 if source.matched is None else len(MATCHED)
+            lesson.indices.append(place)
+    return Asked(source.name, len(candidates), lag, able, [*lessons.values()])

@@ -362,7 +362,7 @@ class RecordingPlanner:
         self._step = _PlannedStep(step, list(requests), positions)
         steps, before = self._asleep
         now = [request.request_id for request in requests]
-        if not steps or now != before or self.inner.wakes(requests):
+        if not steps or now != before or not self.inner.sleeps(requests):
             steps = self.inner.begin(step, requests)
         self._asleep = max(0, steps - 1), now
         return min(steps, 1)

@@ -128,7 +128,8 @@ class Request:
     ``resume_at`` is the position near the prompt's end up to which a later one is likely to be the
     same; 0 where that is not known.
     ``cache_salt`` is that of the caller and the ``adapter`` together.
-    ``wants_argmax`` says that nothing of its logits is needed but the best token of each row.
+    ``wants_argmax`` says that nothing of its logits is needed but the best token of each row, and
+    ``is_forced`` that it says itself how much is to be drafted, so that nothing else decides it.
     """
 
     request_id: int
@@ -160,17 +161,19 @@ class Request:
         default_factory=list, init=False, repr=False
     )
     is_plain_greedy: bool = field(init=False)
+    reports_logprobs: bool = field(init=False)
     wants_argmax: bool = field(init=False)
+    is_forced: bool = field(init=False)
+    adapter_name: str | None = field(init=False)
 
     def __post_init__(self) -> None:  # asked in every step, and parameters do not change
-        params = self.params
+        params, wish = self.params, self.params.speculative
         self.is_plain_greedy = params.is_plain_greedy
-        wants_logprobs = params.reports_logprobs or params.prompt_logprobs is not None
+        self.reports_logprobs = params.reports_logprobs
+        wants_logprobs = self.reports_logprobs or params.prompt_logprobs is not None
         self.wants_argmax = self.is_plain_greedy and not wants_logprobs
-
-    @property
-    def adapter_name(self) -> str | None:
-        return None if self.adapter is None else self.adapter.name
+        self.is_forced = wish.enabled and bool(wish.num_speculative_tokens)
+        self.adapter_name = None if self.adapter is None else self.adapter.name
 
     @property
     def num_output_tokens(self) -> int:

@@ -351,7 +351,8 @@ class _Replay:
         if len(request.token_ids) == len(log):
             ended = len(log) == request.max_len
             request.finish_reason = FinishReason.LENGTH if ended else FinishReason.STOP
-        self._drafting.observe(request, verdict)
+        if self._drafting.is_active:
+            self._drafting.observe(request, verdict)
         if request.finish_reason is not None:
             self._scheduler.remove(request)
             self._drafting.end_request(request)
