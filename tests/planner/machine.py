@@ -70,7 +70,7 @@ class Machine:
         )
         self.planner = CostAwarePlanner(cost, self.objective)
         self.planner.set_sources(self.sources)
-        self._skipped, self._decoding = 0, list[Request]()
+        self._skipped, self._asleep, self._decoding = 0, 0, list[Request]()
         self.random = random.Random(self.seed)
         self.milliseconds = self.plain_milliseconds = 0.0
         self.asked = 0
@@ -95,12 +95,13 @@ class Machine:
         plain = StepShape(count, 0, 0, count, count)
         trees = [DraftTree() for _ in requests]
         draft_ms, planner = 0.0, self.planner
-        if self._skipped and not planner.sleeps(requests):
-            self._skipped = 0
+        if self._skipped and not self._asleep:
+            self._asleep = planner.sleeps(requests)
+            self._skipped *= self._asleep > 0
         if self._skipped:
-            self._skipped -= 1
+            self._skipped, self._asleep = self._skipped - 1, self._asleep - 1
         elif steps := planner.begin(plain, requests):
-            self._skipped = steps - 1
+            self._skipped, self._asleep = steps - 1, 0
         else:
             drafts = planner.drafts
             adapters = [each.adapter_name for each in requests]

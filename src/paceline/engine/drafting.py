@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from paceline.engine.guard import NOTHING, Call, ContainedProposers, Group
@@ -176,11 +177,15 @@ class Drafting:
         self._is_skipped = self._skipped.goes_on(items, self.planner)
         if self._is_skipped:
             return []
-        self._end_skipped()
+        if self._skipped.steps:
+            self._end_skipped()
         if not self._proposers.entries or node_budget <= 0:
             return []
-        able = [item for item in items if item.may_draft]
-        requests = [item.request for item in able]
+        able, requests = list[Scheduled](), list[Request]()
+        for item in items:
+            if item.may_draft:
+                able.append(item)
+                requests.append(item.request)
         if not able:
             return []
         steps = self.planner.begin(shape, requests)
@@ -189,10 +194,10 @@ class Drafting:
                 self._skipped = Skipped(steps - 1, 0, len(items), items[-1].request)
             return []
         self.is_active = True
-        adapters = [request.adapter_name for request in requests]
+        adapters = [*map(attrgetter("adapter_name"), requests)]
         named = (adapters,) if any(adapters) else ()
-        self.planner.drafts.begin([request.request_id for request in requests], *named)
-        limits = [self.limits(request) for request in requests]
+        self.planner.drafts.begin([*map(attrgetter("request_id"), requests)], *named)
+        limits = [*map(self.limits, requests)]
         self._ask_all(requests, limits)
         sizes = self.planner.drafts.sizes()
         if not any(sizes):
@@ -201,15 +206,16 @@ class Drafting:
 
     def choose(self, drafts: Sequence[Draft], node_budget: int) -> list[DraftTree]:
         """The part of each draft that is verified."""
-        return self.planner.choose([draft.limits for draft in drafts], node_budget)
+        return self.planner.choose([*map(attrgetter("limits"), drafts)], node_budget)
 
     def _ask_all(self, requests: Sequence[Request], limits: Sequence[DraftLimits]) -> None:
         """Let those draft whom the planner asks, the free ones first."""
-        willing = [i for i, limit in enumerate(limits) if limit.max_nodes]
         groups = self._proposers.groups
         for group in groups:
-            applies = group.source.applies
-            able = [i for i in willing if applies(requests[i])]
+            able, applies = list[int](), group.source.applies
+            for i, limit in enumerate(limits):
+                if limit.max_nodes and applies(requests[i]):
+                    able.append(i)
             chosen = self.planner.ask(group.source, able) if able else ()
             if chosen:
                 self._ask(group, chosen, requests, limits)
@@ -225,13 +231,14 @@ class Drafting:
     ) -> None:
         """Let one source draft for the chosen requests."""
         source, planner = group.source, self.planner
-        asked = [requests[i] for i in chosen]
-        nodes = [limits[i].max_nodes for i in chosen]
-        depth = [limits[i].max_depth for i in chosen]
-        if len(group.entries) == 1:
-            config = group.entries[0].config
-            nodes = [min(each, config.tree_nodes) for each in nodes]
-            depth = [min(each, config.num_speculative_tokens) for each in depth]
+        asked, nodes, depth = list[Request](), list[int](), list[int]()
+        most_nodes, most_depth = group.entries[0].most
+        for i in chosen:
+            asked.append(requests[i])
+            nodes.append(limits[i].max_nodes)
+            depth.append(limits[i].max_depth)
+            if len(group.entries) == 1:
+                nodes[-1], depth[-1] = min(nodes[-1], most_nodes), min(depth[-1], most_depth)
         budget = DraftBudget(nodes, depth, planner.prices(source, chosen, sum(nodes)))
         forwards = group.num_forwards if source.costs_forwards else 0
         began = self.clock()

@@ -24,7 +24,7 @@ from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
 from paceline.engine.prompt_results import take_pooled, take_prompt_logprobs
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.step import Scheduled, Step
+from paceline.engine.step import Scheduled, Step, step_shape
 from paceline.engine.verifier import Verdict, verify
 from paceline.models.backend import AdaptedLayers, PackedBatch
 from paceline.planner.cost import CostModel
@@ -119,7 +119,7 @@ class Engine:
         """One span per request that takes part, with room for it in the KV cache."""
         step = Step(self._stats.seconds, self.clock)
         step.items = self.scheduler.schedule()
-        step.reshape()
+        step.shape = step_shape(step.items)
         for request in self.scheduler.preempted:
             self._stats.num_preemptions += 1
             self.drafting.finish(request)
@@ -139,11 +139,12 @@ class Engine:
         chosen = self.drafting.choose(drafts, self._room(step))
         for draft, tree in zip(drafts, chosen, strict=True):
             item = draft.item
-            item.request.counters.num_pruned_tokens += draft.size - len(tree)
-            if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
+            size = len(tree.token_ids)
+            item.request.counters.num_pruned_tokens += draft.size - size
+            if size and self.kv.reserve(item.request.request_id, 1 + size):
                 item.draft = tree
                 self._stats.expected_accepted_tokens += sum(tree.path_probs())
-        step.reshape()
+        step.shape = step_shape(step.items)
         step.done("plan")
 
     def _room(self, step: Step) -> int:
@@ -205,14 +206,14 @@ class Engine:
         step.drop_drafts()
         verdicts = [self._alone(step, item) for item in items]
         step.items, step.forward_ms = items, 0.0
-        step.reshape()
+        step.shape = step_shape(step.items)
         return verdicts
 
     def _alone(self, step: Step, item: Scheduled) -> Verdict | None:
         """The verdict on one item of a failed step, which is run again with that item alone."""
         request_id = item.request.request_id
         step.items = [item]
-        step.reshape()
+        step.shape = step_shape(step.items)
         try:
             # The failed step held these blocks, and no other request took them since.
             reserved = self.kv.reserve(request_id, item.num_tokens, item.certain)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from paceline.config import SpeculativeConfig
@@ -39,13 +40,17 @@ class Entry:
     """Requests of which it reads what the latest forward computed."""
     observes: bool = field(init=False)
     """It learns from what was committed; the others need not be told."""
+    config: SpeculativeConfig = field(init=False)
+    most: tuple[int, int] = field(init=False)
+    """Nodes and depth of its trees."""
+    is_for: Callable[[Request], bool] = field(init=False)
+    """Whether it may serve a request at all."""
 
     def __post_init__(self) -> None:
         self.observes = getattr(type(self.proposer), "observe", None) is not Proposer.observe
-
-    @property
-    def config(self) -> SpeculativeConfig:
-        return self.proposer.config
+        self.config = self.proposer.config
+        self.most = self.config.tree_nodes, self.config.num_speculative_tokens
+        self.is_for = any_is_for([self.config])
 
     @property
     def num_forwards(self) -> int:
@@ -54,11 +59,6 @@ class Entry:
     @property
     def sees_matches(self) -> bool:
         return getattr(self.proposer, "sees_matches", False)
-
-    def is_for(self, request: Request) -> bool:
-        """Whether it may serve a request at all."""
-        methods = request.params.speculative.methods
-        return _is_for(self.config, methods, request.constraint is not None)
 
 
 @dataclass(slots=True)
@@ -174,10 +174,12 @@ class ContainedProposers:
     def propose(self, call: Call) -> None:
         """Add the drafts of a source: valid trees with estimates in 0..1."""
         entries = call.group.entries
-        is_checked = any(request.constraint is not None for request in call.requests)
+        is_checked = False  # against a grammar, before they are added
+        for request in call.requests:
+            is_checked = is_checked or request.constraint is not None
         if entries[0].proposer.drafts_from_text and not is_checked:
             self._contained(entries, call, self._draft_texts, call)
-        else:  # drafts are checked against the grammar first
+        else:
             for entry in entries:
                 self._contained([entry], call, self._ask, entry, call)
 
@@ -211,17 +213,16 @@ class ContainedProposers:
         requests, budget = call.requests, call.budget
         members: list[Member] = []
         for entry in call.group.entries:
-            config, drafters = entry.config, entry.proposer.drafters(requests)
+            drafters = entry.proposer.drafters(requests)
             able: Sequence[TextDrafter | None] = drafters
             if not all(map(entry.is_for, requests)):
                 pairs = zip(requests, drafters, strict=True)
                 able = [drafter if entry.is_for(each) else None for each, drafter in pairs]
-            member = entry.proposer.name, config.tree_nodes, config.num_speculative_tokens, able
-            members.append(member)
+            members.append((entry.proposer.name, *entry.most, able))
         call.drafts.draft(
             call.group.source.name,
             call.indices,
-            [request.token_ids for request in requests],
+            [*map(attrgetter("token_ids"), requests)],
             [*map(DraftLimits, budget.max_nodes, budget.max_depth)],
             members,
             ENOUGH_FROM_TEXT,
@@ -343,12 +344,25 @@ def source_of(entries: Sequence[Entry]) -> Source:
         " + ".join([entry.proposer.name for entry in entries]),
         proposer.costs_forwards,
         proposer.lag,
-        entries[0].is_for
-        if len(entries) == 1
-        else lambda request: any(entry.is_for(request) for entry in entries),
+        any_is_for([entry.config for entry in entries]),
         proposer.costs_levels,
         seeing[0].matched if seeing else None,
     )
+
+
+def any_is_for(configs: Sequence[SpeculativeConfig]) -> Callable[[Request], bool]:
+    """Whether any of some proposers may serve a request at all."""
+
+    def is_for(request: Request) -> bool:
+        methods, is_constrained = request.params.speculative.methods, request.constraint is not None
+        for config in configs:
+            if (is_constrained or not config.needs_constraint) and (
+                methods is None or config.method in methods
+            ):
+                return True
+        return False
+
+    return is_for
 
 
 def _is_for(config: SpeculativeConfig, methods: Sequence[str] | None, is_constrained: bool) -> bool:

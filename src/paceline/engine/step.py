@@ -85,7 +85,7 @@ class Step:
 
     Attributes:
         items: one span per request, after planning with the draft that is verified below it.
-        shape: of the forward that the items make, as of the latest :meth:`reshape`.
+        shape: of the forward that the items make.
         forward_ms: time of the forward; 0.0 where it failed, so that nothing is learnt from it.
     """
 
@@ -97,10 +97,6 @@ class Step:
         self.forward_ms = 0.0
         self._seconds, self._clock = seconds, clock
         self._began = self._latest = clock()
-
-    def reshape(self) -> None:
-        """Compute the shape anew, because the items or their drafts changed."""
-        self.shape = step_shape(self.items)
 
     def share(self, features: Any) -> None:
         """Give each item the hidden states of its own nodes."""
@@ -114,7 +110,7 @@ class Step:
         """Continue without drafts; commit gives back the slots that were reserved."""
         for item in self.items:
             item.draft = NO_DRAFT
-        self.reshape()
+        self.shape = step_shape(self.items)
 
     def done(self, verb: str) -> None:
         """A verb is over: charge it the time since the one before it was."""

@@ -106,25 +106,23 @@ class Estimate:
         self._seen = self._weight = self._at = 0.0
 
     def mean(self, now: float = 0.0) -> float:
-        # As in _left, without the call: a step asks it of every width.
         weight = self._weight and self._weight * exp((self._at - now) / self._memory)
         return (self._trust * self._prior + weight * self._seen) / (self._trust + weight)
 
     def variance(self, now: float = 0.0) -> float:
-        return 1.0 / (self._trust + self._left(now))
+        weight = self._weight and self._weight * exp((self._at - now) / self._memory)
+        return 1.0 / (self._trust + weight)
 
     def learn(self, value: float, now: float = 0.0, weight: float = 1.0) -> None:
         """Take in an observation that is worth so many."""
-        self._weight, self._at = self._left(now) + weight, now
+        left = self._weight and self._weight * exp((self._at - now) / self._memory)
+        self._weight, self._at = left + weight, now
         self._seen += weight / self._weight * (value - self._seen)
         self._weight = min(self._weight, self._most)
 
     def forget(self, part: float) -> None:
         """Let what was seen count for no more than such a part of what it did."""
         self._weight *= part
-
-    def _left(self, now: float) -> float:
-        return self._weight * exp((self._at - now) / self._memory) if self._weight else 0.0
 
 
 def _place(width: int) -> int:
@@ -171,7 +169,7 @@ class CostFilter:
 
     def factor(self, width: int) -> float:
         """What the table's time is multiplied with."""
-        at = _at(width)
+        at = PLACES[min(width, MAX_WIDTH)]
         residual = self._residuals.get(at)
         level = self._scale + SHARES[at] * self._slope
         return exp(level + residual.mean(self._steps) if residual else level)
@@ -205,7 +203,7 @@ class CostFilter:
 
     def deviation(self, width: int) -> float:
         """How uncertain the time of a step of so many rows is, as a logarithm."""
-        at = _at(width)
+        at = PLACES[min(width, MAX_WIDTH)]
         residual = self._residuals.get(at)
         spread = residual.variance(self._steps) if residual else 1.0 / self._trust
         return NOISE * sqrt(max(0.0, self._uncertainty(SHARES[at]) + spread))
@@ -217,7 +215,7 @@ class CostFilter:
             What was wrong with :meth:`factor`'s logarithm, as far as it is believed, and the
             variance that was expected of that, in units of ``NOISE ** 2``.
         """
-        at, self._steps = _at(width), self._steps + 1
+        at, self._steps = PLACES[min(width, MAX_WIDTH)], self._steps + 1
         residual = self._residuals.get(at)
         if residual is None:
             residual = Estimate(0.0, self._trust, MAX_VISITS, RESIDUAL_MEMORY)
@@ -227,8 +225,13 @@ class CostFilter:
             self.knows_unit, self._scale = True, level - mean
         share = SHARES[at]
         error = level - self._scale - share * self._slope - mean
-        error = self._believed(at, error, residual)
         uncertainty, spread = self._uncertainty(share), residual.variance(self._steps)
+        bound = SURPRISE * NOISE * sqrt(uncertainty + spread + 1.0)
+        if abs(error) <= bound:
+            self._latest_surprise = self._surprises[at] = 0.0
+        else:
+            error = self._surprised(at, error, bound, residual)
+            uncertainty, spread = self._uncertainty(share), residual.variance(self._steps)
         self._settle(share, error, spread)
         residual.learn(mean + error, self._steps, 1.0 / (1.0 + uncertainty))
         return error, uncertainty + spread + 1.0
@@ -247,13 +250,9 @@ class CostFilter:
         left = self._slope_variance - slope_gain * of_slope - SLOPE_VARIANCE
         self._slope_variance = keep * keep * left + SLOPE_VARIANCE
 
-    def _believed(self, at: int, error: float, residual: Estimate) -> float:
-        """The part of an error that is believed; two in a row put everything in doubt."""
+    def _surprised(self, at: int, error: float, bound: float, residual: Estimate) -> float:
+        """The part of a large error that is believed; two in a row put everything in doubt."""
         share = SHARES[at]
-        bound = self._bound(share, residual)
-        if abs(error) <= bound:
-            self._latest_surprise = self._surprises[at] = 0.0
-            return error
         direction = copysign(1.0, error)
         if direction == self._latest_surprise:
             jump = (error / NOISE) ** 2
@@ -263,7 +262,8 @@ class CostFilter:
         elif direction == self._surprises.get(at):
             residual.forget(AFTER_CHANGE)
             self._slope_variance += share / self._trust
-            bound = min(abs(error), self._bound(share, residual))
+            variance = self._uncertainty(share) + residual.variance(self._steps) + 1.0
+            bound = min(abs(error), SURPRISE * NOISE * sqrt(variance))
         self._latest_surprise = self._surprises[at] = direction
         return direction * bound
 
@@ -271,14 +271,6 @@ class CostFilter:
         """Variance of what scale and slope make of a step."""
         further = 2.0 * self._covariance + share * self._slope_variance
         return self._scale_variance + share * further
-
-    def _bound(self, share: float, residual: Estimate) -> float:
-        variance = self._uncertainty(share) + residual.variance(self._steps) + 1.0
-        return SURPRISE * NOISE * sqrt(variance)
-
-
-def _at(width: int) -> int:
-    return PLACES[width if width < MAX_WIDTH else MAX_WIDTH]
 
 
 def _range(width: int, count: int) -> list[int]:

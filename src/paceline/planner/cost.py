@@ -148,30 +148,32 @@ class CostModel:
         """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
-        time, experts = self._time(shape), self._experts_of(shape)
-        if self._experts is not None:
-            self._experts.count(shape.experts, shape.fetched)
+        time, experts = self._time(shape), self._experts
+        if experts is not None:
+            experts.count(shape.experts, shape.fetched)
         if time > 0.0:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
-            if experts is not None and shape.experts:
+            if experts is not None and shape.experts and shape.rows > 1:
                 (step,) = self._unions(shape, [self._read.predict(shape)])
                 expected = experts.union.learn(*step, shape.experts, _requests(shape))
                 further = experts.beyond(shape.experts, shape.fetched, expected)
                 experts.learn(further, time, *error)
 
     def _time(self, shape: StepShape) -> float:
-        """The table's time of a step, with what its own experts take."""
-        time, experts = self._table_time(shape), self._experts_of(shape)
-        if experts is None:
+        """The table's time of a step, with what its own experts take; of one step it is asked
+        several times in turn. A single row reads as many experts whatever the text."""
+        if shape is self._latest[0]:
+            time = self._latest[1]
+        else:
+            time = self._table_time(shape)
+            self._latest = shape, time
+        experts = self._experts
+        if experts is None or shape.rows <= 1:
             return time
         of_table, read = self._read.predict(shape), float(shape.experts)
         if not shape.experts:
             (read,) = experts.union.read(self._unions(shape, [of_table]), _requests(shape))
         return max(0.0, time + experts.ms * (read - of_table))
-
-    def _experts_of(self, shape: StepShape) -> ExpertPrices | None:
-        """Nothing for a single row, which reads as many whatever the text."""
-        return self._experts if shape.rows > 1 else None
 
     def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:
         """Rows of a step, of one with a further row and so on, with what the table's steps read.
@@ -186,15 +188,11 @@ class CostModel:
         return [(rows + further, of_table) for further, of_table in enumerate(read)]
 
     def _table_time(self, shape: StepShape) -> float:
-        """The table's time of a step; of one step it is asked several times in turn."""
-        if shape is self._latest[0]:
-            return self._latest[1]
         key = _key(shape)
         time = self._times.get(key)
         if time is None:
             _make_room(self._times)
             time = self._times[key] = self.table.step(_rounded(key))
-        self._latest = shape, time
         return time
 
     def _curve(self, shape: StepShape, count: int) -> list[float]:

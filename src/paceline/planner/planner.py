@@ -354,7 +354,7 @@ class CostAwarePlanner:
         if self._step is not UNPLANNED:
             self.drafts.learn(request.request_id, result.token_ids)
             if result.draft.token_ids and not request.is_forced:
-                self._promise.observe(sum(result.draft.path_probs()), result.num_accepted)
+                self._promise.observe(sum(result.draft.path_probs()), len(result.path) - 1)
         if self._credits is not None:
             self._credits.emitted(request, len(result.token_ids))
 

@@ -152,7 +152,7 @@ class NativeForward:
         self, decoder: Decoder, memory: NativeKV, states: NativeStates | None = None
     ) -> None:
         self._native = native_module()
-        self._reach, self._layers = decoder.reach, decoder.layers
+        self._reach, self._reached, self._layers = decoder.reach, 0, decoder.layers
         self._per_token = decoder.config.mlp.experts.per_token if decoder.config.mlp.experts else 0
         self._decoder = self._native.Decoder(_description(decoder))
         if decoder.stream is not None:
@@ -190,7 +190,10 @@ class NativeForward:
         states: Sequence[StateSpan] = (),
         adapters: Sequence[Any] = (),
     ) -> Any:
-        self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
+        length = max(map(len, block_tables), default=0) * BLOCK_SIZE
+        if length > self._reached:
+            self._reach(length)
+            self._reached = length
         batch = self._decoder.pack(spans, block_tables, states)
         if adapters:
             self._decoder.adapt(batch, adapters)
