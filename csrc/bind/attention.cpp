@@ -10,27 +10,20 @@
 #include <string>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "kernels/halves.h"
 #include "kernels/kernels.h"
 #include "bind/kv_arrays.h"
 #include "threads/thread_pool.h"
 
 namespace nb = nanobind;
-using namespace paceline;
 
+namespace paceline {
 namespace {
 
-template <typename T, size_t N>
-using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 using Cache = KvArray;
 using ConstCache = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Slots = Array<const int64_t, 1>;
-
-void require(bool condition, const std::string& message) {
-    if (!condition) {
-        throw nb::value_error(message.c_str());
-    }
-}
 
 // --- attention ----------------------------------------------------------------------------------
 
@@ -354,3 +347,5 @@ void bind_attention(nb::module_& module) {
     module.def("read_kv", read_kv, nb::arg("k"), nb::arg("v"), nb::arg("slots"),
                "Keys and values of the slots, each [layers, slots, kv_heads, head_dim] float32.");
 }
+
+}  // namespace paceline

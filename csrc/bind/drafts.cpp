@@ -425,12 +425,10 @@ nb::tuple draft_of_text(TextDrafter& drafter, nb::handle token_ids, size_t max_n
 }
 
 }  // namespace
-}  // namespace paceline
 
 void bind_drafts(nb::module_& module) {
     using nb::arg;
-    using namespace paceline;
-    module.def("is_sound", &is_sound, arg("tree"), arg("vocab_size"));
+        module.def("is_sound", &is_sound, arg("tree"), arg("vocab_size"));
     nb::class_<TextDrafter>(module, "TextDrafter")
         .def("draft", &draft_of_text, arg("token_ids"), arg("max_nodes"), arg("max_depth"))
         .def("matched", &matched, arg("token_ids"));
@@ -459,3 +457,5 @@ void bind_drafts(nb::module_& module) {
         .def_prop_ro("calibrates", &StepDrafts::calibrates)
         .def_ro("num_invalid", &StepDrafts::num_invalid);
 }
+
+}  // namespace paceline

@@ -1,4 +1,4 @@
-// paceline._native.Decoder and .Batch. Arguments are checked once, when the decoder is built.
+// paceline._native.Decoder. Arguments are checked once, when the decoder is built.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "bind/arrays.h"
+#include "bind/decoder.h"
 #include "forward/forward.h"
 #include "bind/kv_arrays.h"
 #include "bind/linear_objects.h"
@@ -18,20 +20,10 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
-using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Features = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using States = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-using Due = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using NewLogits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Features = Array<float, 3>;
+using States = Array<float, 4>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
-
-void check(bool holds, const std::string& message) {
-    if (!holds) {
-        throw nb::value_error(message.c_str());
-    }
-}
 
 // Reads the decoder's description, dictionaries of numbers, vectors and linears.
 class Reader {
@@ -39,13 +31,13 @@ class Reader {
     explicit Reader(nb::dict fields) : fields_(fields) {}
 
     nb::handle get(const char* name) const {
-        check(fields_.contains(name), std::string("the decoder needs ") + name);
+        require(fields_.contains(name), std::string("the decoder needs ") + name);
         return fields_[name];
     }
     template <typename T> T number(const char* name) const { return nb::cast<T>(get(name)); }
     int positive(const char* name) const {
         const int value = number<int>(name);
-        check(value > 0, std::string(name) + " must be positive");
+        require(value > 0, std::string(name) + " must be positive");
         return value;
     }
     // A vector of `size` floats; null where the field is None.
@@ -55,22 +47,22 @@ class Reader {
             return nullptr;
         }
         const Vector found = array<Vector>(value, name);
-        check(static_cast<int>(found.shape(0)) == size, std::string(name) + " has another size");
+        require(static_cast<int>(found.shape(0)) == size, std::string(name) + " has another size");
         return found.data();
     }
     Linear linear(const char* name, int n, int k) const {
         const Linear found = linear_of(get(name));
-        check(found.n() == n && found.k() == k, std::string(name) + " has another shape");
+        require(found.n() == n && found.k() == k, std::string(name) + " has another shape");
         return found;
     }
     std::vector<Linear> linears(const char* name, int count, int n, int k) const {
         std::vector<Linear> found;
         for (nb::handle each : nb::cast<nb::list>(get(name))) {
             found.push_back(linear_of(each));
-            check(found.back().n() == n && found.back().k() == k,
+            require(found.back().n() == n && found.back().k() == k,
                   std::string(name) + " has another shape");
         }
-        check(static_cast<int>(found.size()) == count, std::string(name) + ": another number of them");
+        require(static_cast<int>(found.size()) == count, std::string(name) + ": another number of them");
         return found;
     }
     // What is added to the embedding at each position; null where the field is None.
@@ -79,16 +71,16 @@ class Reader {
         if (value.is_none()) {
             return nullptr;
         }
-        const Table table = array<Table>(value, "places");
-        check(static_cast<int>(table.shape(0)) >= max_len &&
+        const Rows table = array<Rows>(value, "places");
+        require(static_cast<int>(table.shape(0)) >= max_len &&
                   static_cast<int>(table.shape(1)) == hidden,
               "places has another shape");
         return table.data();
     }
     RotaryTable rotary(int max_len, int head_dim) const {
-        const Table cos = array<Table>(get("cos"), "cos"), sin = array<Table>(get("sin"), "sin");
+        const Rows cos = array<Rows>(get("cos"), "cos"), sin = array<Rows>(get("sin"), "sin");
         const int dim = static_cast<int>(cos.shape(1));
-        check(static_cast<int>(cos.shape(0)) >= max_len && sin.shape(0) == cos.shape(0) &&
+        require(static_cast<int>(cos.shape(0)) >= max_len && sin.shape(0) == cos.shape(0) &&
                   sin.shape(1) == cos.shape(1) && dim <= head_dim && dim % 2 == 0,
               "the rotary tables have another shape");
         return {cos.data(), sin.data(), dim, vector("q_scale", max_len)};
@@ -98,7 +90,7 @@ class Reader {
     // Not converted: what a conversion makes lives no longer than this call.
     template <typename A> static A array(nb::handle value, const char* name) {
         A found;
-        check(nb::try_cast(value, found, false), std::string(name) + " must be contiguous float32");
+        require(nb::try_cast(value, found, false), std::string(name) + " must be contiguous float32");
         return found;
     }
 
@@ -117,7 +109,7 @@ DecoderShape shape_of(const Reader& r) {
     s.logits_divisor = r.number<float>("logits_divisor");
     s.logits_softcap = r.number<float>("logits_softcap");
     const std::string activation = r.number<std::string>("activation");
-    check(find_activation(activation.c_str(), &s.activation), "activation: one that kernels.h names");
+    require(find_activation(activation.c_str(), &s.activation), "activation: one that kernels.h names");
     s.layer_norm = r.number<bool>("layer_norm");
     s.gated = r.number<bool>("gated_mlp");
     s.attention_gate = r.number<bool>("attention_gate");
@@ -135,8 +127,8 @@ AttentionShape attention_of(const Reader& d, const Reader& r) {
     a.heads = d.positive("num_heads");
     a.kv_heads = r.positive("kv_heads");
     a.head_dim = r.positive("head_dim");
-    check(a.heads % a.kv_heads == 0, "num_heads must be a multiple of kv_heads");
-    check(a.head_dim <= MAX_HEAD_DIM, "head_dim: heads of this size are not supported");
+    require(a.heads % a.kv_heads == 0, "num_heads must be a multiple of kv_heads");
+    require(a.head_dim <= MAX_HEAD_DIM, "head_dim: heads of this size are not supported");
     a.v_stride = round_up(a.head_dim, TILE);
     a.scale = d.number<float>("attention_scale");
     a.softcap = d.number<float>("attention_softcap");
@@ -191,24 +183,24 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.least_sum = r.number<float>("least_sum");
     mixture.scales = r.vector("scales", number);
     mixture.norms = mixture_norms_of(r, s);
-    check(!mixture.norms.router || !s.layer_norm, "norms: a mixture's own are RMS norms");
+    require(!mixture.norms.router || !s.layer_norm, "norms: a mixture's own are RMS norms");
     mixture.jitter = r.number<float>("jitter");
     mixture.weighs_inputs = r.number<bool>("weighs_inputs");
-    check(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
+    require(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
               mixture.group_best <= number / mixture.groups,
           "groups: of one size, and no more chosen than there are");
-    check(mixture.per_token <= number / mixture.groups * mixture.groups_per_token,
+    require(mixture.per_token <= number / mixture.groups * mixture.groups_per_token,
           "per_token: as many experts as can be chosen, or fewer");
     for (nb::handle each : nb::cast<nb::list>(r.get("experts"))) {
         const Reader expert(nb::cast<nb::dict>(each));
         mixture.experts.push_back(feed_forward_of(expert, s, width));
     }
-    check(static_cast<int>(mixture.experts.size()) == number, "experts: another number of them");
+    require(static_cast<int>(mixture.experts.size()) == number, "experts: another number of them");
     if (!r.get("shared").is_none()) {
         const Reader shared(nb::cast<nb::dict>(r.get("shared")));
         mixture.shared = feed_forward_of(shared, s, r.positive("shared_width"));
     }
-    check(!mixture.shared_gate || mixture.shared, "shared_gate: there is no shared expert");
+    require(!mixture.shared_gate || mixture.shared, "shared_gate: there is no shared expert");
     mixture.router = r.linear("router", number + (mixture.shared_gate ? 1 : 0), s.hidden);
     return mixture;
 }
@@ -224,19 +216,19 @@ LatentAttention latent_of(const Reader& r, const AttentionShape& a) {
     latent.kv_norm = r.vector("kv_norm", latent.rank);
     latent.k_b = r.linears("k_b", a.heads, latent.rank, latent.nope_dim);
     latent.v_b = r.linears("v_b", a.heads, latent.value_dim, latent.rank);
-    check(latent.q_rank >= 0 && latent.kv_norm, "latent: a norm is missing, or q_rank negative");
+    require(latent.q_rank >= 0 && latent.kv_norm, "latent: a norm is missing, or q_rank negative");
     if (latent.q_rank > 0) {
         latent.q_norm = r.vector("q_norm", latent.q_rank);
         latent.q_b = r.linear("q_b", latent.queries(), latent.q_rank);
-        check(latent.q_norm, "latent: the norm of the queries is missing");
+        require(latent.q_norm, "latent: the norm of the queries is missing");
     }
-    check(a.kv_heads == 1 && a.head_dim == latent.rope_dim + latent.rank,
+    require(a.kv_heads == 1 && a.head_dim == latent.rope_dim + latent.rank,
           "latent: there is one key, of rotated dimensions and a latent");
     return latent;
 }
 
 RecurrentKind kind_of(const std::string& name) {
-    check(name == "delta" || name == "mamba2" || name == "short_conv",
+    require(name == "delta" || name == "mamba2" || name == "short_conv",
           "kind: delta, mamba2 or short_conv");
     return name == "delta"    ? RecurrentKind::delta
            : name == "mamba2" ? RecurrentKind::mamba2
@@ -254,11 +246,11 @@ RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
     shape.key_dim = short_conv ? 0 : r.positive("key_dim");
     shape.value_dim = r.positive("value_dim");
     shape.corrects = layer.kind == RecurrentKind::delta;
-    check(shape.heads % shape.groups == 0, "groups: heads are not a multiple of them");
+    require(shape.heads % shape.groups == 0, "groups: heads are not a multiple of them");
     Convolution& conv = layer.conv;
     conv.channels = shape.inner() + 2 * shape.keys();
     conv.kernel = r.positive("kernel");
-    check(conv.kernel <= MAX_KERNEL, "kernel: more rows than are supported");
+    require(conv.kernel <= MAX_KERNEL, "kernel: more rows than are supported");
     conv.weight = r.vector("conv", conv.channels * conv.kernel);
     conv.bias = r.vector("conv_bias", conv.channels);
     conv.silu = !short_conv;
@@ -267,14 +259,14 @@ RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
     layer.skip = r.vector("skip", shape.heads);
     layer.in_scale = r.vector("in_scale", layer.parts().width);
     layer.out_scale = r.number<float>("out_scale");
-    check(conv.weight && (short_conv || (layer.numbers.decay && layer.numbers.step_bias)),
+    require(conv.weight && (short_conv || (layer.numbers.decay && layer.numbers.step_bias)),
           "recurrent: a weight is missing");
-    check(find_norm(r.number<std::string>("norm_kind").c_str(), &layer.gating),
+    require(find_norm(r.number<std::string>("norm_kind").c_str(), &layer.gating),
           "norm_kind: one that recurrent.h names");
     layer.norm_groups = r.positive("norm_groups");
-    check(shape.inner() % layer.norm_groups == 0, "norm_groups: parts of different sizes");
+    require(shape.inner() % layer.norm_groups == 0, "norm_groups: parts of different sizes");
     layer.norm = r.vector("norm", shape.inner());
-    check(layer.norm || layer.gating == GatedNorm::none, "recurrent: its norm is missing");
+    require(layer.norm || layer.gating == GatedNorm::none, "recurrent: its norm is missing");
     layer.norm_eps = r.number<float>("norm_eps");
     layer.first = r.linear("first", layer.parts().width, s.hidden);
     layer.last = r.linear("last", s.hidden, shape.inner());
@@ -298,9 +290,9 @@ AltUpLayer altup_layer_of(const Reader& r, const DecoderShape& s, const AltUp& a
     layer.left = r.linear("left", rank, s.hidden);
     layer.right = r.linear("right", s.hidden, rank);
     layer.norm = r.vector("norm", s.hidden);
-    check(layer.router_norm && layer.router && layer.predict && layer.correct && layer.norm,
+    require(layer.router_norm && layer.router && layer.predict && layer.correct && layer.norm,
           "altup: a vector is missing");
-    check(rank <= s.hidden, "altup: the low rank is above the width");
+    require(rank <= s.hidden, "altup: the low rank is above the width");
     return layer;
 }
 
@@ -310,7 +302,7 @@ std::optional<AltUp> altup_of(const nb::handle fields, const DecoderShape& s) {
     }
     const Reader r(nb::cast<nb::dict>(fields));
     AltUp altup{r.positive("streams"), r.number<int>("active"), {}, {}};
-    check(altup.active >= 0 && altup.active < altup.streams, "altup: no such stream is active");
+    require(altup.active >= 0 && altup.active < altup.streams, "altup: no such stream is active");
     altup.spread = r.linears("spread", altup.streams - 1, s.hidden, s.hidden);
     altup.gather = r.linears("gather", altup.streams - 1, s.hidden, s.hidden);
     return altup;
@@ -329,25 +321,25 @@ DecoderLayer layer_of(const Reader& d, const Reader& r, const DecoderShape& s, i
     layer.input_norm = r.vector("input_norm", s.norm_size());
     layer.mlp_norm = r.vector("mlp_norm", s.norm_size());
     layer.learnt = r.vector("learnt", 3);
-    check(layer.learnt || s.activation != Activation::xielu, "xielu: what it learnt is missing");
+    require(layer.learnt || s.activation != Activation::xielu, "xielu: what it learnt is missing");
     layer.norms_whole = r.number<bool>("norms_whole");
     layer.q_norm = r.vector("q_norm", layer.norms_whole ? q_width : a.head_dim);
     layer.k_norm = r.vector("k_norm", layer.norms_whole ? kv_width : a.head_dim);
-    check(!layer.norms_whole || (layer.q_norm && layer.k_norm), "norms_whole: there is no norm");
+    require(!layer.norms_whole || (layer.q_norm && layer.k_norm), "norms_whole: there is no norm");
     layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
     layer.sinks = r.vector("sinks", a.heads);
-    check(r.get("recurrent").is_none() || read == s.hidden,
+    require(r.get("recurrent").is_none() || read == s.hidden,
           "a layer that reads joined rows has attention");
     if (!r.get("recurrent").is_none()) {
         layer.recurrent = recurrent_of(Reader(nb::cast<nb::dict>(r.get("recurrent"))), s);
-        check(r.get("latent").is_none(), "a recurrence has no latent attention beside it");
+        require(r.get("latent").is_none(), "a recurrence has no latent attention beside it");
     }
     if (!r.number<bool>("attends")) {
-        check(r.get("qkv").is_none() && r.get("o").is_none(), "a layer without attention has none");
+        require(r.get("qkv").is_none() && r.get("o").is_none(), "a layer without attention has none");
     } else if (r.get("latent").is_none()) {
         const int kv_parts = !layer.owns_kv ? 0 : layer.values_are_keys ? 1 : 2;
-        check(!s.attention_gate || kv_parts == 2, "attention_gate: of layers with keys and values");
+        require(!s.attention_gate || kv_parts == 2, "attention_gate: of layers with keys and values");
         layer.qkv = r.linear("qkv", (s.attention_gate ? 2 : 1) * q_width + kv_parts * kv_width, read);
         layer.o = r.linear("o", s.hidden, q_width);
     } else {
@@ -356,20 +348,20 @@ DecoderLayer layer_of(const Reader& d, const Reader& r, const DecoderShape& s, i
         layer.o = r.linear("o", s.hidden, layer.latent->results());
     }
     if (r.get("mixture").is_none() && r.get("down").is_none()) {
-        check(!layer.post_attention_norm && !layer.post_mlp_norm && !s.parallel,
+        require(!layer.post_attention_norm && !layer.post_mlp_norm && !s.parallel,
               "a layer without a feed-forward has no norms after its branches");
     } else if (r.get("mixture").is_none()) {
         layer.mlp = feed_forward_of(r, s, r.positive("intermediate_size"));
     } else {
-        check(!s.parallel && s.gate_multiplier == 1.0f && s.mlp_out_scale == 1.0f,
+        require(!s.parallel && s.gate_multiplier == 1.0f && s.mlp_out_scale == 1.0f,
               "mixtures come after the attention, without the factors of dense layers");
         layer.mixture = mixture_of(Reader(nb::cast<nb::dict>(r.get("mixture"))), s);
     }
     layer.rotary = r.rotary(s.max_len, a.head_dim);
-    check(told > 0 || r.get("gate").is_none(), "gate: there are no inputs of layers");
+    require(told > 0 || r.get("gate").is_none(), "gate: there are no inputs of layers");
     if (told > 0) {
         layer.gate = gate_of(Reader(nb::cast<nb::dict>(r.get("gate"))), s, told);
-        check(layer.gate->norm, "gate: its norm is missing");
+        require(layer.gate->norm, "gate: its norm is missing");
     }
     return layer;
 }
@@ -386,7 +378,7 @@ std::optional<LayerInputs> layer_inputs_of(const nb::handle fields, const Decode
     inputs.embedding = r.linear("embedding", r.positive("vocab_size"), total);
     inputs.projection = r.linear("projection", total, s.hidden);
     inputs.norm = r.vector("norm", inputs.width);
-    check(inputs.norm, "layer_inputs: the norm is missing");
+    require(inputs.norm, "layer_inputs: the norm is missing");
     return inputs;
 }
 
@@ -397,8 +389,8 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const std::optional<Entry> entry = entry_of(r.get("entry"), shape);
     const std::optional<LayerInputs> inputs = layer_inputs_of(r.get("layer_inputs"), shape);
     const std::optional<AltUp> altup = altup_of(r.get("altup"), shape);
-    check(!altup || (inputs && !shape.layer_norm), "altup: there are no inputs of layers");
-    check(!inputs || !entry, "layer_inputs: rows of a decoder that has an entry have none");
+    require(!altup || (inputs && !shape.layer_norm), "altup: there are no inputs of layers");
+    require(!inputs || !entry, "layer_inputs: rows of a decoder that has an entry have none");
     std::vector<DecoderLayer> layers;
     size_t num_recurrent = 0;
     for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
@@ -412,16 +404,16 @@ void make_decoder(Decoder* self, nb::dict spec) {
         if (altup) {
             const Reader streams(nb::cast<nb::dict>(own.get("altup")));
             layers.back().altup = altup_layer_of(streams, shape, *altup);
-            check(layers.back().post_attention_norm && layers.back().post_mlp_norm &&
+            require(layers.back().post_attention_norm && layers.back().post_mlp_norm &&
                       layers.back().has_mlp() && !layers.back().mixture,
                   "altup: layers are dense, with norms after both branches");
         }
     }
-    check(!layers.empty(), "a decoder needs a layer");
-    check(!inputs || inputs->layers() >= static_cast<int>(layers.size()),
+    require(!layers.empty(), "a decoder needs a layer");
+    require(!inputs || inputs->layers() >= static_cast<int>(layers.size()),
           "layer_inputs: of fewer layers than there are");
     for (const DecoderLayer& layer : layers) {
-        check(layer.latent.has_value() == layers.front().latent.has_value(),
+        require(layer.latent.has_value() == layers.front().latent.has_value(),
               "all layers have latent attention, or none has");
     }
     const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
@@ -429,7 +421,7 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const float* norm = r.vector("norm", shape.norm_size());
     const float* places = r.places(shape.max_len, shape.hidden);
     new (self) Decoder(shape, entry, std::move(layers), inputs, altup, embedding, head, norm, places,
-                       spec);
+                       kept(spec));
 }
 
 // One layer's keys and values, of any number of blocks.
@@ -438,7 +430,7 @@ KvLayer cache_of(const DecoderLayer& layer, const KvArray& k, const KvArray& v) 
     const KvType type = kv_type(k.dtype(), v.dtype());
     const size_t heads = static_cast<size_t>(a.kv_heads);
     const bool latent = layer.latent.has_value();
-    check(k.ndim() == 4 && v.ndim() == 4 && k.shape(0) == v.shape(0) && k.shape(1) == heads &&
+    require(k.ndim() == 4 && v.ndim() == 4 && k.shape(0) == v.shape(0) && k.shape(1) == heads &&
               v.shape(1) == heads &&
               static_cast<int>(k.shape(2)) == head_elements(type, a.head_dim) &&
               k.shape(3) == TILE && v.shape(2) == TILE &&
@@ -452,7 +444,7 @@ KvLayer cache_of(const DecoderLayer& layer, const KvArray& k, const KvArray& v) 
 void set_cache(Decoder& decoder, nb::list keys, nb::list values, int num_blocks) {
     std::vector<KvLayer> caches;
     const std::vector<DecoderLayer>& layers = decoder.all_layers();
-    check(keys.size() == layers.size() && values.size() == layers.size(),
+    require(keys.size() == layers.size() && values.size() == layers.size(),
           "the cache has another number of layers than the decoder");
     size_t blocks = 0;
     KvType type{};
@@ -463,20 +455,20 @@ void set_cache(Decoder& decoder, nb::list keys, nb::list values, int num_blocks)
         }
         const auto k = nb::cast<KvArray>(keys[i], false), v = nb::cast<KvArray>(values[i], false);
         caches.push_back(cache_of(layers[i], k, v));
-        check(blocks == 0 || (k.shape(0) == blocks && caches[i].type == type),
+        require(blocks == 0 || (k.shape(0) == blocks && caches[i].type == type),
               "the layers' caches differ in their blocks or their type");
         blocks = k.shape(0);
         type = caches[i].type;
     }
     num_blocks = blocks ? static_cast<int>(blocks) : num_blocks;
-    decoder.set_cache(std::move(caches), num_blocks, nb::make_tuple(keys, values));
+    decoder.set_cache(std::move(caches), num_blocks, kept(nb::make_tuple(keys, values)));
 }
 
 void set_layers(Decoder& decoder, const nb::object& object) {
     LayerStream& stream = nb::cast<LayerStream&>(object);
-    check(stream.places().size() >= decoder.num_layers(),
+    require(stream.places().size() >= decoder.num_layers(),
           "the stream has fewer layers than the decoder");
-    decoder.set_stream(&stream, object);
+    decoder.set_stream(&stream, kept(object));
 }
 
 void set_experts(Decoder& decoder, const nb::object& object) {
@@ -484,18 +476,18 @@ void set_experts(Decoder& decoder, const nb::object& object) {
     for (size_t index = 0; index < decoder.num_layers(); ++index) {
         const auto& mixture = decoder.all_layers()[index].mixture;
         const size_t number = cache->number(index);
-        check(number == 0 || (mixture && mixture->experts.size() == number),
+        require(number == 0 || (mixture && mixture->experts.size() == number),
               "the cache has another number of experts than a layer");
     }
-    decoder.set_cache_of_experts(cache, object);
+    decoder.set_cache_of_experts(cache, kept(object));
 }
 
 // conv [layers, slots, kernel - 1, channels], state [layers, slots, heads, state of a head], logs
 // [layers, lanes, nodes, numbers of a row] and due [layers, lanes].
 void set_states(Decoder& decoder, States conv, States state, States log_conv, States log_key,
-                States log_added, States log_decay, Due due) {
+                States log_added, States log_decay, Array<uint8_t, 2> due) {
     const RecurrentLayer* layer = decoder.recurrent();
-    check(layer, "the decoder has no recurrent layer");
+    require(layer, "the decoder has no recurrent layer");
     const RecurrentShape& s = layer->shape;
     const size_t layers = decoder.num_recurrent(), slots = conv.shape(1);
     const size_t lanes = due.shape(1), nodes = log_conv.shape(2), heads = static_cast<size_t>(s.heads);
@@ -503,7 +495,7 @@ void set_states(Decoder& decoder, States conv, States state, States log_conv, St
         return x.shape(0) == a && x.shape(1) == b && x.shape(2) == c && x.shape(3) == d;
     };
     const auto wide = [](int x) { return static_cast<size_t>(x); };
-    check(is(conv, layers, slots, wide(layer->conv.kernel) - 1, wide(layer->conv.channels)) &&
+    require(is(conv, layers, slots, wide(layer->conv.kernel) - 1, wide(layer->conv.channels)) &&
               is(state, layers, slots, heads, s.state_floats() / heads) &&
               is(log_conv, layers, lanes, nodes, wide(layer->conv.channels)) &&
               is(log_key, layers, lanes, nodes, wide(s.keys())) &&
@@ -514,28 +506,28 @@ void set_states(Decoder& decoder, States conv, States state, States log_conv, St
                             log_added.data(), log_decay.data(), due.data(),
                             static_cast<int>(slots), static_cast<int>(lanes),
                             static_cast<int>(nodes)};
-    decoder.set_states(first, nb::make_tuple(conv, state, log_conv, log_key, log_added, log_decay,
-                                             due));
+    decoder.set_states(first, kept(nb::make_tuple(conv, state, log_conv, log_key, log_added,
+                                                  log_decay, due)));
 }
 
 Streams streams_of(const Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
                    std::vector<int> taps, Features features) {
     const size_t rows = static_cast<size_t>(batch.num_rows());
     const size_t width = static_cast<size_t>(decoder.shape().hidden);
-    check(inputs.has_value() == decoder.has_entry(), "inputs are for decoders that have an entry");
-    check(!inputs || (inputs->shape(0) == rows && inputs->shape(1) == width),
+    require(inputs.has_value() == decoder.has_entry(), "inputs are for decoders that have an entry");
+    require(!inputs || (inputs->shape(0) == rows && inputs->shape(1) == width),
           "the inputs have another shape than rows, hidden_size");
     for (const int tap : taps) {
-        check(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
+        require(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
               "a tap must be 0 up to one more than the number of layers");
     }
-    check(taps.empty() || (features.shape(0) == rows && features.shape(1) == taps.size() &&
+    require(taps.empty() || (features.shape(0) == rows && features.shape(1) == taps.size() &&
                            features.shape(2) == width),
           "the features have another shape than rows, taps, hidden_size");
     return {inputs ? inputs->data() : nullptr, std::move(taps), features.data()};
 }
 
-Logits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
+NewLogits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
                std::vector<int> taps, Features features) {
     const Streams streams = streams_of(decoder, batch, inputs, std::move(taps), features);
     const size_t samples = batch.sample_rows.size();
@@ -546,14 +538,14 @@ Logits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
         nb::gil_scoped_release release;
         decoder.forward(batch, streams, memory);
     }
-    return Logits(memory, {samples, columns}, owner);
+    return NewLogits(memory, {samples, columns}, owner);
 }
 
 void write_kv(Decoder& decoder, const Batch& batch, Rows inputs) {
-    check(!decoder.has_entry(), "rows of a decoder that has an entry are more than their inputs");
-    check(!decoder.is_latent(), "latents are not written without their queries");
-    check(!decoder.recurrent(), "recurrent layers have no keys and values");
-    check(inputs.shape(0) == static_cast<size_t>(batch.num_rows()) &&
+    require(!decoder.has_entry(), "rows of a decoder that has an entry are more than their inputs");
+    require(!decoder.is_latent(), "latents are not written without their queries");
+    require(!decoder.recurrent(), "recurrent layers have no keys and values");
+    require(inputs.shape(0) == static_cast<size_t>(batch.num_rows()) &&
               inputs.shape(1) == static_cast<size_t>(decoder.shape().hidden),
           "the inputs have another shape than rows, hidden_size");
     nb::gil_scoped_release release;
@@ -576,15 +568,6 @@ Tokens forward_greedy(Decoder& decoder, const Batch& batch, std::optional<Rows> 
 }  // namespace
 
 void bind_forward(nb::module_& module) {
-    nb::class_<Batch>(module, "Batch")
-        .def_prop_ro("num_rows", &Batch::num_rows)
-        .def_prop_ro("sample_offsets", [](const Batch& batch) {
-            nb::list offsets;
-            for (const int32_t offset : batch.sample_offsets) {
-                offsets.append(offset);
-            }
-            return offsets;
-        });
     nb::class_<Decoder>(module, "Decoder")
         .def("__init__", &make_decoder, nb::arg("spec"))
         .def("set_stream", [](Decoder& decoder, nb::object stream) {
@@ -600,18 +583,8 @@ void bind_forward(nb::module_& module) {
              nb::arg("log_conv").noconvert(), nb::arg("log_key").noconvert(),
              nb::arg("log_added").noconvert(), nb::arg("log_decay").noconvert(),
              nb::arg("due").noconvert())
-        .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables,
-                        nb::sequence states) {
-            check(decoder.num_blocks() > 0, "the decoder has no cache yet");
-            const DecoderShape& s = decoder.shape();
-            auto batch = std::make_unique<Batch>(spans, block_tables, states, s.vocab, s.max_len,
-                                                 decoder.num_blocks(), decoder.reads_blocks());
-            decoder.check_states(*batch);
-            return batch.release();
-        }, nb::rv_policy::take_ownership)
-        .def("adapt", [](const Decoder& decoder, Batch& batch, nb::sequence adapters) {
-            batch.adapt(adapters, decoder);
-        })
+        .def("pack", &pack, nb::rv_policy::take_ownership)
+        .def("adapt", &adapt)
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
         .def_prop_ro("experts_read", &Decoder::experts_read)

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include "bind/arrays.h"
 #include "drafts/grow.h"
 #include "bind/sequences.h"
 
@@ -12,42 +13,24 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
-using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ColumnIds = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void check(bool holds, const char* message) {
-    if (!holds) {
-        throw nb::value_error(message);
-    }
-}
-
-std::vector<int32_t> integers(nb::handle list) {
-    const Items items(list, "a block table is a sequence");
-    std::vector<int32_t> found(items.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-        found[i] = static_cast<int32_t>(to_long(items[i]));
-    }
-    return found;
-}
-
 // (rules, tokens, most nodes, most depth, blur, start, block table), and what must be as it is.
 Growth growth_of(nb::tuple fields, int vocab) {
-    check(fields.size() == 7, "a growth has seven fields");
+    require(fields.size() == 7, "a growth has seven fields");
     Growth growth{};
     auto& rules = nb::cast<SamplingRules&>(fields[0]);
     const nb::list tokens = nb::cast<nb::list>(fields[1]);
-    check(tokens.size() > 0, "a request without tokens has no draft");
+    require(tokens.size() > 0, "a request without tokens has no draft");
     growth.rules = &rules;
     growth.length = tokens.size();
     growth.max_nodes = nb::cast<int>(fields[2]);
     growth.max_depth = nb::cast<int>(fields[3]);
     growth.blur = nb::cast<double>(fields[4]);
     growth.start = nb::cast<int>(fields[5]);
-    growth.blocks = integers(fields[6]);
+    growth.blocks = to_integers(fields[6], "a block table is a sequence");
     growth.last_token = nb::cast<int32_t>(tokens[tokens.size() - 1]);
     Job root{};
     root.length = growth.length;
-    prepare(rules, tokens, root, vocab);
+    prepare(rules, tokens.size(), token_at(tokens), root, vocab);
     return growth;
 }
 
@@ -62,19 +45,19 @@ nb::tuple result_of(const Growth& growth) {
 // the list of the growth's fields, which it makes longer.
 nb::tuple grow_trees(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs, int tap,
                      int ranked, int branching, double min_path_prob, double sureness,
-                     std::optional<ColumnIds> column_ids, int vocab_size, nb::list fields,
+                     std::optional<Array<const int64_t, 1>> column_ids, int vocab_size, nb::list fields,
                      nb::object pays, nb::object reserve) {
     const int columns = decoder.shape().num_logits;
-    check(inputs.has_value() == decoder.has_entry(), "inputs are for decoders that have an entry");
-    check(!inputs || (inputs->shape(0) == static_cast<size_t>(batch.num_rows()) &&
+    require(inputs.has_value() == decoder.has_entry(), "inputs are for decoders that have an entry");
+    require(!inputs || (inputs->shape(0) == static_cast<size_t>(batch.num_rows()) &&
                       inputs->shape(1) == static_cast<size_t>(decoder.shape().hidden)),
           "the inputs have another shape than rows, hidden_size");
-    check(!decoder.recurrent(), "no tree grows on recurrent layers in one call");
-    check(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
+    require(!decoder.recurrent(), "no tree grows on recurrent layers in one call");
+    require(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
           "a tap must be 0 up to one more than the number of layers");
-    check(1 <= branching && branching <= ranked && ranked <= columns && columns <= vocab_size,
+    require(1 <= branching && branching <= ranked && ranked <= columns && columns <= vocab_size,
           "branching, ranked, columns and vocabulary do not ascend");
-    check(fields.size() > 0 && batch.sample_rows.size() == fields.size(),
+    require(fields.size() > 0 && batch.sample_rows.size() == fields.size(),
           "as many sampled rows as growths are needed, and one at least");
     Ranking ranking{ranked, branching, min_path_prob, sureness, {}, vocab_size};
     if (column_ids) {
@@ -94,7 +77,7 @@ nb::tuple grow_trees(Decoder& decoder, const Batch& batch, std::optional<Rows> i
             });
             const nb::object answer = pays(asked_for);
             const Items answers(answer, "answers are a sequence");
-            check(answers.size() == promises.size(), "as many answers as promises are needed");
+            require(answers.size() == promises.size(), "as many answers as promises are needed");
             std::vector<char> found(answers.size());
             for (size_t i = 0; i < found.size(); ++i) {
                 found[i] = PyObject_IsTrue(answers[i]) == 1;
@@ -111,7 +94,8 @@ nb::tuple grow_trees(Decoder& decoder, const Batch& batch, std::optional<Rows> i
         if (!nb::cast<bool>(reserve(growth, drafted))) {
             return false;
         }
-        grown.blocks = integers(nb::cast<nb::tuple>(fields[growth])[6]);
+        grown.blocks =
+            to_integers(nb::cast<nb::tuple>(fields[growth])[6], "a block table is a sequence");
         return true;
     };
     Forwards forwards{};

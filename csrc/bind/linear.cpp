@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "forward/buffers.h"
 #include "kernels/kernels.h"
 #include "bind/linear_objects.h"
@@ -26,10 +27,8 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
-template <typename T, int Dimensions>
-using In = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 template <typename T> using Out = nb::ndarray<nb::numpy, T>;
-using Bias = std::optional<In<float, 1>>;
+using Bias = std::optional<Vector>;
 
 template <typename T> Out<T> make_array(std::initializer_list<size_t> shape) {
     size_t count = 1;
@@ -56,7 +55,7 @@ Shape checked(int64_t n, int64_t k) {
     return {static_cast<int>(n), static_cast<int>(k)};
 }
 
-template <typename T> Shape shape_of(const In<T, 2>& weight) {
+template <typename T> Shape shape_of(const Array<const T, 2>& weight) {
     constexpr size_t TOO_MANY = std::numeric_limits<int>::max();
     return checked(std::min(weight.shape(0), TOO_MANY), std::min(weight.shape(1), TOO_MANY));
 }
@@ -89,9 +88,9 @@ template <typename Work> void packing(const char* message, Work work) {
     }
 }
 
-using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TileBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-nb::object py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k, nb::object given) {
+nb::object py_pack(const std::string& name, Array<const uint8_t, 2> rows, int64_t k, nb::object given) {
     const WeightFormat format = format_of(name);
     const Shape s = checked(std::min<size_t>(rows.shape(0), MAX_OUTPUTS + 1), k);
     if (rows.shape(1) != raw_row_bytes(format, s.k)) {
@@ -101,7 +100,7 @@ nb::object py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k, nb::
     }
     const size_t size = packed_bytes(format, s.n, s.k);
     const nb::object data = given.is_none() ? nb::cast(make_array<uint8_t>({size})) : given;
-    Bytes bytes;
+    TileBytes bytes;
     if (!nb::try_cast(data, bytes, false)) {
         throw nb::type_error("what is packed goes to an array of bytes, uint8 [bytes]");
     }
@@ -111,7 +110,7 @@ nb::object py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k, nb::
     return data;
 }
 
-auto py_quantise(const std::string& name, In<float, 2> weight) {
+auto py_quantise(const std::string& name, Array<const float, 2> weight) {
     const WeightFormat format = format_of(name);
     if (!can_quantise(format)) {
         refuse("floats are quantised to Q8_0, Q4_0, Q3_K or Q2_K, not to " + name);
@@ -126,7 +125,7 @@ auto py_quantise(const std::string& name, In<float, 2> weight) {
 // --- the class ----------------------------------------------------------------------------------
 
 // Keeps which input each column is of. Raises ValueError unless each input has one column.
-const int32_t* add_order(LinearObject& self, const In<int32_t, 1>& order, int k) {
+const int32_t* add_order(LinearObject& self, const Array<const int32_t, 1>& order, int k) {
     check_size("order", order.shape(0), size_t(k));
     const auto& kept = self.orders.emplace_back(order.data(), order.data() + k);
     std::vector<bool> seen(kept.size(), false);
@@ -146,9 +145,9 @@ const int32_t* add_order(LinearObject& self, const In<int32_t, 1>& order, int k)
 // A part as Python has it: (format, data, outputs), and the order of its inputs if it has one.
 struct Part {
     std::string name;
-    In<uint8_t, 1> data;
+    Array<const uint8_t, 1> data;
     int64_t n;
-    std::optional<In<int32_t, 1>> order;
+    std::optional<Array<const int32_t, 1>> order;
 };
 
 Part part_of(nb::handle object) {
@@ -216,7 +215,7 @@ void init_linear(LinearObject* place, nb::sequence parts, Bias bias, int64_t k) 
     new (place) LinearObject(std::move(*self));
 }
 
-auto py_rows(const LinearObject& self, In<int32_t, 1> outputs, float multiplier) {
+auto py_rows(const LinearObject& self, Array<const int32_t, 1> outputs, float multiplier) {
     const size_t count = outputs.shape(0), k = size_t(self.linear.k());
     for (size_t i = 0; i < count; ++i) {
         if (outputs.data()[i] < 0 || outputs.data()[i] >= self.linear.n()) {
@@ -249,7 +248,7 @@ void take_rows(const Linear& linear, const float* x, const Inputs& inputs) {
     });
 }
 
-auto py_linear(const LinearObject& self, In<float, 2> x) {
+auto py_linear(const LinearObject& self, Array<const float, 2> x) {
     constexpr size_t MAX_BATCH = 1 << 20;
     const Linear& linear = self.linear;
     if (x.shape(1) != size_t(linear.k())) {
@@ -311,11 +310,9 @@ std::vector<double> times(const std::vector<const Linear*>& linears, int rows, i
 }
 
 }  // namespace
-}  // namespace paceline
 
 void bind_linear(nb::module_& module) {
-    using namespace paceline;
-    module.def("block_formats", [] {
+        module.def("block_formats", [] {
         nb::dict formats;
         for (const BlockShape& shape : BLOCK_SHAPES) {
             formats[shape.name] = nb::make_tuple(shape.unit, shape.raw_bytes);
@@ -410,3 +407,5 @@ void bind_linear(nb::module_& module) {
         return double(array.size()) / median(seconds) / 1e9;
     }, nb::arg("megabytes") = 512, "GB/s at which all threads together read memory.");
 }
+
+}  // namespace paceline

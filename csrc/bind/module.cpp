@@ -9,24 +9,25 @@
 
 namespace nb = nanobind;
 
-void bind_linear(nb::module_&);
-void bind_rows(nb::module_&);
-void bind_attention(nb::module_&);
-void bind_drafts(nb::module_&);
-void bind_ngram(nb::module_&);
-void bind_recurrent(nb::module_&);
-void bind_sampler(nb::module_&);
-void bind_suffix(nb::module_&);
 namespace paceline {
 void bind_adapter(nb::module_&);
+void bind_attention(nb::module_&);
+void bind_batch(nb::module_&);
+void bind_drafts(nb::module_&);
 void bind_forward(nb::module_&);
 void bind_grow(nb::module_&);
+void bind_linear(nb::module_&);
+void bind_ngram(nb::module_&);
+void bind_recurrent(nb::module_&);
+void bind_rows(nb::module_&);
+void bind_sampler(nb::module_&);
 void bind_stream(nb::module_&);
-}
+void bind_suffix(nb::module_&);
+}  // namespace paceline
 
 NB_MODULE(_native, module) {
-    nb::set_leak_warnings(false);  // the engine's thread may outlive the interpreter's clean-up
     using namespace paceline;
+    nb::set_leak_warnings(false);  // the engine's thread may outlive the interpreter's clean-up
     module.def("isa", [] { return std::string(kernels().isa); });
     module.def("set_isa", [](const std::string& isa) {
         if (!set_level(isa.c_str())) {
@@ -61,6 +62,7 @@ NB_MODULE(_native, module) {
     bind_sampler(module);
     bind_suffix(module);
     bind_stream(module);
+    bind_batch(module);
     bind_forward(module);
     bind_grow(module);
     bind_adapter(module);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "drafts/ngram.h"
 #include "drafts/prompt_lookup.h"
 #include "bind/sequences.h"
@@ -17,17 +18,15 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
-template <typename T> using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 // An attribute that holds an array, as a table; the array is kept in `owners`.
 template <typename T>
 Table<T> table_of(nb::handle owner, const char* name, std::vector<nb::object>* owners) {
     owners->push_back(nb::getattr(owner, name));
-    const auto array = nb::cast<Array<T>>(owners->back(), false);
+    const auto array = nb::cast<Array<const T, 1>>(owners->back(), false);
     return {array.data(), array.size()};
 }
 
-uint32_t to_token(PyObject* value) {
+uint32_t to_unsigned_token(PyObject* value) {
     const unsigned long token = PyLong_AsUnsignedLong(value);
     if (PyErr_Occurred()) {
         throw nb::python_error();
@@ -43,7 +42,7 @@ struct OwnedLookup {
     std::vector<nb::object> owners;  // whose memory the tables are in
 };
 
-void open_lookup(OwnedLookup* self, nb::tuple levels, Array<float> unigrams, bool is_backoff) {
+void open_lookup(OwnedLookup* self, nb::tuple levels, Array<const float, 1> unigrams, bool is_backoff) {
     OwnedLookup made{{{}, {unigrams.data(), unigrams.size()}, is_backoff}, {}};
     made.owners.push_back(nb::cast(unigrams));
     std::vector<nb::object>* const owners = &made.owners;
@@ -61,7 +60,7 @@ void open_lookup(OwnedLookup* self, nb::tuple levels, Array<float> unigrams, boo
     new (self) OwnedLookup(std::move(made));
 }
 
-void open_text(NgramText* self, const OwnedLookup* lookup, size_t window, size_t branching,
+void open_ngram_text(NgramText* self, const OwnedLookup* lookup, size_t window, size_t branching,
                double min_prob) {
     new (self) NgramText(&lookup->lookup, window, branching, min_prob);
 }
@@ -88,15 +87,13 @@ void open_drafter(PromptDrafter* self, std::vector<std::vector<double>> unanimou
 }
 
 }  // namespace
-}  // namespace paceline
 
 void bind_ngram(nb::module_& module) {
-    using namespace paceline;
-    using nb::arg;
+        using nb::arg;
     nb::class_<OwnedLookup>(module, "NgramLookup")
         .def("__init__", &open_lookup, arg("levels"), arg("unigrams"), arg("is_backoff"));
     nb::class_<NgramText, TextDrafter>(module, "NgramText")
-        .def("__init__", &open_text, arg("lookup"), arg("window"), arg("branching"),
+        .def("__init__", &open_ngram_text, arg("lookup"), arg("window"), arg("branching"),
              arg("min_prob"), nb::keep_alive<1, 2>());
     nb::class_<PromptDrafter>(module, "PromptDrafter")
         .def("__init__", &open_drafter, arg("unanimous"), arg("disputed"), arg("branching"),
@@ -111,8 +108,10 @@ void bind_ngram(nb::module_& module) {
             throw nb::value_error("a context has 1 to 4 tokens");
         }
         for (size_t i = 0; i < count; ++i) {
-            context[i] = to_token(nb::handle(tokens[i]).ptr());
+            context[i] = to_unsigned_token(nb::handle(tokens[i]).ptr());
         }
         return context_key(context, count);
     });
 }
+
+}  // namespace paceline

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "forward/recurrent_step.h"
 #include "threads/thread_pool.h"
 
@@ -22,16 +23,7 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
-template <int N> using Floats = nb::ndarray<const float, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-template <int N> using Kept = nb::ndarray<float, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-template <int N> using Due = nb::ndarray<uint8_t, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 using Span = std::tuple<std::vector<int32_t>, int, int, int, std::vector<int32_t>, int>;
-
-void require(bool condition, const std::string& message) {
-    if (!condition) {
-        throw nb::value_error(message.c_str());
-    }
-}
 
 auto to_numpy(const std::vector<float>& values, std::initializer_list<size_t> shape) {
     auto* copy = new std::vector<float>(values);
@@ -57,8 +49,8 @@ RecurrentStep step_of(const std::vector<Span>& spans, size_t rows, int kernel,
     return step;
 }
 
-auto convolve(const Floats<2>& x, const Floats<2>& weight, const std::optional<Floats<1>>& bias,
-              bool silu, const std::vector<Span>& spans, Kept<3> conv, Kept<3> log, Due<1> due) {
+auto convolve(const Array<const float, 2>& x, const Array<const float, 2>& weight, const std::optional<Array<const float, 1>>& bias,
+              bool silu, const std::vector<Span>& spans, Array<float, 3> conv, Array<float, 3> log, Array<uint8_t, 1> due) {
     const size_t rows = x.shape(0), channels = x.shape(1), kernel = weight.shape(0);
     require(kernel >= 1 && kernel <= MAX_KERNEL, "the kernel has too many rows, or none");
     require(weight.shape(1) == channels && (!bias || bias->shape(0) == channels) &&
@@ -84,11 +76,11 @@ auto convolve(const Floats<2>& x, const Floats<2>& weight, const std::optional<F
 
 // Queries and keys [rows, groups, key_dim], values [rows, heads, value_dim], rates (of the delta rule)
 // and decays [rows, heads]; the numbers of RecurrentNumbers; states [slots, heads, tiles, key_dim, 16].
-auto recur(const Floats<3>& query, const Floats<3>& key, const Floats<3>& value,
-           const std::optional<Floats<2>>& rate, const Floats<2>& decay, const Floats<1>& decays,
-           const Floats<1>& step_bias, float rate_scale, float least_step, float most_step,
-           const std::optional<Floats<1>>& skip, const std::vector<Span>& spans, Kept<5> state,
-           Kept<4> log_key, Kept<4> log_added, Kept<3> log_decay, Due<1> due) {
+auto recur(const Array<const float, 3>& query, const Array<const float, 3>& key, const Array<const float, 3>& value,
+           const std::optional<Array<const float, 2>>& rate, const Array<const float, 2>& decay, const Array<const float, 1>& decays,
+           const Array<const float, 1>& step_bias, float rate_scale, float least_step, float most_step,
+           const std::optional<Array<const float, 1>>& skip, const std::vector<Span>& spans, Array<float, 5> state,
+           Array<float, 4> log_key, Array<float, 4> log_added, Array<float, 3> log_decay, Array<uint8_t, 1> due) {
     const size_t rows = value.shape(0), heads = value.shape(1), groups = key.shape(1);
     const RecurrentShape shape{static_cast<int>(heads), static_cast<int>(groups),
                                static_cast<int>(key.shape(2)), static_cast<int>(value.shape(2)),
@@ -137,8 +129,8 @@ auto recur(const Floats<3>& query, const Floats<3>& key, const Floats<3>& value,
 
 // Folds a path of a lane into a slot in all layers where it is due. The arrays are those of
 // Decoder.set_states.
-void fold_states(Kept<4> conv, Kept<4> state, Kept<4> log_conv, Kept<4> log_key, Kept<4> log_added,
-                 Kept<4> log_decay, Due<2> due, int groups, int key_dim, int slot, int lane, const std::vector<int32_t>& path) {
+void fold_states(Array<float, 4> conv, Array<float, 4> state, Array<float, 4> log_conv, Array<float, 4> log_key, Array<float, 4> log_added,
+                 Array<float, 4> log_decay, Array<uint8_t, 2> due, int groups, int key_dim, int slot, int lane, const std::vector<int32_t>& path) {
     const int heads = static_cast<int>(state.shape(2));
     const RecurrentShape shape{heads, groups, key_dim, static_cast<int>(log_added.shape(3)) / heads,
                                false};
@@ -167,7 +159,7 @@ void fold_states(Kept<4> conv, Kept<4> state, Kept<4> log_conv, Kept<4> log_key,
     }
 }
 
-auto gated_norm(const Floats<2>& x, const Floats<2>& gate, const std::optional<Floats<1>>& weight,
+auto gated_norm(const Array<const float, 2>& x, const Array<const float, 2>& gate, const std::optional<Array<const float, 1>>& weight,
                 const std::string& kind, float eps, int groups) {
     GatedNorm norm;
     require(find_norm(kind.c_str(), &norm), "norm: one that recurrent.h names");
@@ -186,7 +178,7 @@ auto gated_norm(const Floats<2>& x, const Floats<2>& gate, const std::optional<F
     return to_numpy(y, {rows, n});
 }
 
-auto gate(const Floats<2>& x, const Floats<2>& by) {
+auto gate(const Array<const float, 2>& x, const Array<const float, 2>& by) {
     const size_t rows = x.shape(0), n = x.shape(1);
     require(by.shape(0) == rows && by.shape(1) == n, "x and gate have different sizes");
     std::vector<float> y(rows * n);
@@ -198,11 +190,9 @@ auto gate(const Floats<2>& x, const Floats<2>& by) {
 }
 
 }  // namespace
-}  // namespace paceline
 
 void bind_recurrent(nb::module_& module) {
-    using namespace paceline;
-    module.def("convolve", &convolve, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(),
+        module.def("convolve", &convolve, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(),
                nb::arg("silu"), nb::arg("spans"), nb::arg("conv").noconvert(),
                nb::arg("log").noconvert(), nb::arg("due").noconvert());
     module.def("recur", &recur, nb::arg("query"), nb::arg("key"), nb::arg("value"),
@@ -220,3 +210,5 @@ void bind_recurrent(nb::module_& module) {
                nb::arg("kind"), nb::arg("eps"), nb::arg("groups"));
     module.def("gate", &gate, nb::arg("x"), nb::arg("gate"));
 }
+
+}  // namespace paceline

@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "forward/buffers.h"
 #include "threads/crew.h"
 #include "kernels/kernels.h"
@@ -31,18 +32,8 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
-template <typename T, typename... Shape>
-using Array = nb::ndarray<T, Shape..., nb::c_contig, nb::device::cpu>;
-using Rows = Array<const float, nb::ndim<2>>;
-using Vector = Array<const float, nb::ndim<1>>;
-using Indices = Array<const int32_t, nb::ndim<1>>;
+using Indices = Array<const int32_t, 1>;
 using Any = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const std::string& message) {
-    if (!condition) {
-        throw nb::value_error(message.c_str());
-    }
-}
 
 int size_of(size_t size) {
     require(size < (1u << 30), "a dimension is larger than 2**30");
@@ -267,11 +258,9 @@ std::vector<int> crew(int size, const std::vector<std::tuple<double, double, int
 }
 
 }  // namespace
-}  // namespace paceline
 
 void bind_rows(nb::module_& module) {
-    using namespace paceline;
-    module.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"));
+        module.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"));
     module.def("layer_norm", &layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias"),
                nb::arg("eps"));
     module.def("activate", &activate, nb::arg("x"), nb::arg("activation"),
@@ -291,3 +280,5 @@ void bind_rows(nb::module_& module) {
     module.def("pool_stress", &pool_stress, nb::arg("phases"), nb::arg("pieces"));
     module.def("crew", &crew, nb::arg("size"), nb::arg("phases"));
 }
+
+}  // namespace paceline

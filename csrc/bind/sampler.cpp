@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "bind/arrays.h"
+#include "bind/sequences.h"
 #include "kernels/kernels.h"
 #include "sampling/sampling_rules.h"
 #include "threads/thread_pool.h"
@@ -18,8 +20,7 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
-using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ColumnIds = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ColumnIds = Array<const int64_t, 1>;
 constexpr size_t RELEASED_WORK = 1 << 14;  // floats; less is done with the interpreter's lock held
 constexpr size_t SHARED_WORK = 1 << 16;    // floats; less is done on one thread
 
@@ -44,21 +45,21 @@ template <typename Work> void for_rows(int rows, int vocab, const Work& work) {
     pool().each(rows, [&](int row, int) { work(row); });
 }
 
-int vocabulary(const Logits& logits) {
+int vocabulary(const Rows& logits) {
     if (logits.shape(1) < 1 || logits.shape(1) > (1u << 30)) {
         throw nb::value_error("logits need 1 to 2^30 columns");
     }
     return static_cast<int>(logits.shape(1));
 }
 
-const float* row_of(const Logits& logits, size_t row) {
+const float* row_of(const Rows& logits, size_t row) {
     if (row >= logits.shape(0)) {
         throw nb::value_error("a row lies beyond the logits");
     }
     return logits.data() + row * logits.shape(1);
 }
 
-std::vector<Job> jobs_of(const Logits& logits, const nb::list& rules, const nb::list& tokens,
+std::vector<Job> jobs_of(const Rows& logits, const nb::list& rules, const nb::list& tokens,
                          const nb::list& paths, const nb::list& masks,
                          const std::optional<std::vector<size_t>>& at, int vocab) {
     const size_t count = rules.size();
@@ -77,7 +78,7 @@ std::vector<Job> jobs_of(const Logits& logits, const nb::list& rules, const nb::
             job.mask = {mask.c_str(), mask.size()};
         }
         job.length = list.size() + job.path.size();
-        prepare(row, list, job, vocab);
+        prepare(row, list.size(), token_at(list), job, vocab);
     }
     return jobs;
 }
@@ -93,7 +94,7 @@ nb::tuple tokens_and_validity(const std::vector<int64_t>& tokens, const std::vec
 
 // --- the calls ------------------------------------------------------------------------------------
 
-nb::tuple argmax_rows(const Logits& logits) {
+nb::tuple argmax_rows(const Rows& logits) {
     const int rows = static_cast<int>(logits.shape(0)), vocab = vocabulary(logits);
     std::vector<int64_t> tokens(rows);
     std::vector<char> valid(rows);
@@ -104,7 +105,7 @@ nb::tuple argmax_rows(const Logits& logits) {
     return tokens_and_validity(tokens, valid);
 }
 
-nb::tuple sample_tokens(const Logits& logits, const nb::list& rules, const nb::list& token_ids,
+nb::tuple sample_tokens(const Rows& logits, const nb::list& rules, const nb::list& token_ids,
                         const nb::list& paths, const nb::list& masks,
                         const std::optional<std::vector<size_t>>& at) {
     const int vocab = vocabulary(logits);
@@ -129,7 +130,7 @@ template <typename T> nb::ndarray<nb::numpy, T> to_array(std::vector<T>&& values
     return nb::ndarray<nb::numpy, T>(kept->data(), {kept->size() / columns, columns}, owner);
 }
 
-nb::tuple rank_candidates(const Logits& logits, const nb::list& rules, const nb::list& token_ids,
+nb::tuple rank_candidates(const Rows& logits, const nb::list& rules, const nb::list& token_ids,
                           const nb::list& paths, const nb::list& masks, int k,
                           const std::optional<ColumnIds>& column_ids, int vocab_size) {
     const int width = vocabulary(logits), vocab = column_ids ? vocab_size : width;
@@ -159,7 +160,7 @@ nb::tuple rank_candidates(const Logits& logits, const nb::list& rules, const nb:
 }
 
 // For each row: log-probability and rank of its token, and its `top[row]` best as (id, logprob).
-nb::list token_logprobs(const Logits& logits, const Ids& token_ids, const std::vector<int>& top) {
+nb::list token_logprobs(const Rows& logits, const Ids& token_ids, const std::vector<int>& top) {
     const int rows = static_cast<int>(logits.shape(0)), vocab = vocabulary(logits);
     if (token_ids.size() != logits.shape(0) || top.size() != logits.shape(0)) {
         throw nb::value_error("token ids, counts and rows of logits differ in number");
@@ -242,11 +243,9 @@ void make_rules(SamplingRules* rules, double temperature, int top_k, double top_
 }
 
 }  // namespace
-}  // namespace paceline
 
 void bind_sampler(nb::module_& module) {
-    using namespace paceline;
-    using nb::arg;
+        using nb::arg;
     nb::class_<SamplingRules>(module, "SamplingRules")
         .def("__init__", &make_rules, nb::kw_only(), arg("temperature"), arg("top_k"),
              arg("top_p"), arg("log_min_p"), arg("seed"), arg("sample_index"), arg("prompt_len"),
@@ -263,3 +262,5 @@ void bind_sampler(nb::module_& module) {
     module.def("noise_words", &noise_words, arg("seed"), arg("position"), arg("sample_index"),
                arg("first"), arg("count"));
 }
+
+}  // namespace paceline

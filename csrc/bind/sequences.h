@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -46,6 +47,18 @@ inline long to_long(PyObject* value) {
     return number;
 }
 
+// A sequence of whole numbers, clamped to 32 bits. Items that are none raise TypeError.
+inline std::vector<int32_t> to_integers(nanobind::handle sequence, const char* what) {
+    const Items items(sequence, what);
+    std::vector<int32_t> numbers(items.size());
+    for (size_t i = 0; i < numbers.size(); ++i) {
+        const long value = to_long(items[i]);
+        numbers[i] = static_cast<int32_t>(
+            std::clamp(value, static_cast<long>(INT32_MIN), static_cast<long>(INT32_MAX)));
+    }
+    return numbers;
+}
+
 // An attribute's name, made once: those of trees and limits are read in every step.
 inline PyObject* name(const char* text) { return PyUnicode_InternFromString(text); }
 
@@ -61,6 +74,11 @@ inline void set_attribute(PyObject* owner, PyObject* name, nanobind::handle valu
     if (PyObject_SetAttr(owner, name, value.ptr()) != 0) {
         throw nanobind::python_error();
     }
+}
+
+// Of a list of token ids, its i-th one.
+inline auto token_at(const nanobind::list& tokens) {
+    return [&tokens](size_t i) { return nanobind::cast<int32_t>(tokens[i]); };
 }
 
 // A list of known length; `make(i)` returns a new reference to its element.

@@ -11,6 +11,7 @@
 namespace nb = nanobind;
 
 namespace paceline {
+namespace {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 using Extents = std::vector<std::tuple<int, int64_t, int64_t>>;
@@ -44,6 +45,8 @@ Bytes bytes_of(const std::vector<Place>& places, int64_t extent, nb::object owne
 size_t layer_of(const LayerStream& stream, int64_t layer) {
     return checked(layer, stream.places().size(), "layer");
 }
+
+}  // namespace
 
 void bind_stream(nb::module_& module) {
     nb::exception<ReadError>(module, "ReadError", PyExc_OSError);

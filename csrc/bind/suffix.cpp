@@ -50,7 +50,7 @@ struct OwnedText : SuffixText {
     nb::object shared;
 };
 
-void open_text(OwnedText* self, const SuffixRules* rules, uint32_t max_depth) {
+void open_suffix_text(OwnedText* self, const SuffixRules* rules, uint32_t max_depth) {
     if (max_depth < 1 || max_depth >= rules->disputed.size()) {
         throw nb::value_error("max_depth is not from 1 to the drafter's");
     }
@@ -74,11 +74,9 @@ void share(OwnedText& text, const nb::list& automata) {
 }
 
 }  // namespace
-}  // namespace paceline
 
 void bind_suffix(nb::module_& module) {
-    using namespace paceline;
-    using nb::arg;
+        using nb::arg;
     nb::class_<SuffixAutomaton>(module, "SuffixAutomaton")
         .def("__init__",
              [](SuffixAutomaton* self, uint32_t max_depth) {
@@ -109,6 +107,8 @@ void bind_suffix(nb::module_& module) {
              arg("others"), nb::kw_only(), arg("branching"), arg("min_token_prob"),
              arg("min_path_prob"), arg("max_spec_factor"));
     nb::class_<OwnedText, TextDrafter>(module, "SuffixText")
-        .def("__init__", &open_text, arg("drafter"), arg("max_depth"), nb::keep_alive<1, 2>())
+        .def("__init__", &open_suffix_text, arg("drafter"), arg("max_depth"), nb::keep_alive<1, 2>())
         .def("share", &share, arg("automata"));
 }
+
+}  // namespace paceline

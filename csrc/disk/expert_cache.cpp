@@ -7,7 +7,7 @@ namespace paceline {
 
 namespace {
 
-constexpr int64_t CHUNK = 1 << 20;
+constexpr int64_t READ_BYTES = 1 << 20;
 constexpr int64_t NEAR = 1 << 16;  // extents this close to each other are read as one
 constexpr float MEMORY = 1.0f - 1.0f / 64;  // weight of the rows before each row
 constexpr float LEAST_SHARE = 1e-6f;
@@ -104,8 +104,8 @@ void ExpertCache::lay_out(const std::vector<std::vector<Extent>>& experts) {
             expert.places.push_back({at, static_cast<size_t>(each.bytes)});
         }
         for (const Run& run : runs) {
-            for (int64_t from = run.first(); from < run.last(); from += CHUNK) {
-                const int64_t bytes = std::min(CHUNK, run.last() - from);
+            for (int64_t from = run.first(); from < run.last(); from += READ_BYTES) {
+                const int64_t bytes = std::min(READ_BYTES, run.last() - from);
                 expert.pieces.push_back({run.file, from, bytes, run.at + (from - run.first())});
             }
         }

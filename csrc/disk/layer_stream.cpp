@@ -6,7 +6,7 @@ namespace paceline {
 
 namespace {
 
-constexpr int64_t CHUNK = 4 << 20;
+constexpr int64_t PIECE_BYTES = 4 << 20;
 constexpr size_t RESIDENT = SIZE_MAX;  // the turn of a layer that stays
 
 }  // namespace
@@ -40,8 +40,8 @@ void LayerStream::lay_out(const std::vector<std::vector<Extent>>& layers) {
             const int64_t first = page_floor(each.offset);
             const int64_t last = page_ceiling(each.offset + each.bytes);
             places_.back().push_back({to + (each.offset - first), static_cast<size_t>(each.bytes)});
-            for (int64_t from = first; from < last; from += CHUNK) {
-                const int64_t bytes = std::min(CHUNK, last - from);
+            for (int64_t from = first; from < last; from += PIECE_BYTES) {
+                const int64_t bytes = std::min(PIECE_BYTES, last - from);
                 chunks_.back().push_back({each.file, from, bytes, to + (from - first)});
             }
             to += last - first;

@@ -5,13 +5,13 @@
 namespace paceline {
 namespace {
 
-struct Candidate {
+struct HeapNode {
     double path_prob;
     int32_t request, node, depth;
 };
 
 // Whether a ranks behind b; the comparison of a heap whose top ranks first.
-bool ranks_behind(const Candidate& a, const Candidate& b) {
+bool ranks_behind(const HeapNode& a, const HeapNode& b) {
     if (a.path_prob != b.path_prob) {
         return a.path_prob < b.path_prob;
     }
@@ -20,9 +20,9 @@ bool ranks_behind(const Candidate& a, const Candidate& b) {
 
 // Takes candidates best first, of each request as many as it may have. A child never ranks before
 // its parent, so that only children of nodes already taken have to be compared.
-class Ranking {
+class NodeHeap {
   public:
-    Ranking(const Plan& plan, bool forced)
+    NodeHeap(const Plan& plan, bool forced)
         : plan_(plan), room_(plan.requests.size()), first_(plan.parents.size(), -1),
           next_(plan.parents.size(), -1) {
         for (size_t r = 0; r < plan.requests.size(); ++r) {
@@ -35,7 +35,7 @@ class Ranking {
     }
 
     // False when there are no more.
-    bool take(Candidate* best) {
+    bool take(HeapNode* best) {
         while (!heap_.empty()) {
             std::pop_heap(heap_.begin(), heap_.end(), ranks_behind);
             *best = heap_.back();
@@ -80,7 +80,7 @@ class Ranking {
     }
 
     const Plan& plan_;
-    std::vector<Candidate> heap_;
+    std::vector<HeapNode> heap_;
     std::vector<int64_t> room_;
     std::vector<int32_t> first_, next_;  // child and sibling, by node of all requests; -1 is none
 };
@@ -96,20 +96,20 @@ std::vector<double> least_prices(const Plan& plan, int64_t most) {
 }
 
 // Appends to the forced nodes those that pay, by the best of all counts up to `most`.
-void extend(const Plan& plan, int64_t most, std::vector<Candidate>* taken) {
+void fill_up(const Plan& plan, int64_t most, std::vector<HeapNode>* taken) {
     std::vector<double> gains;
     for (const PlanRequest& request : plan.requests) {
         gains.push_back(request.ahead);
     }
-    for (const Candidate& node : *taken) {
+    for (const HeapNode& node : *taken) {
         gains[node.request] += node.path_prob;
     }
     const double plain = plan.growth[0], longest = plan.growth[taken->size()];
     const std::vector<double> prices = least_prices(plan, most);
-    Ranking candidates(plan, false);
+    NodeHeap candidates(plan, false);
     size_t count = taken->size();
     double value = 0.0, best = -plan.rate * (longest - plain);
-    Candidate next;
+    HeapNode next;
     while (taken->size() < prices.size() && candidates.take(&next)) {
         const double price = prices[taken->size()];
         value += next.path_prob;
@@ -166,11 +166,11 @@ int64_t Plan::most_nodes() const {
 }
 
 std::vector<std::vector<int32_t>> choose_nodes(const Plan& plan) {
-    std::vector<Candidate> taken;
+    std::vector<HeapNode> taken;
     if (std::any_of(plan.requests.begin(), plan.requests.end(),
                     [](const PlanRequest& request) { return request.is_forced; })) {
-        Ranking forced(plan, true);
-        Candidate next;
+        NodeHeap forced(plan, true);
+        HeapNode next;
         while (static_cast<int64_t>(taken.size()) < plan.node_budget && forced.take(&next)) {
             taken.push_back(next);
         }
@@ -178,10 +178,10 @@ std::vector<std::vector<int32_t>> choose_nodes(const Plan& plan) {
     const int64_t most =
         std::min(plan.most_nodes(), static_cast<int64_t>(plan.growth.size()) - 1);
     if (static_cast<int64_t>(taken.size()) < most) {
-        extend(plan, most, &taken);
+        fill_up(plan, most, &taken);
     }
     std::vector<std::vector<int32_t>> chosen(plan.requests.size());
-    for (const Candidate& node : taken) {
+    for (const HeapNode& node : taken) {
         chosen[node.request].push_back(node.node);
     }
     for (size_t r = 0; r < chosen.size(); ++r) {

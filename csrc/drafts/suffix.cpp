@@ -298,12 +298,12 @@ void rise(const SuffixAutomaton& automaton, SuffixPlace* place) {
     }
 }
 
-struct Candidate {
+struct Continuation {
     int32_t token;
     double prob;
 };
 
-struct Entry {
+struct OpenNode {
     double path_prob;
     uint32_t order;
     int32_t parent, token;
@@ -311,13 +311,13 @@ struct Entry {
     uint32_t depth, places;  // depth of the node, and where its parent's places are kept
 };
 
-bool ranks_behind(const Entry& a, const Entry& b) {
+bool is_less_likely(const OpenNode& a, const OpenNode& b) {
     return a.path_prob != b.path_prob ? a.path_prob < b.path_prob : a.order > b.order;
 }
 
-class Growth {
+class TreeGrowth {
   public:
-    Growth(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes)
+    TreeGrowth(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes)
         : cursors_(cursors), width_(cursors.size()), rules_(rules), max_nodes_(max_nodes),
           contexts_(width_) {
         kept_.reserve(width_ * (max_nodes + 1));
@@ -334,8 +334,8 @@ class Growth {
         }
         push(-1, 1.0, 1, 0);
         while (!heap_.empty() && draft_.tokens.size() < max_nodes_) {
-            std::pop_heap(heap_.begin(), heap_.end(), ranks_behind);
-            const Entry entry = heap_.back();
+            std::pop_heap(heap_.begin(), heap_.end(), is_less_likely);
+            const OpenNode entry = heap_.back();
             heap_.pop_back();
             draft_.tokens.push_back(entry.token);
             draft_.parents.push_back(entry.parent);
@@ -350,7 +350,7 @@ class Growth {
   private:
     const SuffixAutomaton& automaton(size_t i) const { return cursors_[i]->automaton(); }
 
-    void descend(const Entry& entry) {
+    void descend(const OpenNode& entry) {
         const uint32_t index = static_cast<uint32_t>(kept_.size());
         for (size_t i = 0; i < width_; ++i) {
             kept_.push_back(automaton(i).follow(kept_[entry.places + i], entry.token));
@@ -416,7 +416,7 @@ class Growth {
     }
 
     void add(int32_t token, double prob) {
-        for (Candidate& candidate : candidates_) {
+        for (Continuation& candidate : candidates_) {
             if (candidate.token == token) {
                 candidate.prob += prob;
                 return;
@@ -428,7 +428,7 @@ class Growth {
     // The likeliest first, and of equals the one that was added first.
     void rank() {
         for (size_t i = 1; i < candidates_.size(); ++i) {
-            const Candidate candidate = candidates_[i];
+            const Continuation candidate = candidates_[i];
             size_t at = i;
             for (; at && candidates_[at - 1].prob < candidate.prob; --at) {
                 candidates_[at] = candidates_[at - 1];
@@ -448,7 +448,7 @@ class Growth {
             }
             heap_.push_back(
                 {path_prob * prob, order_++, parent, candidates_[i].token, prob, depth, places});
-            std::push_heap(heap_.begin(), heap_.end(), ranks_behind);
+            std::push_heap(heap_.begin(), heap_.end(), is_less_likely);
         }
     }
 
@@ -459,8 +459,8 @@ class Growth {
     uint32_t order_ = 0;
     std::vector<SuffixPlace> kept_;      // of every node that was descended to
     std::vector<SuffixPlace> contexts_;  // that are blended next
-    std::vector<Candidate> candidates_;
-    std::vector<Entry> heap_;
+    std::vector<Continuation> candidates_;
+    std::vector<OpenNode> heap_;
     TextDraft draft_;
 };
 
@@ -471,7 +471,7 @@ TextDraft grow_suffix_draft(const Cursors& cursors, const SuffixRules& rules, si
     if (cursors.empty() || !max_nodes || !max_depth) {
         return {};
     }
-    return Growth(cursors, rules, max_nodes).grow(max_depth);
+    return TreeGrowth(cursors, rules, max_nodes).grow(max_depth);
 }
 
 void SuffixText::share(const std::vector<const SuffixAutomaton*>& automata) {

@@ -1,17 +1,9 @@
 #include "forward/adapter.h"
 
-#include <nanobind/stl/pair.h>
-
 #include <algorithm>
 #include <functional>
-#include <memory>
-#include <stdexcept>
-#include <string>
 
 #include "forward/forward.h"
-#include "bind/linear_objects.h"
-
-namespace nb = nanobind;
 
 namespace paceline {
 namespace {
@@ -19,43 +11,6 @@ namespace {
 constexpr int LEAST_TILES = 4;  // of a piece of products with few inputs
 // Pieces quantise the ranks that they made, so none may end within a stretch.
 static_assert(LEAST_TILES * TILE % STRETCH == 0 && TILES_TOGETHER * TILE % STRETCH == 0);
-
-void check(bool holds, const std::string& message) {
-    if (!holds) {
-        throw nb::value_error(message.c_str());
-    }
-}
-
-bool is_plain(const Linear& linear) {
-    return linear.num_orders == 1 && !linear.orders[0] && linear.takes_codes != linear.takes_floats;
-}
-
-// A part is (first output, outputs' weights, scale).
-AddedLinear added_of(nb::handle fields, const Linear& to, const std::string& name) {
-    AddedLinear added;
-    if (fields.is_none()) {
-        return added;
-    }
-    const auto [down, parts] = nb::cast<std::pair<nb::object, nb::list>>(fields);
-    added.down = &linear_of(down);
-    int ranks = 0;
-    for (nb::handle each : parts) {
-        const auto part = nb::cast<nb::tuple>(each);
-        const Linear& up = linear_of(part[1]);
-        added.parts.push_back({nb::cast<int>(part[0]), &up, nb::cast<float>(part[2]), ranks});
-        check(is_plain(up) && added.parts.back().first >= 0 &&
-                  added.parts.back().first <= to.n() - up.n(),
-              name + ": a part of an adapter has other outputs");
-        check(!up.takes_codes || ranks == added.code_ranks, name + ": codes come before floats");
-        ranks += round_up(up.k(), up.takes_codes ? STRETCH : TILE);
-        added.code_ranks = up.takes_codes ? ranks : added.code_ranks;
-    }
-    check(to.num_parts > 0 && is_plain(*added.down) && added.down->k() == to.k() &&
-              added.down->takes_floats == to.parts[0].is_float && added.down->n() == ranks &&
-              added.down->tiles() * TILE == ranks,
-          name + ": an adapter has other inputs");
-    return added;
-}
 
 // Of two pieces of memory what lies together, from the first on.
 NextRead together(const NextRead& first, const NextRead& second) {
@@ -70,6 +25,8 @@ NextRead memory_before(const Linear& linear, NextRead next) {
     return next;
 }
 
+}  // namespace
+
 void find_next(std::vector<AddedLayer>& layers) {
     NextRead next{};
     for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
@@ -81,43 +38,6 @@ void find_next(std::vector<AddedLayer>& layers) {
             next = each->down ? memory_before(*each->down, {}) : next;
         }
     }
-}
-
-void make_adapter(Adapter* place, nb::object of, nb::list layers) {
-    const Decoder& decoder = nb::cast<const Decoder&>(of);
-    const std::vector<DecoderLayer>& all = decoder.all_layers();
-    check(layers.size() == all.size(), "an adapter of another number of layers");
-    check(!decoder.has_entry(), "adapters are for decoders that read tokens alone");
-    auto self = std::make_unique<Adapter>(Adapter{&decoder, {}, 0, nb::make_tuple(of, layers)});
-    for (size_t index = 0; index < all.size(); ++index) {
-        const auto fields = nb::cast<nb::dict>(layers[index]);
-        const DecoderLayer& layer = all[index];
-        check(!layer.latent && !layer.altup, "adapters are for plain attention and one stream");
-        const auto added = [&](const char* name, const Linear& to) {
-            return added_of(fields[name], to, name);
-        };
-        self->layers.push_back({added("qkv", layer.qkv), added("o", layer.o),
-                                added("gate_up", layer.mlp.gate_up), added("down", layer.mlp.down)});
-        const AddedLayer& last = self->layers.back();
-        for (const AddedLinear* each : {&last.qkv, &last.o, &last.gate_up, &last.down}) {
-            self->most_ranks = std::max(self->most_ranks, each->down ? each->down->n() : 0);
-        }
-    }
-    find_next(self->layers);
-    new (place) Adapter(std::move(*self));
-}
-
-}  // namespace
-
-void Batch::adapt(nb::sequence of_spans, const Decoder& decoder) {
-    check(nb::len(of_spans) == spans.size(), "as many adapters as spans are needed");
-    std::vector<const Adapter*> found;
-    for (nb::handle each : of_spans) {
-        found.push_back(each.is_none() ? nullptr : nb::cast<const Adapter*>(each));
-        check(!found.back() || found.back()->decoder == &decoder, "an adapter is of another decoder");
-    }
-    adapters = std::move(found);
-    keep_adapters_ = nb::tuple(of_spans);
 }
 
 void Decoder::plan_adapters(const Batch& batch, const Slice& slice) {
@@ -248,11 +168,6 @@ void Decoder::run_up(const AddedPiece& piece, const LinearOut& out) const {
         part.up->run(ranks.some(first, count), {y, y, out.ld, out.alpha * part.scale}, piece.tile,
                      piece.tiles_end);
     }
-}
-
-void bind_adapter(nb::module_& module) {
-    nb::class_<Adapter>(module, "Adapter", "What is added to a decoder's linears for some rows.")
-        .def("__init__", &make_adapter, nb::arg("decoder"), nb::arg("layers"));
 }
 
 }  // namespace paceline

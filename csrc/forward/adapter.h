@@ -2,8 +2,6 @@
 // al., 2021). Owns no memory: the linears behind it are Python's.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <vector>
 
 #include "forward/linear.h"
@@ -39,7 +37,7 @@ struct Adapter {
     const Decoder* decoder;
     std::vector<AddedLayer> layers;
     int most_ranks;  // of any linear
-    nanobind::object keep_alive;
+    Kept keep_alive;
 };
 
 // Consecutive rows of a slice with the same adapter.
@@ -62,6 +60,7 @@ struct AddedPiece {
     int tile, tiles_end;
 };
 
-void bind_adapter(nanobind::module_& module);
+// Sets each `next`.
+void find_next(std::vector<AddedLayer>& layers);
 
 }  // namespace paceline

@@ -1,88 +1,18 @@
 #include "forward/batch.h"
 
 #include <algorithm>
-#include <string>
-
-namespace nb = nanobind;
+#include <stdexcept>
 
 namespace paceline {
 namespace {
 
-// An attribute of a span. Its name is made once: a name per look-up costs more than the look-up.
-#define SPAN_ATTRIBUTE(span, name)                                             \
-    ([](nb::handle object) {                                                   \
-        static PyObject* const interned = PyUnicode_InternFromString(name);    \
-        PyObject* const found = PyObject_GetAttr(object.ptr(), interned);      \
-        if (!found) {                                                          \
-            throw nb::python_error();                                          \
-        }                                                                      \
-        return nb::steal(found);                                               \
-    }(span))
-
-// A Python sequence of whole numbers. Items that are none raise TypeError.
-std::vector<int32_t> integers(nb::handle sequence) {
-    nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a span's fields are sequences"));
-    if (!fast.is_valid()) {
-        throw nb::python_error();
-    }
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
-    PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
-    std::vector<int32_t> numbers(static_cast<size_t>(count));
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        const long value = PyLong_AsLong(items[i]);
-        if (value == -1 && PyErr_Occurred()) {
-            throw nb::python_error();
-        }
-        numbers[static_cast<size_t>(i)] = static_cast<int32_t>(
-            std::clamp(value, static_cast<long>(INT32_MIN), static_cast<long>(INT32_MAX)));
-    }
-    return numbers;
-}
-
-void check(bool holds, const std::string& message) {
+void check(bool holds, const char* message) {
     if (!holds) {
-        throw nb::value_error(message.c_str());
+        throw std::invalid_argument(message);
     }
-}
-
-NodeSpan span_of_python(nb::handle span, nb::handle table) {
-    return {integers(SPAN_ATTRIBUTE(span, "token_ids")),
-            integers(SPAN_ATTRIBUTE(span, "parents")),
-            integers(SPAN_ATTRIBUTE(span, "sample_rows")),
-            nb::cast<int>(SPAN_ATTRIBUTE(span, "start")),
-            nb::cast<int>(SPAN_ATTRIBUTE(span, "num_cached")),
-            integers(table)};
-}
-
-// A StateSpan of paceline/models/backend.py.
-StateSpan state_of_python(nb::handle state) {
-    return {nb::cast<int>(SPAN_ATTRIBUTE(state, "read")),
-            nb::cast<int>(SPAN_ATTRIBUTE(state, "write")),
-            nb::cast<int>(SPAN_ATTRIBUTE(state, "lane")),
-            integers(SPAN_ATTRIBUTE(state, "path")),
-            nb::cast<int>(SPAN_ATTRIBUTE(state, "certain"))};
-}
-
-std::vector<NodeSpan> spans_of_python(nb::sequence spans, nb::sequence block_tables) {
-    const size_t count = nb::len(spans);
-    check(count == nb::len(block_tables), "as many block tables as spans are needed");
-    std::vector<NodeSpan> found;
-    found.reserve(count);
-    for (size_t i = 0; i < count; ++i) {
-        found.push_back(span_of_python(spans[i], block_tables[i]));
-    }
-    return found;
 }
 
 }  // namespace
-
-Batch::Batch(nb::sequence spans, nb::sequence block_tables, nb::sequence of_spans, int vocab,
-             int max_len, int num_blocks, bool are_blocks)
-    : Batch(spans_of_python(spans, block_tables), vocab, max_len, num_blocks, are_blocks) {
-    for (nb::handle each : of_spans) {
-        states.push_back(state_of_python(each));
-    }
-}
 
 Batch::Batch(std::vector<NodeSpan> all, int vocab, int max_len, int num_blocks, bool are_blocks)
     : vocab_(vocab), max_len_(max_len), num_blocks_(num_blocks), are_blocks_(are_blocks) {

@@ -1,11 +1,10 @@
-// Spans to the flat arrays of one forward: the native counterpart of paceline/runtime/batch.py.
+// Spans to the flat arrays of one forward: the native counterpart of paceline/backends/rows/row_batch.py.
 #pragma once
-
-#include <nanobind/nanobind.h>
 
 #include <cstdint>
 #include <vector>
 
+#include "forward/linear.h"
 #include "kernels/kernels.h"
 #include "forward/recurrent_step.h"
 
@@ -25,14 +24,10 @@ struct NodeSpan {
 };
 
 struct Adapter;
-class Decoder;
 
 struct Batch {
-    // Raises ValueError where a span does not fit its block table, the vocabulary or the context.
-    // With `are_blocks` each span is a block, whose rows see each other all. `states`: one for each
-    // span, or none where no layer is recurrent.
-    Batch(nanobind::sequence spans, nanobind::sequence block_tables, nanobind::sequence states,
-          int vocab, int max_len, int num_blocks, bool are_blocks);
+    // Raises std::invalid_argument where a span does not fit its block table, the vocabulary or the
+    // context. With `are_blocks` each span is a block, whose rows see each other all.
     Batch(std::vector<NodeSpan> spans, int vocab, int max_len, int num_blocks, bool are_blocks);
 
     int num_rows() const { return static_cast<int>(tokens.size()); }
@@ -42,15 +37,12 @@ struct Batch {
     std::vector<int32_t> span_of;              // [rows]
     std::vector<int32_t> parents;              // [rows], nodes of the span
     std::vector<int32_t> first_rows;           // of each span
-    std::vector<StateSpan> states;             // of each span, or none
+    std::vector<StateSpan> states;             // of each span; none where no layer is recurrent
     std::vector<const Adapter*> adapters;      // of each span, null where it has none; or no entries
+    Kept keep_adapters;
     std::vector<AttentionSpan> spans;
     std::vector<int32_t> sample_rows, sample_offsets;  // as in the Python Batch
     int last_position = 0;                             // of any row
-
-    // One for each span, or None; they are kept alive. Raises std::invalid_argument where one is of
-    // another decoder.
-    void adapt(nanobind::sequence adapters, const Decoder& decoder);
 
   private:
     void add(NodeSpan span);
@@ -59,7 +51,6 @@ struct Batch {
     int vocab_, max_len_, num_blocks_;
     bool are_blocks_;
     std::vector<std::vector<int32_t>> tables_, paths_;
-    nanobind::object keep_adapters_;
 };
 
 }  // namespace paceline

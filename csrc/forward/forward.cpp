@@ -4,8 +4,6 @@
 #include <cmath>
 #include <tuple>
 
-namespace nb = nanobind;
-
 namespace paceline {
 namespace {
 
@@ -82,7 +80,7 @@ int widest(const std::vector<DecoderLayer>& layers, const WidthOf& width_of) {
 Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
                  std::optional<LayerInputs> layer_inputs, std::optional<AltUp> altup,
                  Linear embedding, Linear head, const float* final_norm, const float* places,
-                 nb::object keep_alive)
+                 Kept keep_alive)
     : shape_(shape),
       entry_(entry),
       layers_(std::move(layers)),
@@ -110,7 +108,7 @@ Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<Dec
     }
 }
 
-void Decoder::set_cache(std::vector<KvLayer> caches, int num_blocks, nb::object keep_alive) {
+void Decoder::set_cache(std::vector<KvLayer> caches, int num_blocks, Kept keep_alive) {
     caches_ = std::move(caches);
     num_blocks_ = num_blocks;
     keep_cache_ = std::move(keep_alive);
@@ -382,12 +380,12 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
     return entry_ && entry_->is_read_joined() ? in_joined_ : in_hidden_;
 }
 
-void Decoder::set_stream(LayerStream* stream, nanobind::object keep_alive) {
+void Decoder::set_stream(LayerStream* stream, Kept keep_alive) {
     stream_ = stream;
     keep_stream_ = std::move(keep_alive);
 }
 
-void Decoder::set_cache_of_experts(ExpertCache* cache, nanobind::object keep_alive) {
+void Decoder::set_cache_of_experts(ExpertCache* cache, Kept keep_alive) {
     cache_ = cache;
     keep_stream_ = std::move(keep_alive);
 }

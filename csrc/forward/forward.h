@@ -1,9 +1,6 @@
 // The whole forward of a decoder over a batch: one call, one team of threads, no Python between.
 #pragma once
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -113,18 +110,18 @@ class Decoder {
     Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
             std::optional<LayerInputs> layer_inputs, std::optional<AltUp> altup,
             Linear embedding, Linear head, const float* final_norm, const float* places,
-            nanobind::object keep_alive);
+            Kept keep_alive);
 
     // What each layer reads keys and values from; it writes there where they are its own.
-    void set_cache(std::vector<KvLayer> caches, int num_blocks, nanobind::object keep_alive);
+    void set_cache(std::vector<KvLayer> caches, int num_blocks, Kept keep_alive);
 
     // What brings those layers whose weights do not stay in memory.
-    void set_stream(LayerStream* stream, nanobind::object keep_alive);
+    void set_stream(LayerStream* stream, Kept keep_alive);
     // What brings experts that do not.
-    void set_cache_of_experts(ExpertCache* cache, nanobind::object keep_alive);
+    void set_cache_of_experts(ExpertCache* cache, Kept keep_alive);
 
     // What recurrent layers keep, one layer after another from the first one on.
-    void set_states(const LayerStates& first, nanobind::object keep_alive);
+    void set_states(const LayerStates& first, Kept keep_alive);
     // Raises std::invalid_argument where spans' states are not those of recurrent layers.
     void check_states(const Batch& batch) const;
 
@@ -186,12 +183,12 @@ class Decoder {
                    const KvLayer& kv, const Inputs& in);
     // A layer's recurrence, attention, or both beside each other, which read the same rows.
     void mix(const Batch& batch, const Slice& slice, size_t index, const Inputs& in);
-    // csrc/recurrent_layer.cpp: the walks of a slice, which all recurrent layers share; one layer's
+    // recurrent_layer.cpp: the walks of a slice, which all recurrent layers share; one layer's
     // first linear, to `first_`; and what comes after it.
     void plan_recurrences(const Batch& batch, const Slice& slice);
     void read_recurrent(const RecurrentLayer& layer, int rows, const Inputs& in);
     void recurrence(const DecoderLayer& layer, int rows);
-    // csrc/adapter.cpp: which rows of a slice have adapters, and a linear of a layer with what these
+    // adapter.cpp: which rows of a slice have adapters, and a linear of a layer with what these
     // add: beside it all `down`, to `added_ranks_`, and then all `up`.
     void plan_adapters(const Batch& batch, const Slice& slice);
     void adapted_linear(const DecoderLayer& layer, const Linear& weights,
@@ -205,11 +202,11 @@ class Decoder {
     // layers that have one, into the branch, to which a recurrence may have been written before.
     void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
                 bool is_second = false);
-    // csrc/layer_inputs.cpp: the inputs of all layers for the rows of x, to `told_`.
+    // layer_inputs.cpp: the inputs of all layers for the rows of x, to `told_`.
     void layer_inputs(const Batch& batch, const Slice& slice);
     // From the end of a layer's feed-forward to the branch of its input.
     void take_layer_input(const DecoderLayer& layer, size_t index, int rows);
-    // csrc/altup.cpp: from rows of x to their streams, and back.
+    // altup.cpp: from rows of x to their streams, and back.
     void spread_streams(int rows);
     void gather_streams(int rows);
     // From the streams of rows to what a layer reads: x, `laurel_` and the inputs of its `qkv`.
@@ -223,7 +220,7 @@ class Decoder {
     float* stream(int row, int index) const {
         return streams_.get() + (size_t(row) * altup_->streams + index) * ld_hidden_;
     }
-    // csrc/latent.cpp: from the inputs of a layer's first linear to `qkv_`, which has no values.
+    // latent.cpp: from the inputs of a layer's first linear to `qkv_`, which has no values.
     void latent_heads(const LatentAttention& a, const Linear& first_linear, int rows,
                       const Inputs& in);
     // From `attended_` to the inputs of the layer's last linear.
@@ -239,7 +236,7 @@ class Decoder {
     void feed_forward(const DecoderLayer& layer, int rows);
     // Rows of `in_hidden_` through a feed-forward, that of `layer` or of its mixture.
     void feed(const DecoderLayer& layer, const FeedForward& mlp, int rows, const LinearOut& out);
-    // csrc/experts.cpp: the feed-forward of a layer that is a mixture.
+    // experts.cpp: the feed-forward of a layer that is a mixture.
     void mixture(const DecoderLayer& layer, int rows);
     // The results of all entries of the assignment, which are those of `rows`, to `expert_out_`; and
     // of some experts' entries.
@@ -294,11 +291,11 @@ class Decoder {
     const std::optional<AltUp> altup_;
     const Linear embedding_, head_;
     const float *const final_norm_, *const places_;
-    nanobind::object keep_alive_, keep_cache_, keep_states_;
+    Kept keep_alive_, keep_cache_, keep_states_;
 
     LayerStream* stream_ = nullptr;
     ExpertCache* cache_ = nullptr;
-    nanobind::object keep_stream_;
+    Kept keep_stream_;
     std::vector<KvLayer> caches_;
     int num_blocks_ = 0;
     size_t num_recurrent_ = 0;
@@ -339,7 +336,5 @@ class Decoder {
     std::vector<float> best_values_;    // [threads, samples]
     std::vector<int32_t> best_tokens_;  // [threads, samples]
 };
-
-void bind_forward(nanobind::module_& module);
 
 }  // namespace paceline

@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "kernels/kernels.h"
 
 namespace paceline {
+
+// Whatever owns memory that is pointed to.
+using Kept = std::shared_ptr<const void>;
 
 // Inputs of linears: as floats for weights that are floats, quantised for the others. A linear whose
 // parts have their inputs in several orders takes them once for each order, one after another.

@@ -7,7 +7,7 @@
 
 namespace paceline {
 
-void Decoder::set_states(const LayerStates& first, nanobind::object keep_alive) {
+void Decoder::set_states(const LayerStates& first, Kept keep_alive) {
     states_ = first;
     keep_states_ = std::move(keep_alive);
 }

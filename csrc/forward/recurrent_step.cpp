@@ -8,11 +8,11 @@
 namespace paceline {
 namespace {
 
-constexpr int PIECES_PER_THREAD = 8;
-constexpr int TILES_TOGETHER = 2;   // of a head, that a piece of work walks at least
+constexpr int WALKS_PER_THREAD = 8;
+constexpr int TILES_OF_WALK = 2;   // of a head, that a piece of work walks at least
 constexpr int LEAST_COLUMNS = 4;    // of a convolution, times 16
 
-void check(bool holds, const char* message) {
+void check_states(bool holds, const char* message) {
     if (!holds) {
         throw std::invalid_argument(message);
     }
@@ -23,18 +23,18 @@ void check(bool holds, const char* message) {
 void check_span(const std::vector<int32_t>& parents, const StateSpan& where,
                 const LayerStates& states) {
     const int rows = int(parents.size()), certain = where.certain;
-    check(0 <= where.read && where.read < states.slots && 0 <= where.write &&
+    check_states(0 <= where.read && where.read < states.slots && 0 <= where.write &&
               where.write < states.slots && 0 <= where.lane && where.lane < states.lanes,
           "a span's state has no such slot or lane");
-    check(0 <= certain && certain <= rows && rows - certain <= states.nodes,
+    check_states(0 <= certain && certain <= rows && rows - certain <= states.nodes,
           "a span has more rows than a log has entries");
     for (int row = 0; row < rows; ++row) {
         const bool follows = row < certain ? parents[row] == row - 1 : parents[row] >= certain - 1;
-        check(parents[row] >= -1 && parents[row] < row && follows,
+        check_states(parents[row] >= -1 && parents[row] < row && follows,
               "a row's parent is not before it, or a certain row has other children");
     }
     for (const int32_t entry : where.path) {
-        check(0 <= entry && entry < states.nodes, "a path leaves the log");
+        check_states(0 <= entry && entry < states.nodes, "a path leaves the log");
     }
 }
 
@@ -100,7 +100,7 @@ void RecurrentStep::end(const LayerStates& states) {
 // Calls work(request, begin, end) for parts of so many units of every request.
 template <typename Work>
 void RecurrentStep::each_part(int units, int least, const Work& work) const {
-    const int requests = int(num_requests_), wanted = pool().size() * PIECES_PER_THREAD;
+    const int requests = int(num_requests_), wanted = pool().size() * WALKS_PER_THREAD;
     const int parts = std::clamp((wanted + requests - 1) / requests, 1, (units + least - 1) / least);
     pool().each(requests * parts, [&](int piece, int thread) {
         const int part = piece % parts;
@@ -206,7 +206,7 @@ void RecurrentStep::recur(const RecurrentShape& shape, const RecurrentNumbers& n
     find_rows(shape, states, in, y, ld_y);
     const size_t stack = size_t(branches_) * 2 * shape.tile_floats();
     stacks_.need(stack * size_t(pool().size()));
-    const int per_head = (shape.tiles() + TILES_TOGETHER - 1) / TILES_TOGETHER;
+    const int per_head = (shape.tiles() + TILES_OF_WALK - 1) / TILES_OF_WALK;
     each_part(shape.heads * per_head, 1, [&](const Request& r, int begin, int end, int thread) {
         const RecurrentWalk walk{states.state + size_t(r.where.read) * shape.state_floats(),
                                  states.state + size_t(r.where.write) * shape.state_floats(),
@@ -214,9 +214,9 @@ void RecurrentStep::recur(const RecurrentShape& shape, const RecurrentNumbers& n
                                  steps_.data() + r.first_step, r.num_steps,
                                  rows_.data() + r.first, skip};
         for (int unit = begin; unit < end; ++unit) {
-            const int tile = unit % per_head * TILES_TOGETHER;
+            const int tile = unit % per_head * TILES_OF_WALK;
             kernels().recurrent->walk(shape, walk, unit / per_head, tile,
-                                      std::min(tile + TILES_TOGETHER, shape.tiles()),
+                                      std::min(tile + TILES_OF_WALK, shape.tiles()),
                                       stacks_.get() + stack * size_t(thread));
         }
     });

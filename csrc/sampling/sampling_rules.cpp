@@ -1,19 +1,19 @@
 #include "sampling/sampling_rules.h"
 
+#include <algorithm>
+#include <stdexcept>
 #include <string>
 
 #include "kernels/kernels.h"
-
-namespace nb = nanobind;
 
 namespace paceline {
 
 void check_ids(const Ids& ids, int vocab, const char* whose) {
     for (const int32_t id : ids) {
         if (id < 0 || id >= vocab) {
-            throw nb::value_error((std::string(whose) + " hold token " + std::to_string(id) +
-                                   "; the logits' vocabulary is 0 to " + std::to_string(vocab - 1))
-                                      .c_str());
+            throw std::invalid_argument(std::string(whose) + " hold token " + std::to_string(id) +
+                                        "; the logits' vocabulary is 0 to " +
+                                        std::to_string(vocab - 1));
         }
     }
 }
@@ -22,7 +22,8 @@ Columns columns_of(const int64_t* ids, size_t count, int columns, int vocab) {
     const bool inside =
         std::all_of(ids, ids + count, [&](int64_t id) { return id >= 0 && id < vocab; });
     if (count != static_cast<size_t>(columns) || !inside) {
-        throw nb::value_error("the tokens of the columns do not fit the logits and the vocabulary");
+        throw std::invalid_argument(
+            "the tokens of the columns do not fit the logits and the vocabulary");
     }
     return {ids, columns};
 }
@@ -30,16 +31,6 @@ Columns columns_of(const int64_t* ids, size_t count, int columns, int vocab) {
 Memory& memory() {
     thread_local Memory found;
     return found;
-}
-
-void prepare(SamplingRules& rules, const nb::list& tokens, const Job& job, int vocab) {
-    if (rules.penalises()) {
-        check_ids(job.path, vocab, "paths");
-        rules.counts.follow(tokens, rules.prompt_len, rules.repeats());
-    }
-    if (rules.edits(job.length)) {
-        rules.check(vocab);
-    }
 }
 
 namespace {

@@ -1,10 +1,6 @@
-// How one request is sampled, as its rows of logits meet it: edits, filters and noise. Reads a
-// request's tokens from Python's list; knows nothing else of Python.
+// How one request is sampled, as its rows of logits meet it: edits, filters and noise. Knows no
+// Python: a request's tokens are asked of the caller.
 #pragma once
-
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -22,10 +18,10 @@ using Ids = std::vector<int32_t>;
 
 constexpr float MASKED = -std::numeric_limits<float>::infinity();
 
-// Raises ValueError where a token is none of the vocabulary.
+// Raises std::invalid_argument where a token is none of the vocabulary.
 void check_ids(const Ids& ids, int vocab, const char* whose);
 
-// How often each token occurs. Follows a list that grows at its end.
+// How often each token occurs. Follows tokens that grow in number at their end.
 class TokenCounts {
   public:
     struct Entry {
@@ -33,13 +29,13 @@ class TokenCounts {
     };
 
     // `prompt_counts`: whether tokens of the prompt are wanted at all.
-    void follow(const nanobind::list& tokens, size_t prompt_len, bool prompt_counts) {
-        const size_t length = tokens.size();
-        if (length < length_ || (length_ && nanobind::cast<int32_t>(tokens[length_ - 1]) != last_)) {
-            *this = TokenCounts();  // not the list that it was
+    template <typename TokenAt>
+    void follow(size_t length, const TokenAt& token_at, size_t prompt_len, bool prompt_counts) {
+        if (length < length_ || (length_ && token_at(length_ - 1) != last_)) {
+            *this = TokenCounts();  // not the tokens that they were
         }
         for (size_t i = prompt_counts ? length_ : std::max(length_, prompt_len); i < length; ++i) {
-            const int32_t id = nanobind::cast<int32_t>(tokens[i]);
+            const int32_t id = token_at(i);
             const auto [place, fresh] = places_.try_emplace(id, entries_.size());
             if (fresh) {
                 entries_.push_back({id, 0});
@@ -49,7 +45,7 @@ class TokenCounts {
             entries_[place->second].emitted += i >= prompt_len;
         }
         length_ = length;
-        last_ = length ? nanobind::cast<int32_t>(tokens[length - 1]) : 0;
+        last_ = length ? token_at(length - 1) : 0;
     }
 
     const std::vector<Entry>& entries() const { return entries_; }
@@ -160,7 +156,7 @@ struct Columns {
     int count = 0;
 };
 
-// Raises ValueError where `count` ids are not one token of the vocabulary for each of the columns.
+// Raises std::invalid_argument where `count` ids are not one token of the vocabulary for each of the columns.
 Columns columns_of(const int64_t* ids, size_t count, int columns, int vocab);
 
 struct Job {
@@ -220,8 +216,18 @@ struct Memory {
 Memory& memory();
 
 // What a row of this request needs before its jobs: tokens counted, and ids within the vocabulary.
-// Raises ValueError where they are not.
-void prepare(SamplingRules& rules, const nanobind::list& tokens, const Job& job, int vocab);
+// Raises std::invalid_argument where they are not. `token_at(i)` is the request's i-th token.
+template <typename TokenAt>
+void prepare(SamplingRules& rules, size_t length, const TokenAt& token_at, const Job& job,
+             int vocab) {
+    if (rules.penalises()) {
+        check_ids(job.path, vocab, "paths");
+        rules.counts.follow(length, token_at, rules.prompt_len, rules.repeats());
+    }
+    if (rules.edits(job.length)) {
+        rules.check(vocab);
+    }
+}
 
 // The k best of one row. Returns how many there are, or -1; `edited` is where the logits ended up.
 int best_of(const Job& job, int vocab, int k, int64_t* ids, double* scores, const float** edited);
