@@ -65,11 +65,11 @@ ALWAYS_INLINE void fetch_outputs(const LinearOut& out, int row, int rows, int co
     }
 }
 
-// Calls f(std::integral_constant<int, n>()) for n = 1..MOST.
-template <int MOST, typename F> inline void with_number(int n, const F& f) {
-    if constexpr (MOST > 1) {
+// Calls f(std::integral_constant<int, n>()) for n = LEAST..MOST.
+template <int MOST, int LEAST = 1, typename F> inline void with_number(int n, const F& f) {
+    if constexpr (MOST > LEAST) {
         if (n < MOST) {
-            return with_number<MOST - 1>(n, f);
+            return with_number<MOST - 1, LEAST>(n, f);
         }
     }
     f(std::integral_constant<int, MOST>());
@@ -114,15 +114,16 @@ inline Ahead ahead_of(const Reading& reading, int blocks, int i) {
             (step + shares - 1) / shares, 0, 0};
 }
 
-// Calls block(first row, their number as a constant, what to fetch) for blocks of at most MOST rows.
-template <int MOST, typename Block>
+// Calls block(first row, their number as a constant, what to fetch) for blocks of at most MOST rows,
+// none of which has fewer than LEAST.
+template <int MOST, int LEAST = 1, typename Block>
 inline void each_block(int begin, int end, const Reading& reading, const Block& block) {
     const int blocks = (end - begin + MOST - 1) / MOST;
     int row = begin;
     for (int i = 0; i < blocks; ++i) {
         const int rows = (end - row) / (blocks - i);  // as even as can be
         const Ahead ahead = ahead_of(reading, blocks, i);
-        with_number<MOST>(rows, [&](auto count) { block(row, count, ahead); });
+        with_number<MOST, LEAST>(rows, [&](auto count) { block(row, count, ahead); });
         row += rows;
     }
 }

@@ -156,8 +156,10 @@ template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
         }
         const int inputs = round_up(w.k, TILE);
         int input = 0;
-        for (; input + RUNS * FLOAT_RUN <= inputs; input += RUNS * FLOAT_RUN) {
-            add<RUNS>(input, FLOAT_RUN);
+        if constexpr (RUNS > 1) {
+            for (; input + RUNS * FLOAT_RUN <= inputs; input += RUNS * FLOAT_RUN) {
+                add<RUNS>(input, FLOAT_RUN);
+            }
         }
         for (; input < inputs; input += FLOAT_RUN) {
             add<1>(input, inputs - input < FLOAT_RUN ? inputs - input : FLOAT_RUN);
@@ -176,7 +178,9 @@ void linear_float_as(const FloatRows& x, const FloatWeights& w, const LinearOut&
     const int lines = static_cast<int>(w.tile_bytes() / LINE);
     each_tile<FLOAT_TILES>(tile_begin, tile_end, x.rows > FLOAT_ROWS, [&](int tile, auto tiles) {
         const Reading reading = reading_of(w, tile, tiles(), tile_begin, tile_end, lines);
-        each_block<FLOAT_ROWS>(0, x.rows, reading, [&](int row, auto rows, Ahead ahead) {
+        // Several tiles are read for more rows than FLOAT_ROWS, which are cut evenly.
+        constexpr int LEAST = tiles() > 1 ? (FLOAT_ROWS + 1) / 2 : 1;
+        each_block<FLOAT_ROWS, LEAST>(0, x.rows, reading, [&](int row, auto rows, Ahead ahead) {
             FloatBlock<TYPE, rows(), tiles()>{x, w, tile, row, ahead, {}}.run(out);
         });
     });
