@@ -28,21 +28,22 @@ FLOORS = (
     {"build"},
     {"profiling"},
     {"api"},
-    {"cli", "ray"},
+    {"ray"},
+    {"cli"},
     {"__main__", "__init__"},
 )
 """Rooms, from the ground up. Each may import those of lower floors, and neighbours never."""
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 LABORATORY = "paceline_lab"
 """A package on top of the product, which does not know it."""
-ONE_GROUP = {"cli", "ray", "__main__", "__init__"}
-"""These alone know each other: a command starts replicas, which are started as a command is."""
+ONE_GROUP = {"cli", "__main__", "__init__"}
+"""These alone know each other."""
+FACADES = {"__main__", "__init__", "ray"}
+"""Modules that users name, above all floors: the package, and the application that Serve builds."""
 TORCH_FREE = {"core", "config", "json_schema", "text", "request", "structured", "planner", "server"}
 DEVICE_QUESTIONS = {"cuda", "is_cuda", "is_cpu", "is_mps", "is_xpu"}
 KNOWS_DEVICES = FLOOR_OF["backends"]
 """Up to this floor, code may ask which device it runs on."""
-OPEN_CIRCLES = ({"cli", "ray"},)
-"""Folders that still import each other in a circle."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _goes_down(edge: Import) -> bool:
     here, there = component(edge.module), component(edge.target)
     if here == there:
         return _proposers_stay_apart(edge) if here == "proposers" else True
-    if {here, there} <= ONE_GROUP:
+    if edge.module in FACADES or {here, there} <= ONE_GROUP:
         return True
     return FLOOR_OF.get(there, 99) < FLOOR_OF.get(here, 99)
 
@@ -176,13 +177,11 @@ def folder_cycles(tree: Tree) -> list[str]:
     """Circles among folders, a folder's own modules apart from those of its sub-folders."""
 
     def folder(module: str) -> str:
+        if module in FACADES:
+            return ""
         return module if module in tree.packages else module.rpartition(".")[0]
 
-    return [
-        cycle
-        for cycle in _cycles(tree, folder)
-        if not any(set(cycle.split(" -> ")) <= known for known in OPEN_CIRCLES)
-    ]
+    return _cycles(tree, folder)
 
 
 def _cycles(tree: Tree, node_of: Callable[[str], str]) -> list[str]:
@@ -190,7 +189,7 @@ def _cycles(tree: Tree, node_of: Callable[[str], str]) -> list[str]:
     for edge in tree.imports():
         if edge.internal and edge.target in tree.modules:
             here, there = node_of(edge.module), node_of(edge.target)
-            if here != there and here and there:  # the root's own modules are of no folder
+            if here != there and here and there:  # the root's modules and facades are of no folder
                 graph[here].add(there)
     done: set[str] = set()
     cycles: list[str] = []

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import EngineDeadError
-from paceline.ray.calls import Call, read_body
-from paceline.ray.failures import last_words, refusal
-from paceline.ray.metrics import merged
+from paceline.ray.ingress import merged
+from paceline.ray.links import Call, last_words, read_body, refusal
 from tests.server.asgi import application, call, complete
 from tests.server.test_metrics import samples, value
 

@@ -11,16 +11,22 @@ import pytest
 
 pytest.importorskip("ray", reason="replicas need the extra ray")
 
-from tests.programs import module
+from tests.ray.random_deaths import HUNG, NUM_CLIENTS, STORIES, WHOLE, Told, known, toll_of
 
 SECONDS = float(os.environ.get("PACELINE_TEST_FAULT_SECONDS", "25"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 575)]
-faults = module("replica_faults")
 
 
-@pytest.mark.parametrize("name", faults.STORIES)
-def test_random_deaths_cost_no_token_and_hang_no_client(name: str) -> None:
-    row = faults.told(name, faults.known(), SECONDS)
-    assert [target.value for target in faults.targets([row])] == [0] * 4
-    assert sum(row["deaths"].values()) >= 2
-    assert row["ends"]["whole"] >= faults.NUM_CLIENTS
+@pytest.fixture(scope="module")
+def expected() -> list[Told]:
+    return known()
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_random_deaths_cost_no_token_and_hang_no_client(name: str, expected: list[Told]) -> None:
+    toll = toll_of(name, expected, SECONDS)
+    assert toll.wrong == []
+    assert toll.ends[HUNG] == 0
+    assert (toll.holding, toll.other_afterwards) == (0, 0)
+    assert toll.deaths.total() >= 2
+    assert toll.ends[WHOLE] >= NUM_CLIENTS

@@ -16,9 +16,8 @@ from starlette.types import ASGIApp, Message
 pytest.importorskip("ray", reason="replicas need the extra ray")
 
 from paceline.ray import ingress
-from paceline.ray.calls import Call
 from paceline.ray.ingress import Relay
-from paceline.ray.links import Address, Gate, Links
+from paceline.ray.links import Address, Call, Gate, Links
 from paceline.server.http.config import ServerConfig
 from tests.server.asgi import application, events
 from tests.server.chats import chat_tokenizer

@@ -11,8 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from paceline.ray import links
-from paceline.ray.calls import Call, body_of, header_of, status_of
-from paceline.ray.links import RANK, Address, Gate, Links
+from paceline.ray.links import RANK, Address, Call, Gate, Links, body_of, header_of, status_of
 from paceline.server.http.config import ServerConfig
 from paceline.server.run import Listener, bind
 

@@ -11,8 +11,8 @@ pytest.importorskip("ray", reason="replicas need the extra ray")
 
 from ray.serve.request_router import ReplicaID, RequestRouter
 
+from paceline.ray.application import Directory
 from paceline.ray.links import Address, addresses
-from paceline.ray.request_router import Directory
 
 
 def replica(name: str) -> Any:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.ray.prompts import PART_BYTES, parts_of
-from paceline.ray.routing import ANSWER, Affinity
+from paceline.ray.routing import ANSWER, PART_BYTES, Affinity, parts_of
 
 IDLE = {"a": 0, "b": 0, "c": 0}
 BUSY = dict.fromkeys(IDLE, 100)

@@ -46,6 +46,8 @@ from paceline.request.sampling_params import POOLINGS
 from paceline.text.chat_templates import BUILT_IN, PLAIN, chosen_template
 
 if TYPE_CHECKING:
+    from ray import serve
+
     from paceline.api.llm import LLM
     from paceline.ray.replica import Served
     from paceline.server.engine_process.client import EngineClient
@@ -168,7 +170,7 @@ def serve_or_replicate(options: ServeOptions) -> int:
             raise ConfigError("--ray-address needs --replicas: give their number")
         return serve_command(options)
     served = replicated(options, shares_machine=options.ray_address is None)
-    from paceline.ray.run import run
+    from paceline.ray.application import run
 
     run(served, num_replicas(options), threads_of(options), options.ray_address, announce)
     return 0
@@ -481,6 +483,23 @@ def threads_of(options: ReplicaOptions) -> int:
     from paceline.models.threads import cores
 
     return options.threads or max(1, cores() // num_replicas(options))
+
+
+NOT_FOR_REPLICAS = ("host", "port", "ray_address")
+"""Options of the process that Serve's own configuration replaces."""
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """See :func:`paceline.ray.build_app`."""
+    from paceline.cli.model_argument import with_model
+    from paceline.ray.application import application
+
+    known = [field.name for field in fields(ServeOptions) if field.name not in NOT_FOR_REPLICAS]
+    if unknown := sorted(set(args) - set(known)):
+        raise ConfigError(f"args has {', '.join(unknown)}; allowed: {', '.join(known)}")
+    options = with_model(ServeOptions(**args), "paceline serve")
+    served = replicated(options, shares_machine=False)
+    return application(served, num_replicas(options), threads_of(options))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

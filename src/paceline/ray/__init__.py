@@ -23,6 +23,6 @@ def build_app(args: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: an option is unknown or not acceptable.
     """
-    from paceline.ray.app import build
+    from paceline.cli import serve
 
-    return build(args)
+    return serve.build_app(args)

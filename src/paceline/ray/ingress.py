@@ -2,7 +2,8 @@
 
 Owns what happens when a replica refuses or dies. A request of which nothing has been sent goes to
 another one: after a refusal to each replica once, after a death once, so that a request which kills
-engines kills two at most. Bytes are passed on as the replica's application made them.
+engines kills two at most. Bytes are passed on as the replica's application made them; the metrics
+of all replicas become one page, with a label that says whose each is.
 
 ``paceline serve`` runs it in its own process. For Serve's proxies, where a configuration has been
 deployed, it is a deployment.
@@ -14,27 +15,41 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ray.serve.handle import DeploymentHandle
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.core.errors import EngineDeadError
-from paceline.ray.calls import Call, body_of, header_of, read_body, status_of
-from paceline.ray.failures import last_words, refusal
-from paceline.ray.links import RANK, Address, Links, addresses
-from paceline.ray.metrics import merged
-from paceline.ray.prompts import parts_of
-from paceline.ray.routing import Affinity
+from paceline.ray.links import (
+    RANK,
+    Address,
+    Call,
+    Links,
+    addresses,
+    body_of,
+    header_of,
+    last_words,
+    read_body,
+    refusal,
+    status_of,
+)
+from paceline.ray.routing import Affinity, parts_of
 from paceline.server.http.config import OPEN_PATHS, ServerConfig
 from paceline.server.http.errors import SERVER, ApiError
 from paceline.server.http.security import body_too_slow
 from paceline.server.http.tracing import REQUEST_ID, current_request_id
 from paceline.server.metrics.server_metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 METRICS = "/metrics"
 _ORDERS = ("/flush_prefix_cache", "/reset_prefix_cache")
@@ -322,3 +337,32 @@ async def _messages(response: Response) -> list[Message]:
 
     await response({"type": "http"}, receive, send)
     return messages
+
+
+LABEL = "replica"
+
+
+class _Pages(Collector):
+    def __init__(self, pages: Mapping[str, str]) -> None:
+        self._pages = pages
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, page in self._pages.items():
+            for family in text_string_to_metric_families(page):
+                empty = Metric(family.name, family.documentation, family.type)
+                merged = families.setdefault(family.name, empty)
+                for sample in family.samples:
+                    labels = {**sample.labels, LABEL: replica}
+                    merged.samples.append(sample._replace(labels=labels))
+        yield from families.values()
+
+
+def merged(pages: Mapping[str, str]) -> bytes:
+    """
+    Args:
+        pages: in Prometheus' text format, by replica.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Pages(pages))
+    return generate_latest(registry)

@@ -75,7 +75,7 @@ class Replica:
             await asyncio.sleep(0)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Where it listens; Serve asks once, and tells :mod:`paceline.ray.request_router`."""
+        """Where it listens; Serve asks once, and tells :mod:`paceline.ray.application`."""
         return self._address._asdict()
 
     def info(self) -> tuple[EngineInfo, tuple[str, ...]]:

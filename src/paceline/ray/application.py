@@ -1,8 +1,8 @@
-"""The life of an application of replicas: join or start Ray, deploy, serve, drain, end.
+"""An application of replicas: what it deploys, and its life: join or start Ray, serve, drain, end.
 
-Owns signals, and the address that clients connect to. The first signal drains as a server of one
-process does: new requests get a 503, those in flight have ``drain_timeout``; the second ends
-everything at once.
+Owns what each replica asks of the cluster, where the running ones are, signals, and the address
+that clients connect to. The first signal drains as a server of one process does: new requests get a
+503, those in flight have ``drain_timeout``; the second ends everything at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import ApplicationStatus
 
 from paceline.core.errors import ConfigError, EngineDeadError
+from paceline.ray import links
 from paceline.ray.cluster import cluster
-from paceline.ray.deployments import NAME, REPLICAS, replicas
-from paceline.ray.ingress import relay
-from paceline.ray.replica import Served
+from paceline.ray.ingress import Ingress, relay
+from paceline.ray.replica import Replica, Served
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.tracing import TraceMiddleware
 from paceline.server.run import Listener, address, bind, loop_factory, start_line
@@ -151,3 +153,69 @@ def _signals(*ends: Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+NAME = "paceline"
+INGRESS, REPLICAS = "ingress", "engine"
+_DIRECTORY = "paceline.ray.application.Directory"
+_MAX_ONGOING = 1 << 16
+"""Requests to the ingress: more than there can be, as the server's own queue is the one that
+refuses."""
+
+
+def replicas(served: Served, count: int, threads: int) -> serve.Application:
+    """
+    Args:
+        served: by each replica.
+        threads: of each replica, for which it asks as many of the cluster's CPUs.
+    """
+    replica = serve.deployment(
+        Replica,
+        name=REPLICAS,
+        num_replicas=count,
+        ray_actor_options={"num_cpus": threads},
+        request_router_config=RequestRouterConfig(request_router_class=_DIRECTORY),
+        **_common(served),
+    )
+    return replica.bind(served)
+
+
+def application(served: Served, count: int, threads: int) -> serve.Application:
+    """Replicas as :func:`replicas` has them, behind an ingress."""
+    ingress = serve.deployment(
+        Ingress,
+        name=INGRESS,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_MAX_ONGOING,
+        **_common(served),
+    )
+    return ingress.bind(replicas(served, count, threads), served.config)
+
+
+def _common(served: Served) -> dict[str, Any]:
+    return {
+        "graceful_shutdown_timeout_s": served.config.drain_timeout,
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "health_check_period_s": 1.0,
+    }
+
+
+class Directory(RequestRouter):
+    """Serve's interface of request routers; what goes through Serve itself goes to anyone.
+
+    Serve copies this module with all that it owns, and no other one: what it hears is kept there.
+    """
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        links.addresses[self.app_name] = {
+            each.replica_id.unique_id: links.Address(**each.replica_metadata) for each in replicas
+        }
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        return [candidate_replicas]
