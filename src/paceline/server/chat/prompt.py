@@ -113,6 +113,8 @@ def _continued(
 
 def template_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """``chat_template_kwargs``; ``RequestError`` for messages, tools and special tokens."""
+    if not options:
+        return {}
     name = protected_among(options)
     if name is not None:
         raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")

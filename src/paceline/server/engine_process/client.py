@@ -36,7 +36,6 @@ from paceline.server.engine_process.messages import (
     EngineState,
     Message,
     Piece,
-    packed,
 )
 from paceline.server.engine_process.process import NAME, run_engine
 from paceline.text.tokenizer import Tokenizer
@@ -472,7 +471,8 @@ class EngineLife:
         """Never waits; ``EngineDeadError`` where the other end is gone."""
         if self._writer is None or self._writer.is_closing() or self.reader.at_eof():
             raise EngineDeadError("the process of the engine is gone")
-        self._writer.write(packed(message))
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._writer.write(LENGTH.pack(len(body)) + body)
 
     async def close(self) -> int | None:
         """End the process, whatever it is doing; its exit code. Twice is allowed."""

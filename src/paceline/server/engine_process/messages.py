@@ -109,11 +109,6 @@ Message = tuple[Any, ...]
 LENGTH = struct.Struct("<Q")
 
 
-def packed(message: Message) -> bytes:
-    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return LENGTH.pack(len(body)) + body
-
-
 class Channel:
     """The engine's end: blocking, read by one thread and written by several."""
 
@@ -123,9 +118,9 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Raises: OSError: the other end is gone."""
-        data = packed(message)
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._writing:
-            self._socket.sendall(data)
+            self._socket.sendall(LENGTH.pack(len(body)) + body)
 
     def is_spoken_to(self) -> bool:
         """Wait for a message, which stays to be read; False when the other end is gone."""

@@ -111,19 +111,24 @@ class Resident:
         return self is not other and self.place != "unloaded" and not self.model.has_failed
 
     @asynccontextmanager
-    async def using(self, keep_alive: float | None = None) -> AsyncIterator[None]:
+    async def using(
+        self, keep_alive: float | None = None, before_loading: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[None]:
         """Have the model loaded while the block runs; it is loaded first where it is not.
 
         Args:
             keep_alive: seconds that it stays afterwards if nobody uses it; None is the limits'.
+            before_loading: called where it is not here; it may raise.
 
         Raises (when the block is entered):
             ModelUnavailableError: it cannot be loaded, or is too large.
             EngineClosedError: the server ends.
         """
-        user = object()
+        user, is_here = object(), self.is_here
+        if not is_here:
+            before_loading()
         self._stop_expiry()
-        if self.is_here:
+        if is_here:
             self._enter({user})
         else:
             self._waiting.add(user)

@@ -154,12 +154,10 @@ class Serving:
         """Have it loaded while a block runs; see
         :meth:`~paceline.server.hosting.room.Resident.using`.
 
-        Raises:
+        Raises (when the block is entered):
             ApiError: 503, it would have to be loaded, and the server is ending.
         """
-        if not self.resident.is_here:
-            self.check_takes_requests()
-        return self.resident.using(keep_alive)
+        return self.resident.using(keep_alive, self.check_takes_requests)
 
     async def open(self) -> None:
         """Load it; see :class:`~paceline.server.hosting.room.Loadable`."""

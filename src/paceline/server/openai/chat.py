@@ -107,8 +107,10 @@ class ServedChat(Answering[ChatCompletionRequest]):
     async def _demanded(self, prompt: str) -> Demands:
         """What holds for the answer to a prompt; schemas are looked at where nobody waits."""
         body, formats = self.body, self._serving.formats
-        thoughts: ThoughtMarks | Harmony | None = Harmony.behind(prompt)
-        if not formats.is_harmony:
+        thoughts: ThoughtMarks | Harmony | None
+        if formats.is_harmony:
+            thoughts = Harmony.behind(prompt)
+        else:
             thoughts = thoughts_of(formats.thoughts, body, prompt)
         wrapping = wrapping_of(formats.thoughts, prompt)
         read = functools.partial(Demands.of, body, formats.tools, thoughts, wrapping)
