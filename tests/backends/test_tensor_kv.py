@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.backends.rows.tensor_kv import DTYPES, TensorKV, decode, encode
+from paceline.backends.rows.tensor_memory import DTYPES, TensorKV, decode, encode
 from paceline.models.backend import KV_BYTES, KV_GROUP, head_elements
 from tests.arrays import assert_close
 from tests.toy import TOY

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.backends.rows.row_batch import build_batch
-from paceline.backends.rows.tensor_kv import TensorKV
+from paceline.backends.rows.tensor_memory import TensorKV
 from paceline.cache.kv_cache import KVCache
 from paceline.core.errors import ConfigError
 from paceline.models.backend import BLOCK_SIZE

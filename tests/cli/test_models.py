@@ -17,7 +17,7 @@ from paceline.cli.serve import ServeOptions, default_names, engine_factory
 from paceline.config import PACKED_DTYPES
 from paceline.core.errors import ConfigError, FetchError
 from paceline.core.folders import PACKED, cache_folder
-from paceline.disk.packed_room import MARK, hold, place_mark
+from paceline.disk.packed_cache import MARK, hold, place_mark
 from paceline.loading.catalogue import (
     embedded_model,
     embedded_ngram_model,

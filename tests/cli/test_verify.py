@@ -16,7 +16,7 @@ import paceline.engine.engine
 import paceline.engine.verifier
 from paceline.api.llm import LLM
 from paceline.backends.native.cpu import NativeKV
-from paceline.backends.rows.tensor_kv import TensorKV
+from paceline.backends.rows.tensor_memory import TensorKV
 from paceline.cache.model_runner import ModelRunner
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.request.sampling_params import SamplingParams

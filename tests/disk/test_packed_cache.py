@@ -27,7 +27,7 @@ from paceline.backends.native.native import why_not_native
 from paceline.build import weight_memory
 from paceline.config import EngineConfig
 from paceline.core.errors import ConfigError, ModelLoadError
-from paceline.disk import packed_cache, packed_room, streaming
+from paceline.disk import packed_cache, streaming
 from paceline.disk.packed_cache import packed_place, packed_tensors
 from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
@@ -209,7 +209,7 @@ def copies(cache: Path) -> list[Path]:
     return places
 
 
-HOLD = "import sys; from pathlib import Path; from paceline.disk.packed_room import hold"
+HOLD = "import sys; from pathlib import Path; from paceline.disk.packed_cache import hold"
 HOLD += "; held = hold(Path(sys.argv[1])); print(held is not None, flush=True); sys.stdin.read()"
 
 
@@ -262,7 +262,7 @@ def test_without_a_limit_copies_take_half_of_the_room_but_the_last_one_more(
     checkpoint = load_checkpoint(model, with_tokenizer=False)
     size = int(checkpoint.num_bytes * packed_cache.MARGIN)
     usage = SimpleNamespace(free=parts * size + more - 3000)
-    monkeypatch.setattr(packed_room.shutil, "disk_usage", lambda place: usage)
+    monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda place: usage)
     monkeypatch.setattr(packed_cache, "_check_room", lambda *arguments: None)
     packed_tensors(checkpoint, "file")
     assert sum(each.exists() for each in copies) == left
@@ -276,12 +276,12 @@ def test_a_model_that_runs_keeps_its_copy(model: Path, cache: Path) -> None:
     os.utime(place / "config.json", (0, 0))
     with LLM(str(model), speculative_config=[], max_model_len=64, weight_memory=limit):
         assert (place / "config.json").stat().st_mtime > 0
-        packed_room.make_room(cache / "other", 1, None)
+        packed_cache.make_room(cache / "other", 1, None)
         with pytest.raises(ConfigError, match="in use"):
-            packed_room.make_room(cache / "other", 1000, 1000)
+            packed_cache.make_room(cache / "other", 1000, 1000)
         assert place.exists()
     gc.collect()
-    packed_room.make_room(cache / "other", 1000, 1000)
+    packed_cache.make_room(cache / "other", 1000, 1000)
     assert not place.exists()
 
 

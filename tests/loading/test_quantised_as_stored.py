@@ -13,10 +13,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from paceline.backends.fewer_bits import read_layers
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import native_module, why_not_native
-from paceline.backends.native.packing import Packer
+from paceline.backends.native.packing import Packer, read_layers
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.core.errors import ModelLoadError
 from paceline.disk.packed_folder import write_packed

@@ -12,10 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.backends.fewer_bits import read_layers
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import why_not_native
-from paceline.backends.native.packing import Packer
+from paceline.backends.native.packing import Packer, read_layers
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.cache.memory_needs import bytes_per_block
 from paceline.core.errors import ModelLoadError, UnsupportedModelError

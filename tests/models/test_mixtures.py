@@ -13,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.backends.fewer_bits import read_layers
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import why_not_native
-from paceline.backends.native.packing import Packer
+from paceline.backends.native.packing import Packer, read_layers
 from paceline.backends.rows.reference import ReferenceOps
-from paceline.backends.rows.row_mixture import choose
+from paceline.backends.rows.rows import choose
 from paceline.build.drafts import bundled_drafts
 from paceline.core.errors import ModelLoadError, PacelineError, TrainingError
 from paceline.disk.packed_folder import write_packed

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.backends.rows.tensor_kv import DTYPES, decode, encode
+from paceline.backends.rows.tensor_memory import DTYPES, decode, encode
 from tests.quick import in_turns
 
 native = pytest.importorskip("paceline._native")

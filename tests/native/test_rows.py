@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import paceline._native as native
 from paceline.backends.rows.reference import ACTIVATIONS, ReferenceOps, activation_of
-from paceline.backends.rows.tensor_kv import DTYPES, encode
+from paceline.backends.rows.tensor_memory import DTYPES, encode
 from paceline.models.backend import head_elements
 
 pytestmark = pytest.mark.usefixtures("isa")

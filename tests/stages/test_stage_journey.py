@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import StageError
-from paceline.stages.journey import Journey
+from paceline.stages.link import Journey
 from paceline.tensors.arrays import Floats
 
 PATIENCE = 20.0

@@ -15,8 +15,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.models.decoder import Decoder
 from paceline.models.tensor_reader import TensorReader, stacked_rows
 from paceline.request.span import Span
-from paceline.tensors.arrays import BFLOAT16
-from paceline.tensors.pages import HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
+from paceline.tensors.arrays import BFLOAT16, HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
 from tests.arrays import arrays, same
 from tests.toy import TOY, toy_ops, toy_tensors
 

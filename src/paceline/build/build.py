@@ -34,8 +34,8 @@ from paceline.planner.cost_table import CostTable, ExpertCost
 from paceline.planner.planner import PLANNERS
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
-from paceline.stages.ops import StagedOps, split
-from paceline.tensors.pages import give_back_freed
+from paceline.stages.backend import StagedOps, split
+from paceline.tensors.arrays import give_back_freed
 from paceline.tensors.placement import Placement
 
 log = logging.getLogger(__name__)

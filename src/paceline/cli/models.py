@@ -23,7 +23,7 @@ from paceline.core.checks import check_choice, check_number
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.files import checked_path
 from paceline.core.folders import PACKED, cache_folder
-from paceline.disk.packed_room import copies_of, packed_copies, remove_copy
+from paceline.disk.packed_cache import copies_of, packed_copies, remove_copy
 from paceline.loading.catalogue import (
     LM_STUDIO,
     OLLAMA,

@@ -38,8 +38,7 @@ from paceline.models.heads import PACKED
 from paceline.models.pooling import write_pooling
 from paceline.models.tensor_reader import ORDER, PackedFormat, TensorReader, packed_name
 from paceline.models.weights import HEAD_TOKENS, Ends
-from paceline.tensors.arrays import Array, floats
-from paceline.tensors.pages import CACHE_LINE
+from paceline.tensors.arrays import CACHE_LINE, Array, floats
 
 if TYPE_CHECKING:
     from paceline.backends.native.packing import Packer

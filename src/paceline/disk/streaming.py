@@ -17,8 +17,7 @@ import numpy as np
 
 from paceline.backends.native.native import native_module
 from paceline.core.errors import ConfigError
-from paceline.tensors.arrays import Array
-from paceline.tensors.pages import Arena
+from paceline.tensors.arrays import Arena, Array
 from paceline.tensors.placement import SLOTS, Placement, place_experts, place_layers
 from paceline.tensors.stored import FilePart, StoredTensors
 

@@ -52,8 +52,7 @@ from paceline.models.layouts import (
 from paceline.models.pooling import folder_pooling
 from paceline.models.tensor_reader import PackedFormat, folder_format
 from paceline.tensors.arrays import Array, floats
-from paceline.tensors.expert_tensors import ALTUP_STACK, ExpertTensors
-from paceline.tensors.stored import RenamedTensors, StoredTensors
+from paceline.tensors.stored import ALTUP_STACK, ExpertTensors, RenamedTensors, StoredTensors
 from paceline.text.chat_templates import MAX_TEMPLATE_CHARS
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tokenizer_files import has_tokenizer_files

@@ -20,11 +20,15 @@ from paceline.core.errors import ModelLoadError
 from paceline.core.files import HEAD_BYTES, MAX_JSON_BYTES, check_fetched, read_json
 from paceline.loading.gguf.container import read_shards
 from paceline.loading.gguf.names import place_of
-from paceline.tensors.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Array, as_bytes
+from paceline.tensors.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Arena, Array, as_bytes
 from paceline.tensors.blocks import FLOAT_BYTES
-from paceline.tensors.expert_tensors import plain_expert_name
-from paceline.tensors.pages import Arena
-from paceline.tensors.stored import FilePart, StoredRows, StoredTensors, drop_pages
+from paceline.tensors.stored import (
+    FilePart,
+    StoredRows,
+    StoredTensors,
+    drop_pages,
+    plain_expert_name,
+)
 
 _TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),

@@ -17,7 +17,7 @@ from paceline.models.rope import RotaryTable
 from paceline.models.shapes import RopeConfig
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import Ends, Layer
-from paceline.tensors.pages import give_back_freed
+from paceline.tensors.arrays import give_back_freed
 from paceline.tensors.placement import Placement
 from paceline.tensors.stored import StoredTensors
 

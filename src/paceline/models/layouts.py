@@ -21,8 +21,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.shapes import DELTA
 from paceline.tensors.arrays import Array, as_bytes
 from paceline.tensors.blocks import FLOAT_BYTES
-from paceline.tensors.placed_tensors import Place, PlacedTensors
-from paceline.tensors.stored import StoredRows, StoredTensors
+from paceline.tensors.stored import Place, PlacedTensors, StoredRows, StoredTensors
 
 _LINEARS = re.compile(r".*\.(qkv|o|up|down)_proj\.weight")
 _TURNED = re.compile(r".*\.([qk])_proj\.(weight|bias)")

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from paceline.models.backend import WeightOps
 from paceline.models.shapes import GROWTH_START, QUERY_GROWTH, RopeConfig
-from paceline.tensors.arrays import Floats
-from paceline.tensors.pages import sparse_zeros
+from paceline.tensors.arrays import Floats, sparse_zeros
 
 _CHUNK = 1 << 10  # positions that are computed at a time
 _Doubles = npt.NDArray[np.float64]

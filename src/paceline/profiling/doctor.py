@@ -40,7 +40,7 @@ from paceline.profiling.machine import (
     measure_roofs,
 )
 from paceline.profiling.profile_store import stored_table
-from paceline.tensors.pages import Arena
+from paceline.tensors.arrays import Arena
 from paceline.tensors.placement import Placement
 
 DOT_PRODUCTS = frozenset(("avx_vnni", "avx512_vnni", "asimddp"))

@@ -27,8 +27,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.threads import set_num_threads
 from paceline.request.span import Span
 from paceline.stages.link import Link, Message, shown_address
-from paceline.tensors.arrays import Array
-from paceline.tensors.pages import give_back_freed
+from paceline.tensors.arrays import Array, give_back_freed
 
 log = logging.getLogger(__name__)
 GREETING_SECONDS = 10.0

@@ -3,6 +3,9 @@
 A forward is one call (:class:`NativeForward`). Rows are bitwise independent of everything that
 shares the forward, as in the reference: integers are exact in any order, and every other kernel
 computes a row by one fixed program. Knows no requests and no sampling.
+
+A recurrent layer's states and logs lie as ``csrc/kernels/recurrent.h`` says; when what is where,
+:class:`~paceline.models.backend.StateMemory` says.
 """
 
 from __future__ import annotations
@@ -12,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.backends.native.adapter_packing import AdapterPacker
 from paceline.backends.native.native import native_module
-from paceline.backends.native.native_states import NativeStates
-from paceline.backends.native.packing import Packer
+from paceline.backends.native.packing import AdapterPacker, Packer
 from paceline.core.errors import UnsupportedModelError
 from paceline.models.backend import (
     BLOCK_SIZE,
     AdaptedLayers,
     PackedLinear,
     Slots,
+    StateArrays,
     StateSpan,
     Taps,
     head_elements,
@@ -40,8 +42,7 @@ from paceline.models.weights import (
     RecurrentWeights,
 )
 from paceline.request.span import Span
-from paceline.tensors.arrays import Array, Floats
-from paceline.tensors.pages import sparse_zeros
+from paceline.tensors.arrays import Array, Floats, sparse_zeros
 
 MAX_HEAD_DIM = 576  # kernels.h
 MAX_KERNEL = 8  # recurrent.h: rows that a recurrent layer's convolution sees
@@ -406,3 +407,42 @@ def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any]
         "scales": mixture.scales,
         "norms": mixture.norms and mixture.norms._asdict(),
     }
+
+
+class NativeStates(StateArrays):
+    """Arrays of float32; the first dimension is a model's recurrent layers, in their order.
+
+    Attributes:
+        conv: ``[layers, slots, kernel - 1, channels]``, the oldest row first.
+        state: ``[layers, slots, heads, tiles * key_dim * 16]``: for every 16 columns of a head's
+            values a tile, a row per key; columns beyond ``value_dim`` are never looked at.
+        log_conv, log_key, log_added, log_decay: ``[layers, lanes, nodes, ...]``, what of a row is
+            logged: what the convolution read, keys, what they are multiplied with, and decays.
+    """
+
+    def __init__(self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int) -> None:
+        r = config.recurrent
+        assert r is not None
+        self.num_slots, self.num_lanes, self.num_nodes = num_slots, num_lanes, num_nodes
+        self._native, self._groups, self._key_dim = native_module(), r.groups, r.key_dim
+        layers = sum(r.layers)
+        tiles = -(-r.value_dim // BLOCK_SIZE)
+        held, logged = (layers, num_slots), (layers, num_lanes, num_nodes)
+        self.conv = sparse_zeros((*held, r.kernel - 1, r.channels), np.float32)
+        self.state = sparse_zeros((*held, r.heads, tiles * r.key_dim * BLOCK_SIZE), np.float32)
+        self.log_conv = sparse_zeros((*logged, r.channels), np.float32)
+        self.log_key = sparse_zeros((*logged, r.keys), np.float32)
+        self.log_added = sparse_zeros((*logged, r.inner), np.float32)
+        self.log_decay = sparse_zeros((*logged, r.heads), np.float32)
+        self.held = self.conv, self.state
+        self.logs = self.log_conv, self.log_key, self.log_added, self.log_decay
+        self.due = np.zeros((layers, num_lanes), np.uint8)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """In the order in which the kernels take them."""
+        return *self.held, *self.logs, self.due
+
+    def fold(self, slot: int, lane: int, path: Sequence[int]) -> None:
+        self._native.set_threads(num_threads())
+        self._native.fold_states(*self.arrays, self._groups, self._key_dim, slot, lane, list(path))

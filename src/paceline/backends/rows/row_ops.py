@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.backends.rows.recurrent_batch import RecurrentBatch
+from paceline.backends.rows.tensor_memory import RecurrentBatch
 from paceline.models.backend import WeightOps
 from paceline.models.config import ModelConfig
 

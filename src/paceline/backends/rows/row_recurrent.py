@@ -12,9 +12,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from paceline.backends.rows.recurrent_batch import RecurrentBatch
 from paceline.backends.rows.row_ops import RowOps, Tensor
-from paceline.backends.rows.tensor_states import after_row
+from paceline.backends.rows.tensor_memory import RecurrentBatch, after_row
 from paceline.models.shapes import DELTA, MAMBA2, Recurrent
 from paceline.models.weights import RecurrentWeights
 

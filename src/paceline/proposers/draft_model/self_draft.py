@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.backends.fewer_bits import read_layers
+from paceline.backends.native.packing import read_layers
 from paceline.backends.resolve import fewer_bits
 from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import SelfDraftConfig

@@ -39,8 +39,7 @@ from paceline.proposers.base.growth import Candidates, DraftState, Growth, can_g
 from paceline.request.request import Request
 from paceline.request.span import Span
 from paceline.sampling.logit_edits import SamplingRow
-from paceline.tensors.arrays import Floats
-from paceline.tensors.pages import sparse_zeros
+from paceline.tensors.arrays import Floats, sparse_zeros
 
 LARGEST = float(np.finfo(np.float16).max)
 Fuse = Callable[[Floats], Floats]
