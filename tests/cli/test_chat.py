@@ -13,7 +13,7 @@ import pytest
 
 from paceline.api.llm import LLM, embedded_model
 from paceline.build.drafts import default_speculative_config
-from paceline.cli.chat import PARAMETERS, Conversation, PromptHistory, talk
+from paceline.cli.chat import PARAMETERS, PromptHistory, TerminalChat, talk
 from paceline.cli.prompts import Encoder
 from paceline.cli.terminal import Screen
 from paceline.core.folders import state_folder
@@ -40,7 +40,7 @@ class Said:
     err: str
     asked: list[Any]
     remembered: list[str]
-    conversation: Conversation
+    conversation: TerminalChat
 
 
 Chat = Callable[..., Said]
@@ -71,7 +71,7 @@ def chat(llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0)
         encoder = Listening(llm.tokenizer, chat=uses_chat)
-        conversation = Conversation(llm, encoder, params, Screen(llm.proposers))
+        conversation = TerminalChat(llm, encoder, params, Screen(llm.proposers))
         capsys.readouterr()
         remembered: list[str] = []
         code = talk(conversation, read, remembered.append)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.api.llm import LLM
 from paceline.api.outputs import Completion, GenerationOutput
-from paceline.cli.compare import Comparison, Pair, compare, comparison_table, verdict
+from paceline.cli.compare import ArmComparison, Pair, compare, comparison_table, verdict
 from paceline.cli.report import Figures
 from paceline.cli.settings import NO_MEMORY
 from paceline.core.machine import Load
@@ -27,7 +27,7 @@ def output() -> GenerationOutput:
     return GenerationOutput([1], [Completion(0)])
 
 
-def comparison(plain: float, speculative: float, *differing: int) -> Comparison:
+def comparison(plain: float, speculative: float, *differing: int) -> ArmComparison:
     one = Figures(plain, 100, 100, longest_steps=100)
     first = Pair(0, one, Figures(speculative, 100, 40, 30, 90, 60, 40))
     second = Pair(1, one, Figures(speculative, 100, 50, 30, 90, 60, 50))
@@ -35,7 +35,7 @@ def comparison(plain: float, speculative: float, *differing: int) -> Comparison:
         pair.outputs = [output()]
         pair.rounds = [Round(pair.plain.arm, pair.speculative.arm)] * 3
         pair.differing = {index for index in differing if index == pair.first_prompt}
-    return Comparison([first, second])
+    return ArmComparison([first, second])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def comparison(plain: float, speculative: float, *differing: int) -> Comparison:
         ),
     ],
 )
-def test_verdict(measured: Comparison, promised: bool, sentence: str) -> None:
+def test_verdict(measured: ArmComparison, promised: bool, sentence: str) -> None:
     assert verdict(measured, promised) == sentence
 
 
@@ -131,7 +131,9 @@ class Arms:
 
         return SimpleNamespace(generate=generate)
 
-    def compared(self, monkeypatch: pytest.MonkeyPatch, prompts: int, **options: Any) -> Comparison:
+    def compared(
+        self, monkeypatch: pytest.MonkeyPatch, prompts: int, **options: Any
+    ) -> ArmComparison:
         monkeypatch.setattr("paceline.cli.report.time.perf_counter", self.clock)
         ids = [[index] for index in range(prompts)]
         plain, speculative = self.engine("plain", 10, 0), self.engine("speculative", 5, 12)

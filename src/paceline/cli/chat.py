@@ -47,7 +47,7 @@ ROOM = 4
 
 
 @dataclass(slots=True)
-class Conversation:
+class TerminalChat:
     """Turns, and how they are held.
 
     Attributes:
@@ -202,14 +202,14 @@ def _single(line: str) -> str | ChatCommand:
     words = line.strip()
     if words in LEAVING:
         return ChatCommand("bye")
-    found = _COMMAND.fullmatch(words)
-    return ChatCommand(found[1], (found[2] or "").strip()) if found else line
+    match = _COMMAND.fullmatch(words)
+    return ChatCommand(match[1], (match[2] or "").strip()) if match else line
 
 
 Remember = Callable[[str], None]
 
 
-def talk(conversation: Conversation, read: Read, remember: Remember = lambda text: None) -> int:
+def talk(conversation: TerminalChat, read: Read, remember: Remember = lambda text: None) -> int:
     """Go on until the end of input; returns the exit code.
 
     Args:
@@ -309,7 +309,7 @@ _ELSEWHERE = {
 _LISTED = '; /? lists the commands, and """/...""" sends a message that begins with a slash'
 
 
-def carry_out(talk: Conversation, command: ChatCommand) -> bool:
+def carry_out(talk: TerminalChat, command: ChatCommand) -> bool:
     """Do what a command says; whether the conversation goes on.
 
     Raises:
@@ -325,17 +325,17 @@ def carry_out(talk: Conversation, command: ChatCommand) -> bool:
     return True
 
 
-def _help(talk: Conversation, _: str) -> None:
+def _help(talk: TerminalChat, _: str) -> None:
     talk.screen.note(HELP)
 
 
-def _clear(talk: Conversation, _: str) -> None:
+def _clear(talk: TerminalChat, _: str) -> None:
     talk.messages.clear()
     talk.unanswered = None
     talk.screen.note("the conversation is forgotten")
 
 
-def _drop(talk: Conversation, _: str) -> None:
+def _drop(talk: TerminalChat, _: str) -> None:
     dropped = talk.make_room(talk.unanswered)
     left = len(talk.messages) // 2
     talk.screen.note(f"dropped the oldest {counted(dropped)}; {counted(left)} left")
@@ -343,19 +343,19 @@ def _drop(talk: Conversation, _: str) -> None:
         talk.ask(talk.unanswered)
 
 
-def _stats(talk: Conversation, _: str) -> None:
+def _stats(talk: TerminalChat, _: str) -> None:
     talk.screen.note(f"last answer: {closing_line(talk.last)}")
     talk.screen.note(f"all answers: {closing_line(talk.all)}")
 
 
-def _system(talk: Conversation, text: str) -> None:
+def _system(talk: TerminalChat, text: str) -> None:
     if text:
         _set_system(talk, text)
     else:
         _show_system(talk)
 
 
-def _set(talk: Conversation, text: str) -> None:
+def _set(talk: TerminalChat, text: str) -> None:
     name, _, value = text.partition(" ")
     change = _SETTINGS.get(name)
     if change is None:
@@ -364,7 +364,7 @@ def _set(talk: Conversation, text: str) -> None:
         change(talk, value.strip())
 
 
-def _set_system(talk: Conversation, text: str) -> None:
+def _set_system(talk: TerminalChat, text: str) -> None:
     if not talk.encoder.uses_chat:
         raise RequestError("the model has no chat template, so there is no system message")
     talk.encoder = replace(talk.encoder, system=_unquoted(text) or None)
@@ -375,7 +375,7 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
-def _set_parameter(talk: Conversation, text: str) -> None:
+def _set_parameter(talk: TerminalChat, text: str) -> None:
     name, _, value = text.partition(" ")
     if not value.strip() and (not name or name in PARAMETERS):
         for known, (_, _, help) in PARAMETERS.items():
@@ -393,7 +393,7 @@ def _set_parameter(talk: Conversation, text: str) -> None:
     talk.screen.note(f"{name} is {given if given is not None else 'without a limit'}")
 
 
-def _set_thinking(talk: Conversation, wanted: bool) -> None:
+def _set_thinking(talk: TerminalChat, wanted: bool) -> None:
     tokenizer = talk.encoder.tokenizer
     if tokenizer is None or not tokenizer.template_knows("enable_thinking"):
         raise RequestError("the chat template does not know thinking")
@@ -401,7 +401,7 @@ def _set_thinking(talk: Conversation, wanted: bool) -> None:
     talk.screen.note(f"thinking is {'on' if wanted else 'off'}")
 
 
-def _set_format(talk: Conversation, text: str) -> None:
+def _set_format(talk: TerminalChat, text: str) -> None:
     if text not in ("json", ""):
         raise RequestError(f"format is {text!r}; allowed: json (--json-schema takes schemas)")
     shape = StructuredOutputs(json_object=True) if text else None
@@ -409,28 +409,28 @@ def _set_format(talk: Conversation, text: str) -> None:
     talk.screen.note("answers are JSON objects" if text else "answers may have any form")
 
 
-def _set_figures(talk: Conversation, wanted: bool) -> None:
+def _set_figures(talk: TerminalChat, wanted: bool) -> None:
     talk.shows_figures = wanted
     talk.screen.note(f"figures after each answer are {'on' if wanted else 'off'}")
 
 
-def _set_wrapping(talk: Conversation, wanted: bool) -> None:
+def _set_wrapping(talk: TerminalChat, wanted: bool) -> None:
     talk.screen.wraps = wanted
     talk.screen.note(f"lines end {'between words' if wanted else 'at the edge'}")
 
 
-def _set_history(talk: Conversation, wanted: bool) -> None:
+def _set_history(talk: TerminalChat, wanted: bool) -> None:
     talk.keeps_typed = wanted
     talk.screen.note(f"what is typed is {'kept' if wanted else 'not kept'} for later chats")
 
 
-def _set_dropping(talk: Conversation, wanted: bool) -> None:
+def _set_dropping(talk: TerminalChat, wanted: bool) -> None:
     talk.drops = wanted
     kept = "go when the context is full" if wanted else "are kept"
     talk.screen.note(f"the oldest turns {kept}")
 
 
-def _show(talk: Conversation, text: str) -> None:
+def _show(talk: TerminalChat, text: str) -> None:
     match text:
         case "info":
             talk.screen.note(banner(talk.llm))
@@ -455,11 +455,11 @@ def _told(value: Any) -> str:
     return printable(" ".join(value)) if isinstance(value, tuple | list) else str(value)
 
 
-def _show_system(talk: Conversation) -> None:
+def _show_system(talk: TerminalChat) -> None:
     talk.screen.note(printable(talk.encoder.system or "there is no system message"))
 
 
-_COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
+_COMMANDS: Mapping[str, Callable[[TerminalChat, str], None]] = {
     **dict.fromkeys(("?", "help"), _help),
     "clear": _clear,
     "drop": _drop,
@@ -468,7 +468,7 @@ _COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
     "stats": _stats,
     "system": _system,
 }
-_SETTINGS: Mapping[str, Callable[[Conversation, str], None]] = {
+_SETTINGS: Mapping[str, Callable[[TerminalChat, str], None]] = {
     "system": _set_system,
     "nosystem": lambda talk, _: _set_system(talk, ""),
     "parameter": _set_parameter,
@@ -539,10 +539,10 @@ class PromptHistory:
 
 def _text(line: str) -> str | None:
     try:
-        found = json.loads(line)
+        text = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    return text if isinstance(text, str) else None
 
 
 def _append(path: Path, text: str) -> None:

@@ -64,7 +64,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ArmComparison:
     """All groups of a comparison, in order.
 
     Attributes:
@@ -87,12 +87,12 @@ class Comparison:
 
     def facts(self) -> dict[str, Any]:
         """What a document says of how certain the speed-up is."""
-        found = self.claim
-        told = {name: value for name, value in asdict(found).items() if name != "untold"}
+        speed_up = self.claim
+        claimed = {name: value for name, value in asdict(speed_up).items() if name != "untold"}
         return {
             "repeat": self.repetitions,
-            "disturbed": found.untold,
-            "claim": told if found.untold is None else None,
+            "disturbed": speed_up.untold,
+            "claim": claimed if speed_up.untold is None else None,
             "load": None if self.load is None else asdict(self.load),
         }
 
@@ -116,7 +116,7 @@ def compare(
     advance: Callable[[int], None] = lambda done: None,
     patience: float = PATIENCE,
     clock: Callable[[], float] = time.perf_counter,
-) -> Comparison:
+) -> ArmComparison:
     """Run prompts through both arms in turns, after a warm-up that is not counted.
 
     Args:
@@ -145,19 +145,21 @@ def compare(
             plain_first = (place + repetition) % 2 == 1
             _run_pair(pair, arms, list(prompts[part]), wishes[part], plain_first=plain_first)
             advance(next(done))
-        found = Comparison(pairs, repetition, load)
-        if _is_enough(found, repeat, clock() - began, patience):
-            return found
+        comparison = ArmComparison(pairs, repetition, load)
+        if _is_enough(comparison, repeat, clock() - began, patience):
+            return comparison
     raise AssertionError  # counting does not end
 
 
-def _is_enough(found: Comparison, repeat: int | None, seconds: float, patience: float) -> bool:
+def _is_enough(
+    comparison: ArmComparison, repeat: int | None, seconds: float, patience: float
+) -> bool:
     """Whether to stop; one more repetition would take as long as those before did."""
-    done = found.repetitions
+    done = comparison.repetitions
     if repeat is not None:
         return done >= repeat
     is_over = done >= MOST_REPETITIONS or seconds * (1 + 1 / done) > patience
-    return is_over or found.claim.is_certain
+    return is_over or comparison.claim.is_certain
 
 
 def _run_pair(
@@ -170,13 +172,13 @@ def _run_pair(
     answered = []
     for llm, figures in arms if plain_first else reversed(arms):
         answered.append(check_answered(figures.measure(llm, group, params)))
-    expected, found = answered if plain_first else reversed(answered)
+    expected, drafted = answered if plain_first else reversed(answered)
     (_, one_arm), (_, other_arm) = arms
     pair.plain.add_figures(one_arm)
     pair.speculative.add_figures(other_arm)
     pair.rounds.append(Round(one_arm.arm, other_arm.arm))
-    pair.outputs = pair.outputs or found
-    for index, (one, other) in enumerate(zip(expected, found, strict=True), pair.first_prompt):
+    pair.outputs = pair.outputs or drafted
+    for index, (one, other) in enumerate(zip(expected, drafted, strict=True), pair.first_prompt):
         if one.token_ids != other.token_ids or one.finish_reason != other.finish_reason:
             pair.differing.add(index)
 
@@ -260,7 +262,7 @@ def compare_command(
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
 
 
-def _show(comparison: Comparison, llm: LLM, screen: Screen) -> None:
+def _show(comparison: ArmComparison, llm: LLM, screen: Screen) -> None:
     screen.say(comparison_table(comparison))
     report = comparison.report()
     assert report.plain is not None
@@ -270,7 +272,7 @@ def _show(comparison: Comparison, llm: LLM, screen: Screen) -> None:
     screen.say(verdict(comparison, llm.promises_identity))
 
 
-def comparison_table(comparison: Comparison) -> str:
+def comparison_table(comparison: ArmComparison) -> str:
     """A row per group of prompts."""
     rows = []
     for pair in comparison.pairs:
@@ -290,10 +292,10 @@ def cells(pair: Pair) -> dict[str, str]:
     }
 
 
-def verdict(comparison: Comparison, promises_identity: bool) -> str:
+def verdict(comparison: ArmComparison, promises_identity: bool) -> str:
     """One sentence: identical or not, faster or not, as measured, where that can be told."""
-    found, total = comparison.claim, sum(len(pair.outputs) for pair in comparison.pairs)
-    speed = ("" if found.untold is None else "and ") + found.sentence(comparison.load)
+    speed_up, total = comparison.claim, sum(len(pair.outputs) for pair in comparison.pairs)
+    speed = ("" if speed_up.untold is None else "and ") + speed_up.sentence(comparison.load)
     different = len(comparison.differing)
     if not different:
         return f"identical output, {speed}"

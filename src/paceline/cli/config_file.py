@@ -18,7 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import write_text
 from paceline.core.installation import pip_install
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 # Options that the command line can only take as text, and what a file may hold instead.
 _ALSO: dict[str, tuple[type, ...]] = {
     "speculative_config": (dict, list),
@@ -53,7 +53,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read or parsed, is no object, or has a key twice.
     """
-    kind, parse = _PARSERS.get(Path(path).suffix.lower(), ("JSON", json.loads))
+    format_name, parse = _PARSERS.get(Path(path).suffix.lower(), ("JSON", json.loads))
     try:
         document = parse(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -63,7 +63,9 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
             f"{path} needs PyYAML: {pip_install('pyyaml')}, or write the options as JSON"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid {kind}: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{path} is not valid {format_name}: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path} must hold one object whose keys are the long names of options")
     values: dict[str, Any] = {}
@@ -157,12 +159,12 @@ def _checked(path: str, key: str, value: Any, annotation: Any) -> Any:
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{path}: {key} is {value!r}; it must be text or a list of texts")
         return texts
-    kind = next(kind for kind in _KINDS if kind in (declared, *get_args(declared)))
+    value_type = next(each for each in _TYPES if each in (declared, *get_args(declared)))
     if isinstance(value, _ALSO.get(key, ())) and not isinstance(value, bool):
         return json.dumps(value, default=str)
-    fits = (int, float) if kind is float else kind
-    if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{path}: {key} is {value!r}; it must be {_KINDS[kind]}")
+    fits = (int, float) if value_type is float else value_type
+    if not isinstance(value, fits) or (isinstance(value, bool) and value_type is not bool):
+        raise ConfigError(f"{path}: {key} is {value!r}; it must be {_TYPES[value_type]}")
     if info.min is not None and value < info.min:
         raise ConfigError(f"{path}: {key} is {value!r}; it must be at least {info.min}")
     return value

@@ -18,7 +18,7 @@ from paceline.build.drafts import default_speculative_config
 from paceline.cli.compare import (
     EXIT_DIFFERENT,
     PATIENCE,
-    Comparison,
+    ArmComparison,
     Pair,
     cells,
     compare,
@@ -184,15 +184,15 @@ def _shown(prompt: str, is_question: bool) -> str:
     return ("..." if len(prompt) > SHOWN else "") + prompt[-SHOWN:].rstrip("\n")
 
 
-def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair]:
+def by_kind(prompts: Sequence[Prompt], comparison: ArmComparison) -> dict[str, Pair]:
     """The comparison summed over each kind of prompt, and over all."""
     kinds = {prompt.kind: Pair(0) for prompt in prompts} | {ALL: Pair(0)}
     for prompt, pair in zip(prompts, comparison.pairs, strict=True):
-        for kind in (kinds[prompt.kind], kinds[ALL]):
-            kind.plain.add_figures(pair.plain)
-            kind.speculative.add_figures(pair.speculative)
-            kind.differing |= pair.differing
-            kind.rounds += pair.rounds
+        for total in (kinds[prompt.kind], kinds[ALL]):
+            total.plain.add_figures(pair.plain)
+            total.speculative.add_figures(pair.speculative)
+            total.differing |= pair.differing
+            total.rounds += pair.rounds
     return kinds
 
 

@@ -41,28 +41,30 @@ def doctor_command(options: DoctorOptions) -> int:
     from paceline.profiling.doctor import diagnose
 
     config = EngineConfig(**engine_options(options))
-    found = diagnose(options.model or EMBEDDED, config)
+    diagnosis = diagnose(options.model or EMBEDDED, config)
     screen = Screen(json=options.json)
     if options.json:
-        screen.document(asdict(found))
+        screen.document(asdict(diagnosis))
         return 0
-    for name, text in facts(found):
+    for name, text in facts(diagnosis):
         screen.say(_wrapped(name.ljust(INDENT), text))
-    screen.say("\nFaster, the greatest gain first:" if found.advice else "\nNothing to improve.")
-    for number, text in enumerate(found.advice, start=1):
+    screen.say(
+        "\nFaster, the greatest gain first:" if diagnosis.advice else "\nNothing to improve."
+    )
+    for number, text in enumerate(diagnosis.advice, start=1):
         screen.say(_wrapped(f"{number:2}. ", text))
     return 0
 
 
-def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
+def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """Names and texts of all that was found, in order."""
-    machine, kernels, model = found.machine, found.kernels, found.model
+    machine, kernels, model = diagnosis.machine, diagnosis.kernels, diagnosis.model
     yield "processor", machine.processor
     if machine.instructions:
         yield "instructions", ", ".join(machine.instructions)
     yield "cores", _cores(machine)
     yield "memory", _memory(machine)
-    roofs = found.roofs
+    roofs = diagnosis.roofs
     yield "measured", f"{roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s"
     if kernels.problem is None:
         yield "kernels", f"native, {kernels.level} (of {', '.join(kernels.levels)})"
@@ -75,11 +77,11 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         if model.disk_gb_per_s is not None:
             yield from streaming_rows(model, model.disk_gb_per_s)
         yield "profile", "measured" if model.has_profile else "none"
-    for part in found.parts:
+    for part in diagnosis.parts:
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
         missing = f"not installed: {install_command(part.extra)}"
         yield part.extra, f"{versions or missing} ({part.gives})"
-    for place in found.places:
+    for place in diagnosis.places:
         yield "on disk", f"{place.num_bytes / 1e6:.1f} MB in {place.folder}: {place.holds}"
 
 

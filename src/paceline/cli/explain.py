@@ -192,11 +192,11 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
 
 
 def _step(record: StepRecord, text: str, text_of: Callable[[int], str]) -> dict[str, Any]:
-    found = asdict(record) | {"shape": record.shape._asdict(), "text": text}
-    for part in found["requests"]:
+    document = asdict(record) | {"shape": record.shape._asdict(), "text": text}
+    for part in document["requests"]:
         for node in part["nodes"]:
             node["text"] = text_of(node["token_id"])
-    return found
+    return document
 
 
 TAIL = 60

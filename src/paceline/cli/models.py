@@ -101,8 +101,8 @@ def models_command(options: ModelsOptions) -> int:
             for e in entries
         ]
         copies = {str(place): size for place, size in packed.items()}
-        told = {"models": rows, "users_catalogue": str(users_catalogue()), "packed": copies}
-        screen.document(told)
+        document = {"models": rows, "users_catalogue": str(users_catalogue()), "packed": copies}
+        screen.document(document)
         return 0
     screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
     screen.note(f"paceline pull NAME downloads one; you can add models in {users_catalogue()}")

@@ -97,14 +97,16 @@ def _field(default: Any, declare: Callable[[str], Any]) -> Any:
 def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[..., None]:
     """A function with a parameter for each option, which hands the filled dataclass to ``body``."""
     hints = get_type_hints(options)
-    kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    parameters = [inspect.Parameter("context", kind, annotation=typer.Context)]
+    keyword_only, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    parameters = [inspect.Parameter("context", keyword_only, annotation=typer.Context)]
     for each in _in_order(options):
         default = empty if each.default is MISSING else each.default
         info = each.metadata["declare"](each.name)
         info.metavar = info.metavar or _shown_type(hints[each.name])
         declared: Any = Annotated[hints[each.name], info]
-        parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=declared))
+        parameters.append(
+            inspect.Parameter(each.name, keyword_only, default=default, annotation=declared)
+        )
 
     def command(context: typer.Context, **values: Any) -> None:
         refuse_empty_variables(context)

@@ -150,13 +150,13 @@ def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
         return SelfDraftConfig(draft_layers=layers, dtype=dtype or "auto")
     if options.draft is not None:
         return SpeculativeConfig(method=method_of(options.draft), model=options.draft)
-    found = drafts_of(options.model)
-    return next((config for config in found if config.method in ("draft_model", MTP)), None)
+    drafts = drafts_of(options.model)
+    return next((config for config in drafts if config.method in ("draft_model", MTP)), None)
 
 
 def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
     """Whole numbers out of ``1-4,8``, ascending; none where nothing was said."""
-    found: set[int] = set()
+    chosen: set[int] = set()
     for part in text.split(",") if text else ():
         match = _NUMBERS.fullmatch(part.strip())
         low = int(match[1]) if match else 0
@@ -166,10 +166,10 @@ def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
                 f"{option} has {part.strip()!r}; write numbers from {least} to {most} and ranges "
                 "of them with commas between, such as 1-16,32"
             )
-        found.update(range(low, high + 1) if high - low < MAX_NUMBERS else ())
-        if high - low >= MAX_NUMBERS or len(found) > MAX_NUMBERS:
+        chosen.update(range(low, high + 1) if high - low < MAX_NUMBERS else ())
+        if high - low >= MAX_NUMBERS or len(chosen) > MAX_NUMBERS:
             raise ConfigError(f"{option} has more than {MAX_NUMBERS} numbers")
-    return sorted(found)
+    return sorted(chosen)
 
 
 def profile_texts(profiles: Sequence[Profile]) -> Iterator[str]:

@@ -178,5 +178,7 @@ class ChatOptions(Protocol):
 
 def encoder_of(tokenizer: Tokenizer | None, options: ChatOptions) -> Encoder:
     """What makes token ids of a command's prompts."""
-    told = parse_template_options(options.default_chat_template_kwargs)
-    return Encoder(tokenizer, options.chat, not options.no_thinking, told, options.system)
+    template_options = parse_template_options(options.default_chat_template_kwargs)
+    return Encoder(
+        tokenizer, options.chat, not options.no_thinking, template_options, options.system
+    )

@@ -48,13 +48,13 @@ def help_command(options: HelpOptions) -> int:
     context = command.make_context("paceline", [], resilient_parsing=True)
     for word in options.command or ():
         below = getattr(command, "commands", {})
-        found = command.get_command(context, word) if below else None
-        if found is None:
+        child = command.get_command(context, word) if below else None
+        if child is None:
             raise ConfigError(
                 f"{context.command_path} has no command {word!r}; there are "
                 f"{', '.join(below) or 'none'}"
             )
-        command = found
+        command = child
         context = command.make_context(word, [], parent=context, resilient_parsing=True)
     typer.echo(command.get_help(context))
     return 0
@@ -96,10 +96,10 @@ def all_commands() -> list[tuple[tuple[str, ...], Any]]:
 
 def _commands(names: tuple[str, ...], command: Any) -> list[tuple[tuple[str, ...], Any]]:
     children = getattr(command, "commands", {})
-    found = [(names, command)]
+    commands = [(names, command)]
     for name, child in children.items():
-        found += _commands((*names, name), child)
-    return found
+        commands += _commands((*names, name), child)
+    return commands
 
 
 def _section(names: tuple[str, ...], command: Any) -> str:
@@ -167,12 +167,12 @@ def _parameters(title: str, command: Any, context: Any, *, is_argument: bool) ->
 
 
 def _children(name: str, command: Any) -> list[str]:
-    def told() -> Iterator[str]:
+    def entries() -> Iterator[str]:
         for word, child in getattr(command, "commands", {}).items():
             summary = _paragraphs(child.help or "")[0]
             yield from (".TP", f".BR {_plain(f'{name}-{word}')} (1)", _plain(summary))
 
-    return _roff_section("COMMANDS", list(told()))
+    return _roff_section("COMMANDS", list(entries()))
 
 
 SHELLS = ("bash", "zsh", "fish")

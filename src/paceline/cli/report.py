@@ -136,15 +136,15 @@ class Report:
 
 
 def _output(index: int, output: GenerationOutput) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "prompt_index": index,
         "token_ids": output.token_ids,
         "text": output.text,
         "finish_reason": output.finish_reason,
     }
     if output.error is not None:
-        found["error"] = str(output.error)
-    return found
+        document["error"] = str(output.error)
+    return document
 
 
 def check_answered(outputs: Sequence[GenerationOutput]) -> list[GenerationOutput]:
@@ -183,9 +183,9 @@ def sampling_line(defaults: SamplingDefaults, params: SamplingParams) -> str:
     """How answers are sampled, and whose choice that is."""
     values = {name: getattr(params, name) for name in NEUTRAL}
     is_default = values == {**NEUTRAL, **defaults.values}
-    told = defaults if is_default else SamplingDefaults(values, "as asked")
+    shown = defaults if is_default else SamplingDefaults(values, "as asked")
     seed = "" if params.is_greedy or params.seed is None else f", seed {params.seed}"
-    return f"sampling: {told}{seed}"
+    return f"sampling: {shown}{seed}"
 
 
 def closing_line(figures: Figures) -> str:

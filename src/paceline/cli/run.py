@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.api.outputs import GenerationOutput
-from paceline.cli.chat import Conversation, PromptHistory, talk
+from paceline.cli.chat import PromptHistory, TerminalChat, talk
 from paceline.cli.compare import compare_command
 from paceline.cli.options import RunOptions
 from paceline.cli.prompts import Prompt, asked_prompt, encoder_of, read_prompts
@@ -81,7 +81,7 @@ def run_command(options: RunOptions) -> int:
         encoder = encoder_of(tokenizer, options)
         clock = llm.call(lambda engine: StepClock(engine).start()) if options.trace else None
         if prompts is None:
-            code = _talk(Conversation(llm, encoder, params, screen, adapter_of(options)))
+            code = _talk(TerminalChat(llm, encoder, params, screen, adapter_of(options)))
         else:
             code = _answer(llm, encoder.encode_all(prompts), params, options, screen)
         if options.trace is not None and clock is not None:
@@ -89,7 +89,7 @@ def run_command(options: RunOptions) -> int:
         return code
 
 
-def _talk(conversation: Conversation) -> int:
+def _talk(conversation: TerminalChat) -> int:
     history = PromptHistory()
     try:
         terminal = Terminal(history.texts())

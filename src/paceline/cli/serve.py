@@ -358,14 +358,14 @@ def served_names(models: Sequence[str], given: Sequence[str]) -> dict[str, tuple
     chosen = dict.fromkeys(names, tuple[str, ...]())
     for each in given:
         name, sign, wanted = each.partition("=")
-        found = [model for model, own in names.items() if wanted in own]
-        if not (name and sign and found):
+        meant = [model for model, own in names.items() if wanted in own]
+        if not (name and sign and meant):
             known = ", ".join(own[0] for own in names.values())
             raise ConfigError(
                 f"--served-model-name is {each!r}; with several models it is NAME=MODEL, and the "
                 f"models are {known}"
             )
-        chosen[found[0]] += (name,)
+        chosen[meant[0]] += (name,)
     return {model: chosen[model] or own for model, own in names.items()}
 
 

@@ -133,9 +133,9 @@ def named_draft(draft: str) -> SpeculativeConfig:
     if is_ngram_model(draft):
         return _draft_by("ngram_model", draft)
     with suppress(OSError, ValueError, PacelineError):
-        found = draft_at(Path(os.path.expanduser(draft)))
-        if found.method != "draft_model":
-            return replace(found, model=draft)
+        head = draft_at(Path(os.path.expanduser(draft)))
+        if head.method != "draft_model":
+            return replace(head, model=draft)
     return _draft_by("draft_model", draft)
 
 
@@ -166,24 +166,24 @@ def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str
     Raises:
         ConfigError: one is written otherwise, or a name is given twice.
     """
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for each in given:
         name, sign, folder = each.partition("=")
         if not (name and sign and folder):
             raise ConfigError(f"--lora is {each!r}; write NAME=FOLDER")
-        if name in found:
+        if name in folders:
             raise ConfigError(f"--lora gives two adapters the name {name!r}: choose another")
         if name in taken:
             raise ConfigError(
                 f"--lora gives an adapter the name of a model, {name!r}: choose another"
             )
-        found[name] = os.path.abspath(os.path.expanduser(folder))
-    return found
+        folders[name] = os.path.abspath(os.path.expanduser(folder))
+    return folders
 
 
-def values_of(options: Any, kind: type[Any]) -> dict[str, Any]:
+def values_of(options: Any, config: type[Any]) -> dict[str, Any]:
     """What the options say for the fields of a dataclass."""
-    return {each.name: getattr(options, each.name) for each in fields(kind)}
+    return {each.name: getattr(options, each.name) for each in fields(config)}
 
 
 def sampling_params(

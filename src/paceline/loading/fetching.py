@@ -263,6 +263,6 @@ def _asked(name: str, ask: Callable[[], Answer]) -> Answer:
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no reason given"]
         raise ModelLoadError(
-            f"there is no folder {name}, and the hub did not give it: {type(error).__name__}: "
+            f"there is no folder {name}, and it cannot be downloaded: {type(error).__name__}: "
             f"{lines[0][:_MAX_REASON]}"
         ) from error

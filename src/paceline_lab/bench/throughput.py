@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.api.llm import LLM
 from paceline.api.outputs import GenerationOutput
-from paceline.cli.compare import EXIT_DIFFERENT, WARM_UP_TOKENS, Comparison, compare, open_arms
+from paceline.cli.compare import EXIT_DIFFERENT, WARM_UP_TOKENS, ArmComparison, compare, open_arms
 from paceline.cli.prompts import Encoder
 from paceline.cli.report import Figures, banner, check_answered
 from paceline.cli.settings import engine_options, speculative_config
@@ -85,7 +85,7 @@ def _report(
     screen: Screen,
     figures: Figures,
     outputs: Sequence[GenerationOutput],
-    comparison: Comparison | None = None,
+    comparison: ArmComparison | None = None,
 ) -> int:
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     document: dict[str, Any] = {
@@ -142,7 +142,7 @@ def _line(document: dict[str, Any]) -> str:
     )
 
 
-def _compared(found: Comparison, document: dict[str, Any]) -> str:
+def _compared(found: ArmComparison, document: dict[str, Any]) -> str:
     """Add the ratio and what differs to the document, and say it."""
     ratio = ratio_of_medians(
         [pair.speculative.tokens_per_second for pair in found.pairs],
