@@ -190,6 +190,8 @@ def _tried(
         grammar = _grammar_text(spec, tokens)
         if has_gap:
             grammar = _with_gap(grammar)
+    except ShapeError as error:
+        return error
     except ValueError as error:
         return _refusal(spec, str(error))
     request = {"grammar": grammar, "seconds": COMPILE_SECONDS, "mask_seconds": MASK_SECONDS}

@@ -119,34 +119,27 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A whole choice, ``message`` in place of ``delta``, from all parts of a sample."""
     content, reasoning = "", ""
     calls: list[dict[str, Any]] = []
-    logprobs: list[dict[str, Any]] = []
-    tokens: list[dict[str, Any]] = []
-    token_ids: list[int] = []
+    lists: dict[str, list[Any]] = {}  # of log-probabilities and tokens, where some are told
     for part in parts:
         delta = part["delta"]
         content += delta.get("content", "")
         reasoning += delta.get("reasoning_content", "")
         for call in delta.get("tool_calls", ()):
             _add_call(calls, call)
-        logprobs += (part["logprobs"] or {}).get("content", ())
-        tokens += part.get("tokens", ())
-        token_ids += part.get("token_ids", ())
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": content or (None if calls else ""),
-    }
+        if part["logprobs"] is not None:
+            lists.setdefault("logprobs", []).extend(part["logprobs"]["content"])
+        for name in ("tokens", "token_ids"):
+            if name in part:
+                lists.setdefault(name, []).extend(part[name])
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = calls
-    whole = {**parts[-1], "message": message}
+    whole = {**parts[-1], "message": message, **lists}
     del whole["delta"]
-    if any(part["logprobs"] is not None for part in parts):
-        whole["logprobs"] = {"content": logprobs}
-    if any("tokens" in part for part in parts):
-        whole["tokens"] = tokens
-    if any("token_ids" in part for part in parts):
-        whole["token_ids"] = token_ids
+    if "logprobs" in lists:
+        whole["logprobs"] = {"content": lists["logprobs"]}
     return whole
 
 

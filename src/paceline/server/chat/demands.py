@@ -18,6 +18,7 @@ from paceline.request import structural_tags
 from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
 from paceline.server.chat.answer import AnswerParser, OfferedTool, ToolUse, Wrapping
 from paceline.server.chat.calls.kind import (
+    ANY_TEXT,
     Form,
     ToolFormat,
     const,
@@ -26,6 +27,8 @@ from paceline.server.chat.calls.kind import (
     optional,
     regex,
     separated,
+    sequence,
+    star,
     tag,
 )
 from paceline.server.chat.harmony import (
@@ -251,9 +254,6 @@ def _strict(use: ToolUse) -> Form:
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "excludes": others}
 
 
-_ANYTHING: Form = {"type": "any_text"}
-
-
 def harmony_constraint(
     harmony: Harmony, use: ToolUse | None, response: StructuredOutputs | None
 ) -> StructuredOutputs | None:
@@ -269,25 +269,24 @@ def harmony_constraint(
         return response
     if not must_call and response is None and not is_strict:
         return None
-    shape = _ANYTHING if response is None else shape_form(response)
+    shape = ANY_TEXT if response is None else shape_form(response)
     endings = [_call(tool, must_call) for tool in use.tools] if use else []
     if not must_call:
-        endings.append(_sequence(_text(f"{CHANNEL}final{MESSAGE}"), shape))
-    before = {"type": "star", "content": _one_of(_message("analysis"), _message("commentary"))}
-    form = _sequence(*_rest_of(begun), before, _one_of(*endings))
+        endings.append(sequence(const(f"{CHANNEL}final{MESSAGE}"), shape))
+    before = star(one_of(map(_message, ("analysis", "commentary"))))
+    form = sequence(*_rest_of(begun), before, one_of(endings))
     return StructuredOutputs(structural_tag={"format": form}, composed=True)
 
 
 def _rest_of(begun: HarmonyParser) -> list[Form]:
     """What comes before the head of the next message."""
     if begun.place is HarmonyPlace.HEAD:
-        return [] if begun.has_start else [_text(ASSISTANT)]
-    return [_ANYTHING, _text(END + ASSISTANT)]
+        return [] if begun.has_start else [const(ASSISTANT)]
+    return [ANY_TEXT, const(END + ASSISTANT)]
 
 
 def _message(channel: str) -> Form:
-    begin, end = f"{CHANNEL}{channel}{MESSAGE}", END + ASSISTANT
-    return {"type": "tag", "begin": begin, "content": _ANYTHING, "end": end}
+    return tag(f"{CHANNEL}{channel}{MESSAGE}", ANY_TEXT, END + ASSISTANT)
 
 
 def _call(tool: OfferedTool, must_call: bool) -> Form:
@@ -295,17 +294,4 @@ def _call(tool: OfferedTool, must_call: bool) -> Form:
     to, kind = f" to={FUNCTIONS}{tool.name}", f" <|constrain|>json{MESSAGE}"
     heads = f"{CHANNEL}commentary{to}{kind}", f"{to}{CHANNEL}commentary{kind}"
     schema = tool.schema if must_call or tool.strict else ANY_OBJECT
-    arguments = {"type": "json_schema", "json_schema": schema}
-    return _sequence(_one_of(*map(_text, heads)), arguments)
-
-
-def _text(value: str) -> Form:
-    return {"type": "const_string", "value": value}
-
-
-def _sequence(*elements: Any) -> Form:
-    return {"type": "sequence", "elements": [*elements]}
-
-
-def _one_of(*elements: Form) -> Form:
-    return {"type": "or", "elements": [*elements]}
+    return sequence(one_of(map(const, heads)), json_of(schema))

@@ -1,6 +1,6 @@
 """Fields of other servers that Paceline does not have, with the values that ask for nothing.
 
-Clients send them as a matter of course. Owns the tables, which ``docs/server.md`` repeats for
+Clients send them as a matter of course. Owns the table, which ``docs/server.md`` repeats for
 people, and the refusal of other values. Knows no body.
 """
 
@@ -25,8 +25,85 @@ _PARSERS = "--reasoning-parser and --tool-call-parser say how answers are read"
 _DRAFTS = "send speculative.num_speculative_tokens instead"
 _TIME = "--request-timeout holds for all answers"
 _INFILL = "send it to /infill"
+_BY_HEADER = "send the header x-request-id instead"
+_MAX_SHOWN = 60
 
-LLAMA_CPP: Mapping[str, tuple[tuple[Any, ...], str]] = {
+Values = tuple[Any, ...]
+
+FOREIGN: Mapping[str, tuple[Values, str]] = {
+    # OpenAI
+    "best_of": ((1,), "it would compute samples that nobody sees; ask for n of them and choose"),
+    "suffix": (("",), "gaps are filled by /v1/completions and /infill"),
+    "functions": (([],), "send tools instead"),
+    "function_call": (("none",), "send tool_choice instead"),
+    "modalities": ((["text"],), "the models served here read and write text"),
+    "service_tier": (("auto", "default"), "all requests wait in one queue"),
+    "verbosity": (("medium",), "options of a chat template go into chat_template_kwargs"),
+    # vLLM
+    "use_beam_search": ((False,), "answers are sampled"),
+    "length_penalty": ((1,), "it is for beam search; answers are sampled"),
+    "early_stopping": ((False,), "it is for beam search; answers are sampled"),
+    "detokenize": ((True,), "answers are text; return_token_ids adds the ids"),
+    "skip_special_tokens": ((True,), "special tokens are never part of a text"),
+    "spaces_between_special_tokens": ((True,), "special tokens are never part of a text"),
+    "logits_processors": (
+        ([],),
+        "requests cannot bring code; send logit_bias or structured_outputs",
+    ),
+    "priority": ((0,), "all requests wait in one queue"),
+    "echo": ((False,), "only /v1/completions repeats its prompt"),
+    "add_special_tokens": ((False,), "a chat template writes them itself"),
+    "documents": (([],), "options of a chat template go into chat_template_kwargs"),
+    "include_reasoning": ((True,), _PARSERS),
+    "return_tokens_as_token_ids": ((False,), "send return_token_ids instead"),
+    "prompt_embeds": ((), "prompts are text or token ids"),
+    "chat_template": (
+        (),
+        "the template comes with the model or by --chat-template; its options go into "
+        "chat_template_kwargs",
+    ),
+    "media_io_kwargs": (({},), _TEXT),
+    "mm_processor_kwargs": (({},), _TEXT),
+    "repetition_detection": ((), _PENALTIES),
+    "thinking_token_budget": (
+        (),
+        "completions have no thoughts that are known as such; send a chat",
+    ),
+    "kv_transfer_params": (({},), _ROUTING),
+    "vllm_xargs": (({},), "there are no plugins that read it"),
+    "guided_decoding_backend": ((), "there is one grammar engine"),
+    "guided_whitespace_pattern": ((), "the grammar of JSON has one rule for white space"),
+    "truncation_side": (("left",), "truncate_prompt_tokens keeps the last tokens"),
+    "request_id": ((), _BY_HEADER),
+    # SGLang
+    "separate_reasoning": ((True,), _PARSERS),
+    "stream_reasoning": ((True,), _PARSERS),
+    "no_stop_trim": ((False,), "send include_stop_str_in_output instead"),
+    "return_hidden_states": ((False,), "/v1/embeddings gives pooled hidden states"),
+    "return_routed_experts": ((False,), _WHOLE),
+    "return_cached_tokens_details": ((False,), "usage.prompt_tokens_details counts cached tokens"),
+    "stop_regex": (([],), "send stop, or structured_outputs.regex"),
+    "lora_path": ((), "model names the adapter of a request"),
+    "routed_experts_start_len": ((0,), _WHOLE),
+    "images_config": (({},), _TEXT),
+    "session_id": ((), "prefixes are found by what they say"),
+    "session_params": (({},), "prefixes are found by what they say"),
+    "bootstrap_host": ((), _ROUTING),
+    "bootstrap_port": ((), _ROUTING),
+    "bootstrap_room": ((), _ROUTING),
+    "routed_dp_rank": ((), _ROUTING),
+    "data_parallel_rank": ((), _ROUTING),
+    "extra_key": ((), "send cache_salt instead"),
+    "custom_labels": (({},), "/metrics has labels of the server's own"),
+    "custom_params": (({},), "there are no plugins that read it"),
+    "custom_logit_processor": (
+        (),
+        "requests cannot bring code; send logit_bias or structured_outputs",
+    ),
+    "rid": ((), _BY_HEADER),
+    "max_new_tokens": ((), "send max_tokens instead"),
+    "min_new_tokens": ((), "send min_tokens instead"),
+    # llama.cpp
     "n_predict": ((-1,), "send max_tokens instead"),
     "penalize_nl": ((True,), "penalties hold for all tokens"),
     "n_probs": ((0,), "send logprobs instead"),
@@ -73,147 +150,12 @@ LLAMA_CPP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "input_suffix": ((), _INFILL),
     "input_extra": ((), _INFILL),
 }
-"""For each field its values that change nothing, and why others are refused."""
-
-WHY: Mapping[str, str] = {
-    "functions": "send tools instead",
-    "function_call": "send tool_choice instead",
-    "modalities": "the models served here read and write text",
-    "service_tier": "all requests wait in one queue",
-    "verbosity": "options of a chat template go into chat_template_kwargs",
-    "truncation_side": "truncate_prompt_tokens keeps the last tokens",
-    "max_new_tokens": "send max_tokens instead",
-    "min_new_tokens": "send min_tokens instead",
-    "use_beam_search": "answers are sampled",
-    "length_penalty": "it is for beam search; answers are sampled",
-    "early_stopping": "it is for beam search; answers are sampled",
-    "detokenize": "answers are text; return_token_ids adds the ids",
-    "spaces_between_special_tokens": "special tokens are never part of a text",
-    "logits_processors": "requests cannot bring code; send logit_bias or structured_outputs",
-    "custom_logit_processor": "requests cannot bring code; send logit_bias or structured_outputs",
-    "priority": "all requests wait in one queue",
-    "echo": "only /v1/completions repeats its prompt",
-    "add_special_tokens": "a chat template writes them itself",
-    "include_reasoning": _PARSERS,
-    "separate_reasoning": _PARSERS,
-    "stream_reasoning": _PARSERS,
-    "return_tokens_as_token_ids": "send return_token_ids instead",
-    "prompt_embeds": "prompts are text or token ids",
-    "media_io_kwargs": _TEXT,
-    "mm_processor_kwargs": _TEXT,
-    "images_config": _TEXT,
-    "repetition_detection": _PENALTIES,
-    "thinking_token_budget": "completions have no thoughts that are known as such; send a chat",
-    "kv_transfer_params": _ROUTING,
-    "vllm_xargs": "there are no plugins that read it",
-    "custom_params": "there are no plugins that read it",
-    "custom_labels": "/metrics has labels of the server's own",
-    "guided_decoding_backend": "there is one grammar engine",
-    "guided_whitespace_pattern": "the grammar of JSON has one rule for white space",
-    "no_stop_trim": "send include_stop_str_in_output instead",
-    "return_hidden_states": "/v1/embeddings gives pooled hidden states",
-    "return_routed_experts": _WHOLE,
-    "routed_experts_start_len": _WHOLE,
-    "return_cached_tokens_details": "usage.prompt_tokens_details counts cached tokens",
-    "stop_regex": "send stop, or structured_outputs.regex",
-    "lora_path": "model names the adapter of a request",
-    "session_id": "prefixes are found by what they say",
-    "session_params": "prefixes are found by what they say",
-    "extra_key": "send cache_salt instead",
-    "bootstrap_host": _ROUTING,
-    "bootstrap_port": _ROUTING,
-    "bootstrap_room": _ROUTING,
-    "routed_dp_rank": _ROUTING,
-    "data_parallel_rank": _ROUTING,
-}
-"""Why fields of OpenAI, vLLM and SGLang are refused."""
-
-
-Values = tuple[Any, ...]
-_MAX_SHOWN = 60
-
-ASKS_FOR_NOTHING: Mapping[str, Values] = {
-    # OpenAI
-    "best_of": (1,),
-    "suffix": ("",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "service_tier": ("auto", "default"),
-    "verbosity": ("medium",),
-    # vLLM
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
-    "detokenize": (True,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "logits_processors": ([],),
-    "priority": (0,),
-    "echo": (False,),
-    "add_special_tokens": (False,),
-    "documents": ([],),
-    "include_reasoning": (True,),
-    "return_tokens_as_token_ids": (False,),
-    "prompt_embeds": (),
-    "chat_template": (),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "repetition_detection": (),
-    "thinking_token_budget": (),
-    "kv_transfer_params": ({},),
-    "vllm_xargs": ({},),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "truncation_side": ("left",),
-    "request_id": (),
-    # SGLang
-    "separate_reasoning": (True,),
-    "stream_reasoning": (True,),
-    "no_stop_trim": (False,),
-    "return_hidden_states": (False,),
-    "return_routed_experts": (False,),
-    "return_cached_tokens_details": (False,),
-    "stop_regex": ([],),
-    "lora_path": (),
-    "routed_experts_start_len": (0,),
-    "images_config": ({},),
-    "session_id": (),
-    "session_params": ({},),
-    "bootstrap_host": (),
-    "bootstrap_port": (),
-    "bootstrap_room": (),
-    "routed_dp_rank": (),
-    "data_parallel_rank": (),
-    "extra_key": (),
-    "custom_labels": ({},),
-    "custom_params": ({},),
-    "custom_logit_processor": (),
-    "rid": (),
-    "max_new_tokens": (),
-    "min_new_tokens": (),
-    **{name: values for name, (values, _) in LLAMA_CPP.items()},
-}
-"""For each field its values that change nothing; ``null`` is one for all of them.
+"""For each field its values that change nothing, besides ``null``, and why others are refused.
 
 A body's own fields come first: ``echo`` is one of completions, and stands here for chats alone.
 """
-
-
-_BY_HEADER = "send the header x-request-id instead"
-INSTEAD: Mapping[str, str] = {
-    **WHY,
-    **{name: why for name, (_, why) in LLAMA_CPP.items()},
-    "suffix": "gaps are filled by /v1/completions and /infill",
-    "best_of": "it would compute samples that nobody sees; ask for n of them and choose",
-    "skip_special_tokens": "special tokens are never part of a text",
-    "chat_template": "the template comes with the model or by --chat-template; its options go into "
-    "chat_template_kwargs",
-    "documents": "options of a chat template go into chat_template_kwargs",
-    "request_id": _BY_HEADER,
-    "rid": _BY_HEADER,
-}
-"""For some of them why other values are refused, or what to send in their place."""
+ASKS_FOR_NOTHING: Mapping[str, Values] = {name: values for name, (values, _) in FOREIGN.items()}
+INSTEAD: Mapping[str, str] = {name: why for name, (_, why) in FOREIGN.items()}
 
 
 def asks_for_nothing(value: Any, allowed: Values) -> bool:
