@@ -34,8 +34,8 @@ from paceline.server.openai.chat import ServedChat, num_prompt_tokens
 
 def error_event(error: BaseException) -> bytes:
     """The end of a stream that failed."""
-    told = to_api_error(error)
-    return event(anthropic_document(told.status, told.message))
+    api_error = to_api_error(error)
+    return event(anthropic_document(api_error.status, api_error.message))
 
 
 router = APIRouter(route_class=PlainRoute)
@@ -77,9 +77,9 @@ class Messages(ServedChat):
         }
 
     async def document(self, request: Request) -> dict[str, Any]:
-        async with self._answers(request) as found:
-            async for piece in found:
-                for part in await self._parts(found, piece):
+        async with self._answers(request) as answers:
+            async for piece in answers:
+                for part in await self._parts(answers, piece):
                     for _ in self._content.take(part):
                         pass
         content, usage = self._content, usage_of(self._usage)
@@ -87,14 +87,14 @@ class Messages(ServedChat):
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         has_begun = False
-        async with self._answers(request) as found:
+        async with self._answers(request) as answers:
             yield b""
-            async for piece in found:
-                parts = await self._parts(found, piece)
+            async for piece in answers:
+                parts = await self._parts(answers, piece)
                 begin = b"" if has_begun else self._begin()
                 has_begun = True
-                told = [event(each) for part in parts for each in self._content.take(part)]
-                yield begin + b"".join(told)
+                events = [event(each) for part in parts for each in self._content.take(part)]
+                yield begin + b"".join(events)
         usage = usage_of(self._usage)
         last = {"type": "message_delta", "delta": self._content.end, "usage": usage}
         yield event(last) + event({"type": "message_stop"})
@@ -130,9 +130,9 @@ def usage_of(counted: Usage) -> dict[str, Any]:
 
 def stop_of(choice: dict[str, Any], stop_sequences: Sequence[str]) -> dict[str, Any]:
     """Why a choice ended; its template's own stop strings are the end of a turn."""
-    found = choice["stop_reason"]
-    if choice["finish_reason"] == "stop" and found in stop_sequences:
-        return {"stop_reason": "stop_sequence", "stop_sequence": found}
+    stop_reason = choice["stop_reason"]
+    if choice["finish_reason"] == "stop" and stop_reason in stop_sequences:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
     return {"stop_reason": _REASONS[choice["finish_reason"]], "stop_sequence": None}
 
 
@@ -217,7 +217,7 @@ def _tool_id(call_id: str) -> str:
 def _input(arguments: str) -> dict[str, Any]:
     """A call's arguments; empty where the answer ended in their middle."""
     try:
-        found = values_of(arguments)
+        values = values_of(arguments)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}

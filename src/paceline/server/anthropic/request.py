@@ -230,7 +230,7 @@ class _MessagesChat(ChatCompletionRequest):
 
 def chat_of(body: AnthropicConversation) -> ChatCompletionRequest:
     """The chat with the same words, tools and options."""
-    messages = [*_system(body), *(told for each in body.messages for told in _told(each))]
+    messages = [*_system(body), *(message for each in body.messages for message in _told(each))]
     chat: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
     last = messages[-1]
     if last["role"] == "assistant" and "tool_calls" not in last:
@@ -279,13 +279,13 @@ def _told(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
         if texts or not blocks:
             yield {"role": "user", "content": _joined(texts, "\n")}
         return
-    told: dict[str, Any] = {"role": "assistant", "content": _joined(texts, "")}
+    answer: dict[str, Any] = {"role": "assistant", "content": _joined(texts, "")}
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    told["reasoning_content"] = "\n".join(thoughts) if thoughts else message.thoughts
+    answer["reasoning_content"] = "\n".join(thoughts) if thoughts else message.thoughts
     calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:
-        told["tool_calls"] = calls
-    yield told
+        answer["tool_calls"] = calls
+    yield answer
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

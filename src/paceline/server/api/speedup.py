@@ -92,13 +92,13 @@ router = APIRouter(route_class=PlainRoute)
 )
 async def speedup(request: Request) -> Response:
     body = await read_body(request, SpeedupRequest)
-    found = claim([body.measured])
-    is_told = found.untold is None
+    claimed = claim([body.measured])
+    is_told = claimed.untold is None
     document = {
-        "speedup": found.value if is_told else None,
-        "low": found.low if is_told else None,
-        "high": found.high if is_told else None,
-        "is_certain": found.is_certain,
-        "sentence": found.sentence(body.load_before),
+        "speedup": claimed.value if is_told else None,
+        "low": claimed.low if is_told else None,
+        "high": claimed.high if is_told else None,
+        "is_certain": claimed.is_certain,
+        "sentence": claimed.sentence(body.load_before),
     }
     return Response(encode_json(document), media_type="application/json")

@@ -82,8 +82,8 @@ class AnswerParser:
         answer = PlacedText(rest, self._length - len(rest))  # the answer is what comes last
         if self._unwrapper is not None:
             answer = self._unwrapper.push(answer, final)
-        told = [answer.words] if self._tools is None else self._tools.push(answer, final)
-        for part in told:
+        told_parts = [answer.words] if self._tools is None else self._tools.push(answer, final)
+        for part in told_parts:
             if self._has_words or not isinstance(part, Words):
                 add(parts, part)
         return parts
@@ -91,15 +91,15 @@ class AnswerParser:
     def _split(self, text: str, final: bool, marks: ThoughtMarks) -> tuple[str, str]:
         """What is certain of the thoughts, and of what follows them."""
         self._begin += text
-        found = split_thoughts(self._begin, marks, final)
-        if found is None:
+        split = split_thoughts(self._begin, marks, final)
+        if split is None:
             return "", ""
-        self.thoughts = found.places
-        more = found.thoughts[self._num_thought :]
-        self._num_thought = len(found.thoughts)
-        if found.answer:
+        self.thoughts = split.places
+        more = split.thoughts[self._num_thought :]
+        self._num_thought = len(split.thoughts)
+        if split.answer:
             self._marks = None
-        return more, found.answer
+        return more, split.answer
 
 
 class Split(NamedTuple):
@@ -168,14 +168,14 @@ class Unwrapper:
     def push(self, text: PlacedText, final: bool) -> PlacedText:
         """Take the next piece; return what became certain."""
         self._text.append(text)
-        told = PlacedText()
+        certain = PlacedText()
         if self._place is _WrappingPlace.BEGIN and not self._opens(final):
-            return told
+            return certain
         if self._place is _WrappingPlace.INSIDE:
-            told = self._inside(final)
+            certain = self._inside(final)
         if self._place is _WrappingPlace.BARE:
-            told.append(self._bare(final))
-        return told
+            certain.append(self._bare(final))
+        return certain
 
     def _opens(self, final: bool) -> bool:
         """Whether it is certain if there are marks."""
@@ -192,13 +192,13 @@ class Unwrapper:
         self._drop_padding()
         text = self._text.text
         marks = [mark for mark in (self._marks.closing, self._marks.tail) if mark]
-        found = [(text.find(mark), mark) for mark in marks if mark in text]
-        if found:
-            end, mark = min(found)
-            told = self._text.take(len(text[:end].rstrip()))
-            self._text.take(end + len(mark) - len(told.text))
+        places = [(text.find(mark), mark) for mark in marks if mark in text]
+        if places:
+            end, mark = min(places)
+            inside = self._text.take(len(text[:end].rstrip()))
+            self._text.take(end + len(mark) - len(inside.text))
             self._place, self._is_padding = _WrappingPlace.BARE, True
-            return told
+            return inside
         if final:
             return self._text.take_all()
         certain = text[: len(text) - unfinished_tag(text, marks)]
@@ -210,13 +210,13 @@ class Unwrapper:
         text, tail = self._text.text, self._marks.tail
         if not tail:
             return self._text.take_all()
-        before, found, _ = text.partition(tail)
-        if not found:
+        before, has_tail, _ = text.partition(tail)
+        if not has_tail:
             return self._text.take(len(text) - (0 if final else unfinished_tag(text, [tail])))
-        told = self._text.take(len(before))
+        bare = self._text.take(len(before))
         self._text.take(len(tail))
-        told.append(self._text.take_all())
-        return told
+        bare.append(self._text.take_all())
+        return bare
 
     def _drop_padding(self) -> None:
         if self._is_padding:
@@ -304,9 +304,9 @@ class ToolCallReader:
                 self._begin("")
                 return True
         text = self._text.text
-        found = [(text.find(tag), tag) for tag in begins if tag in text]
-        if found:
-            start, tag = min(found)
+        places = [(text.find(tag), tag) for tag in begins if tag in text]
+        if places:
+            start, tag = min(places)
             self._release(start)
             self._begin(tag)
             return True

@@ -63,12 +63,12 @@ class ChatChoice:
     def take(self, piece: Piece) -> list[dict[str, Any]]:
         """What a piece adds: parts of one kind each, in order, and one that ends the sample."""
         placed = self._placed(piece)
-        told = self._read(piece, placed)
-        parts = [self._part(delta_of(each)) for each in told]
+        read = self._read(piece, placed)
+        parts = [self._part(delta_of(each)) for each in read]
         if piece.token_ids and (self._logprobs or self._origins or self._returns_ids):
             parts = parts or [self._part({})]
             if self._logprobs is not None:
-                self._logprobs.tell(piece, placed, told, parts)
+                self._logprobs.tell(piece, placed, read, parts)
             if self._origins is not None:
                 parts[0]["tokens"] = self._origins.take(piece)
             if self._returns_ids:
@@ -87,11 +87,11 @@ class ChatChoice:
     def _read(self, piece: Piece, placed: Sequence[Placed]) -> list[Part]:
         """The parts that became certain; the tokens of thoughts are counted."""
         may_think = self._parser.may_think
-        told = self._parser.push(piece.text, final=piece.finish_reason is not None)
+        read = self._parser.push(piece.text, final=piece.finish_reason is not None)
         self.new_thoughts = ThoughtCount()
         if may_think:
             self.new_thoughts = self._thoughts.take(placed, self._parser.thoughts)
-        return told
+        return read
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         """
@@ -217,8 +217,8 @@ class WordLogprobs:
         self._placed.extend(placed)
         for part, choice in zip(told, parts, strict=False):
             if isinstance(part, Words):
-                found = self._take(part.places)
-                choice["logprobs"] = {"content": [entry_of(each, self._texts) for each in found]}
+                entries = self._take(part.places)
+                choice["logprobs"] = {"content": [entry_of(each, self._texts) for each in entries]}
 
     def _take(self, places: Places) -> list[TokenLogprobs]:
         """Those of the tokens at these places; what comes before is not asked for again."""

@@ -124,8 +124,8 @@ class HarmonyParser:
         if begin and not is_head and not may_be:  # words without a head
             self._begin(HarmonyPlace.WORDS)
             return True
-        head, found, rest = self._rest.partition(MESSAGE)
-        if not found:
+        head, has_mark, rest = self._rest.partition(MESSAGE)
+        if not has_mark:
             self._rest = "" if final else self._rest
             return False
         self._begin_at = self._at

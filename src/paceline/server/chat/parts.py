@@ -121,13 +121,13 @@ class PlacedText:
 
 def together(first: Places, second: Places) -> Places:
     """The places of a text that consists of two; they are one where the second goes on."""
-    found = list[tuple[int, int]](first)
+    joined = list[tuple[int, int]](first)
     for start, end in second:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], end)
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
         else:
-            found.append((start, end))
-    return tuple(found)
+            joined.append((start, end))
+    return tuple(joined)
 
 
 class Placed(NamedTuple):

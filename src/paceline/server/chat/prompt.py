@@ -101,8 +101,8 @@ def _continued(
     text = tokenizer.apply_chat_template(
         [*messages[:-1], marked], add_generation_prompt=False, tools=tools, **options
     )
-    before, found, behind = text.rpartition(mark)
-    if not found:
+    before, has_mark, behind = text.rpartition(mark)
+    if not has_mark:
         raise TemplateError(
             "continue_final_message is true, but the model's chat template leaves out the last "
             "message"
@@ -140,9 +140,9 @@ def with_defaults(
 
 def _thinks(options: Mapping[str, Any]) -> bool | None:
     """Whether options ask for thoughts; None where they say nothing of them."""
-    told = [options[name] for name in _THINKING_SWITCHES if isinstance(options.get(name), bool)]
-    if told:
-        return bool(told[0])
+    wishes = [options[name] for name in _THINKING_SWITCHES if isinstance(options.get(name), bool)]
+    if wishes:
+        return bool(wishes[0])
     effort = options.get("reasoning_effort")
     return None if effort is None else effort != NO_EFFORT
 
@@ -216,8 +216,10 @@ def template_messages(
     """
     ids = _template_ids(messages, formats)
     knows_developers = formats.knows_developers
-    told = [_template_message(message, knows_developers, ids, with_text) for message in messages]
-    return [*map(_in_channels, told)] if formats.has_channels else told
+    rendered = [
+        _template_message(message, knows_developers, ids, with_text) for message in messages
+    ]
+    return [*map(_in_channels, rendered)] if formats.has_channels else rendered
 
 
 def tools_in_messages(
@@ -227,14 +229,14 @@ def tools_in_messages(
 
     It has no variable for tools and passes over calls, so that these are written as the model does.
     """
-    told = [_with_call_text(message) for message in messages]
+    written = [_with_call_text(message) for message in messages]
     if tools:
-        if not any(message["role"] == "system" for message in told):
-            told.insert(0, _FIRST)
-        at = next(i for i, message in enumerate(told) if message["role"] == "system")
+        if not any(message["role"] == "system" for message in written):
+            written.insert(0, _FIRST)
+        at = next(i for i, message in enumerate(written) if message["role"] == "system")
         functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-        told[at] = {**told[at], "tools": functions}
-    return told
+        written[at] = {**written[at], "tools": functions}
+    return written
 
 
 def _with_call_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -247,9 +249,13 @@ def _with_call_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": f"{message['content']}{text}"}
 
 
-def _in_channels(told: dict[str, Any]) -> dict[str, Any]:
+def _in_channels(message: dict[str, Any]) -> dict[str, Any]:
     """The message as gpt-oss's template takes it: one with calls has thoughts or words."""
-    return {**told, "content": ""} if told.keys() >= {"reasoning_content", "tool_calls"} else told
+    return (
+        {**message, "content": ""}
+        if message.keys() >= {"reasoning_content", "tool_calls"}
+        else message
+    )
 
 
 def _template_ids(messages: Sequence[ChatMessage], formats: ChatFormats) -> dict[str, str]:
@@ -274,14 +280,16 @@ def _template_message(
     role: str = message.role
     if role == "developer" and not knows_developers:
         role = "system"
-    told: dict[str, Any] = {"role": role, "content": message.text}
+    written: dict[str, Any] = {"role": role, "content": message.text}
     for field in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, field)
         if value is not None:
-            told[field] = ids.get(value, value) if field == "tool_call_id" else value
+            written[field] = ids.get(value, value) if field == "tool_call_id" else value
     if message.tool_calls:
-        told["tool_calls"] = [_template_call(call, ids, with_text) for call in message.tool_calls]
-    return told
+        written["tool_calls"] = [
+            _template_call(call, ids, with_text) for call in message.tool_calls
+        ]
+    return written
 
 
 def _template_call(

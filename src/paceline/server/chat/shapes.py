@@ -63,8 +63,8 @@ def _formatted(wish: ResponseFormat, param: str) -> tuple[StructuredOutputs, tup
         return StructuredOutputs(json_object=True), ()
     given = wish.schema_ if wish.json_schema is None else wish.json_schema.schema_
     strict = wish.json_schema is not None and wish.json_schema.strict is True
-    found = enforced(given, strict, param)
-    return StructuredOutputs(json=found.schema, composed=True), found.unenforced
+    held = enforced(given, strict, param)
+    return StructuredOutputs(json=held.schema, composed=True), held.unenforced
 
 
 class Enforced(NamedTuple):

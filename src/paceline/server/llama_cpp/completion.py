@@ -129,22 +129,22 @@ class NativeCompletion(ServedCompletion):
         )
 
     async def document(self, request: Request) -> Any:
-        async with self._answers(request) as found:
-            async for piece in found:
+        async with self._answers(request) as answers:
+            async for piece in answers:
                 self._take(piece)
         documents = [self._end(self._samples[number]) for number in sorted(self._samples)]
         return documents if len(documents) > 1 else documents[0]
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        async with self._answers(request) as found:
+        async with self._answers(request) as answers:
             yield b""
-            async for piece in found:
+            async for piece in answers:
                 sample = self._take(piece)
                 has_more = bool(piece.text or piece.token_ids) and self.body.max_tokens != 0
-                told = event(self._part(sample, piece)) if has_more else b""
+                events = event(self._part(sample, piece)) if has_more else b""
                 if piece.finish_reason is not None:
-                    told += event(self._end(sample))
-                yield told
+                    events += event(self._end(sample))
+                yield events
 
     def _take(self, piece: Piece) -> NativeSample:
         if self.body.max_tokens == 0:  # the engine emits at least one token, which nobody asked for
@@ -317,7 +317,7 @@ def chosen(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     >>> chosen({"a": {"b": 1}, "c": 2}, ["a/b", "d"])
     {'a/b': 1}
     """
-    found = dict[str, Any]()
+    parts = dict[str, Any]()
     for path in paths:
         value: Any = document
         for name in path.split("/"):
@@ -325,5 +325,5 @@ def chosen(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
                 break
             value = value[name]
         else:
-            found[path] = value
-    return found
+            parts[path] = value
+    return parts

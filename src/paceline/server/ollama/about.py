@@ -149,12 +149,12 @@ def _rounded(count: int) -> str:
 
 
 def _capabilities(serving: Serving) -> list[str]:
-    found = ["completion", *(["embedding"] if serving.client.info.pooling else [])]
+    capabilities = ["completion", *(["embedding"] if serving.client.info.pooling else [])]
     if serving.client.tokenizer is None:
-        return found
+        return capabilities
     formats = serving.formats
     if formats.is_harmony or formats.tools is not None:
-        found.append("tools")
+        capabilities.append("tools")
     if formats.is_harmony or formats.thoughts is not None:
-        found.append("thinking")
-    return found
+        capabilities.append("thinking")
+    return capabilities

@@ -78,8 +78,8 @@ async def generate(request: Request) -> Response:
     if body.is_plain:
         asked = completion_of(body, name)
         return await _respond(request, ToldCompletion(serving, asked, deadline, body))
-    told = ToldChat(serving, chat_of(body, name), deadline, body)
-    return await _respond(request, told)
+    chat = ToldChat(serving, chat_of(body, name), deadline, body)
+    return await _respond(request, chat)
 
 
 async def _settled(
@@ -131,8 +131,8 @@ class _Told(Answering[Body], Generic[Body]):
 
     async def document(self, request: Request) -> dict[str, Any]:
         async with aclosing(self._pieces(request)) as pieces:
-            told = [each async for each in pieces if each is not None]
-        return self.piece(joined(told), **self._end())
+            told_pieces = [each async for each in pieces if each is not None]
+        return self.piece(joined(told_pieces), **self._end())
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._pieces(request)) as pieces:
@@ -142,11 +142,11 @@ class _Told(Answering[Body], Generic[Body]):
 
     async def _pieces(self, request: Request) -> AsyncGenerator[dict[str, Any] | None, None]:
         """What the answer tells; None first, which says that it was accepted."""
-        async with self._answers(request) as found:
+        async with self._answers(request) as answers:
             yield None
-            async for each in found:
+            async for each in answers:
                 self._times.note_tokens()
-                for part in await self._parts(found, each):
+                for part in await self._parts(answers, each):
                     for told in self._telling.take(part):
                         yield told
 
@@ -213,25 +213,25 @@ class Telling:
     def take(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What became certain with a part."""
         delta = part["delta"] if "delta" in part else {"content": part["text"]}
-        told = list[dict[str, Any]]()
+        certain = list[dict[str, Any]]()
         words, thoughts = delta.get("content"), delta.get("reasoning_content")
         if words or thoughts:
-            told += self._end_call()
+            certain += self._end_call()
         logprobs = (part.get("logprobs") or {}).get("content")
         if words or thoughts or logprobs:
-            told.append({"content": words or ""})
-            told[-1] |= {"thinking": thoughts} if thoughts else {}
-            told[-1] |= {"logprobs": logprobs} if logprobs else {}
+            certain.append({"content": words or ""})
+            certain[-1] |= {"thinking": thoughts} if thoughts else {}
+            certain[-1] |= {"logprobs": logprobs} if logprobs else {}
         for begun in delta.get("tool_calls", ()):
             if "id" in begun:
-                told += self._end_call()
+                certain += self._end_call()
                 self._begin_call(begun)
             else:
                 self._calls[-1]["arguments"] += begun["function"]["arguments"]
         if part["finish_reason"] is not None:
             self.reason = "length" if part["finish_reason"] == "length" else "stop"
-            told += self._end_call()
-        return told
+            certain += self._end_call()
+        return certain
 
     def _begin_call(self, call: Mapping[str, Any]) -> None:
         self._calls.append({"id": call["id"], "index": self._num_calls, **call["function"]})
@@ -317,11 +317,11 @@ async def embed(request: Request) -> Response:
 
     vectors, count = await while_connected(request.receive, embedded(), deadline)
     totals = Times(deadline.began).totals({"prompt_tokens": count, "completion_tokens": 0})
-    told = ("total_duration", "load_duration", "prompt_eval_count")
+    shown = ("total_duration", "load_duration", "prompt_eval_count")
     document = {
         "model": body.model,
         "embeddings": [floats(vector) for vector in vectors],
-        **{name: totals[name] for name in told},
+        **{name: totals[name] for name in shown},
     }
     return WholeAnswer.of(request, document)
 
@@ -343,8 +343,8 @@ async def embedding(request: Request) -> Response:
             return await _vectors(serving, pooling, texts, is_cut=True)
 
     vectors, _ = await while_connected(request.receive, embedded(), deadline)
-    found = floats(vectors[0]) if vectors else ()
-    return WholeAnswer.of(request, {"embedding": found})
+    vector = floats(vectors[0]) if vectors else ()
+    return WholeAnswer.of(request, {"embedding": vector})
 
 
 async def _vectors(

@@ -381,28 +381,28 @@ def completion_of(body: GenerateRequest, model: str) -> CompletionRequest:
 
 def _common(body: OllamaRequest) -> dict[str, Any]:
     options = {} if body.options is None else body.options.model_dump(include={*_NAMES, "stop"})
-    told = {_NAMES[name]: value for name, value in options.items() if name in _NAMES}
-    if (told.get("max_tokens") or 0) <= 0:  # as far as the context goes
-        told["max_tokens"] = None
-    told["stop"] = options.get("stop") or None
+    common = {_NAMES[name]: value for name, value in options.items() if name in _NAMES}
+    if (common.get("max_tokens") or 0) <= 0:  # as far as the context goes
+        common["max_tokens"] = None
+    common["stop"] = options.get("stop") or None
     if body.speculative is not None:
-        told["speculative"] = body.speculative.model_dump()
-    return {**told, "stream": body.is_streamed}
+        common["speculative"] = body.speculative.model_dump()
+    return {**common, "stream": body.is_streamed}
 
 
 def _told(message: OllamaMessage) -> dict[str, Any]:
-    told: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    chat_message: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.role == "assistant":
-        told["reasoning_content"] = message.thoughts or None
+        chat_message["reasoning_content"] = message.thoughts or None
         calls = [
             {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}}
             for call in message.tool_calls or ()
             for arguments in [json.dumps(call.function.arguments, ensure_ascii=False)]
         ]
-        told["tool_calls"] = calls or None
+        chat_message["tool_calls"] = calls or None
     if message.role == "tool":
-        told |= {"name": message.tool_name, "tool_call_id": message.tool_call_id}
-    return told
+        chat_message |= {"name": message.tool_name, "tool_call_id": message.tool_call_id}
+    return chat_message
 
 
 def _tool(tool: OllamaTool) -> dict[str, Any]:

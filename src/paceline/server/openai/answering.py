@@ -155,14 +155,14 @@ class Answering(ABC, Generic[Body]):
         """Encode and check; ``RequestError`` or ``ApiError`` where it cannot be served."""
 
     @abstractmethod
-    async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+    async def _parts(self, answers: Answers, piece: Piece) -> list[dict[str, Any]]:
         """What a piece adds to its choice."""
 
     @abstractmethod
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """A whole choice from all of its parts."""
 
-    async def _extra(self, found: Answers) -> dict[str, Any]:
+    async def _extra(self, answers: Answers) -> dict[str, Any]:
         """What an answer in one body has besides its choices, once all have ended."""
         return {}
 
@@ -177,21 +177,21 @@ class Answering(ABC, Generic[Body]):
     async def document(self, request: Request) -> dict[str, Any]:
         """The answer in one body."""
         parts: dict[int, list[dict[str, Any]]] = {}
-        async with self._answers(request) as found:
-            async for piece in found:
-                parts.setdefault(piece.sample, []).extend(await self._parts(found, piece))
-            extra = await self._extra(found)
+        async with self._answers(request) as answers:
+            async for piece in answers:
+                parts.setdefault(piece.sample, []).extend(await self._parts(answers, piece))
+            extra = await self._extra(answers)
         choices = [self._joined(parts[sample]) for sample in sorted(parts)]
         return {**self._head, "choices": choices, "usage": self._usage.document(), **extra}
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events; the first is empty and says that it was accepted."""
-        async with self._answers(request) as found:
+        async with self._answers(request) as answers:
             yield b""
             chunks = ChoiceEvents(self._head, self.body.wants_usage)
             also = self._opening()
-            async for piece in found:
-                yield chunks.of(await self._parts(found, piece), self._usage.so_far(), also)
+            async for piece in answers:
+                yield chunks.of(await self._parts(answers, piece), self._usage.so_far(), also)
                 also = {}
         yield chunks.end(self._usage.document())
 
@@ -214,11 +214,11 @@ class Answering(ABC, Generic[Body]):
                 bool(body.stream),
             )
             try:
-                found = await stack.enter_async_context(answering)
+                answers = await stack.enter_async_context(answering)
             except RequestError as error:
                 raise self._blamed(error) from error
             with _logged(request, self._usage):
-                yield found
+                yield answers
 
 
 @contextmanager
@@ -241,11 +241,11 @@ def _logged(request: Request, usage: Usage) -> Iterator[None]:
 
 def finished_line(path: str, status: int, usage: Usage, seconds: float) -> str:
     """What the log says of an answer that ended."""
-    told = usage.document()
-    count = told["completion_tokens"]
+    counts = usage.document()
+    count = counts["completion_tokens"]
     rate = count / seconds if seconds else 0.0
     return (
-        f"{path} {status}: {told['prompt_tokens']} tokens read, {count} written in "
+        f"{path} {status}: {counts['prompt_tokens']} tokens read, {count} written in "
         f"{seconds:.2f} s, {rate:.1f} tok/s"
     )
 

@@ -120,7 +120,7 @@ class ServedChat(Answering[ChatCompletionRequest]):
     def _blamed(self, error: RequestError) -> Exception:
         return blamed(error, self._demands.param)
 
-    async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+    async def _parts(self, answers: Answers, piece: Piece) -> list[dict[str, Any]]:
         self._usage.take(piece)
         begin = list[dict[str, Any]]()
         choice = self._choices.get(piece.sample)
@@ -151,12 +151,12 @@ class ServedChat(Answering[ChatCompletionRequest]):
     def _opening(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._token_ids} if self.body.return_token_ids else {}
 
-    async def _extra(self, found: Answers) -> dict[str, Any]:
+    async def _extra(self, answers: Answers) -> dict[str, Any]:
         extra = self._opening()
         count = self.body.prompt_logprobs
         if count is not None:
             # Twenty for each token of a long prompt take their time.
-            entries, texts = found.prompt_logprobs[0], self._serving.texts
-            told = await asyncio.to_thread(prompt_logprobs, entries, texts, count)
-            extra["prompt_logprobs"] = told
+            entries, texts = answers.prompt_logprobs[0], self._serving.texts
+            documents = await asyncio.to_thread(prompt_logprobs, entries, texts, count)
+            extra["prompt_logprobs"] = documents
         return extra

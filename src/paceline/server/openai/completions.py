@@ -122,14 +122,14 @@ class ServedCompletion(Answering[CompletionRequest]):
     def _blamed(self, error: RequestError) -> Exception:
         return blamed(error, shape_param(self.body))
 
-    async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+    async def _parts(self, answers: Answers, piece: Piece) -> list[dict[str, Any]]:
         """What it takes to report on a long prompt holds up nobody else."""
         body = self.body
         if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
-            return await asyncio.to_thread(self._told, found, piece)
-        return self._told(found, piece)
+            return await asyncio.to_thread(self._told, answers, piece)
+        return self._told(answers, piece)
 
-    def _told(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+    def _told(self, answers: Answers, piece: Piece) -> list[dict[str, Any]]:
         body, prompt = self.body, piece.sample // (self.body.n or 1)
         choice = self._choices.get(piece.sample)
         parts = []
@@ -138,7 +138,7 @@ class ServedCompletion(Answering[CompletionRequest]):
             token_ids = self._prompts[prompt].token_ids
             choice = self._choices[piece.sample] = self._choice(piece.sample, token_ids)
             if body.echo:
-                entries = found.prompt_logprobs[prompt]
+                entries = answers.prompt_logprobs[prompt]
                 parts.append(choice.echo(self._texts[prompt], token_ids, entries))
         if body.max_tokens == 0:
             # The engine emits at least one token, which nobody asked for.
@@ -152,10 +152,10 @@ class ServedCompletion(Answering[CompletionRequest]):
             if is_first:
                 parts[-1]["prompt_token_ids"] = self._prompts[prompt].token_ids
         if is_first and body.prompt_logprobs is not None:
-            told = prompt_logprobs(
-                found.prompt_logprobs[prompt], self._serving.texts, body.prompt_logprobs
+            reported = prompt_logprobs(
+                answers.prompt_logprobs[prompt], self._serving.texts, body.prompt_logprobs
             )
-            parts[-1]["prompt_logprobs"] = told
+            parts[-1]["prompt_logprobs"] = reported
         return parts
 
     def _choice(self, place: int, token_ids: list[int]) -> TextChoice:
@@ -238,10 +238,10 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A whole choice from its parts; there is at least one."""
     whole = {name: value for part in parts for name, value in part.items()}
     whole["text"] = "".join(part["text"] for part in parts)
-    told = [part["logprobs"] for part in parts if part["logprobs"] is not None]
-    if told:
+    lists = [part["logprobs"] for part in parts if part["logprobs"] is not None]
+    if lists:
         whole["logprobs"] = {
-            name: [each for part in told for each in part[name]] for name in told[0]
+            name: [each for part in lists for each in part[name]] for name in lists[0]
         }
     if any("tokens" in part for part in parts):
         whole["tokens"] = [token for part in parts for token in part.get("tokens", ())]

@@ -65,12 +65,12 @@ async def _document(
             serving.adapter_of(body.model),
         )
         vectors = await pooling.vectors(inputs)
-    told = in_base64 if body.encoding_format == "base64" else floats
+    encoded = in_base64 if body.encoding_format == "base64" else floats
     count = sum(map(len, inputs))
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": told(vector)}
+            {"object": "embedding", "index": index, "embedding": encoded(vector)}
             for index, vector in enumerate(vectors)
         ],
         "usage": {"prompt_tokens": count, "total_tokens": count},
@@ -129,29 +129,29 @@ class Pooling:
         Raises:
             RequestError, ApiError: an input is empty or too long, or the queue is full.
         """
-        info, found = self._serving.client.info, list[bytes]()
+        info, vectors = self._serving.client.info, list[bytes]()
         for each in inputs:
             answer_limit(len(each), 1, info)
         size = info.max_num_seqs
         with self._serving.admitted(min(size, len(inputs))):
             for first in range(0, len(inputs), size):
-                found += await self._batch(inputs[first : first + size])
+                vectors += await self._batch(inputs[first : first + size])
         if self._dimensions is None:
-            return found
-        return [shortened(vector, self._dimensions) for vector in found]
+            return vectors
+        return [shortened(vector, self._dimensions) for vector in vectors]
 
     async def _batch(self, inputs: Sequence[list[int]]) -> list[bytes]:
         prompts = [Prompt(each, self._params) for each in inputs]
-        found = [b""] * len(inputs)
+        vectors = [b""] * len(inputs)
         answering = self._serving.answering(
             self._request, prompts, self._deadline, self._salt, "embeddings", self._adapter
         )
         async with answering as answers:
             async for piece in answers:
-                found[piece.sample] = piece.embedding
-        if not all(found):
+                vectors[piece.sample] = piece.embedding
+        if not all(vectors):
             raise EngineClosedError("the engine ended before the answer did")
-        return found
+        return vectors
 
 
 def floats(vector: bytes) -> tuple[float, ...]:

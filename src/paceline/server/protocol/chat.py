@@ -247,8 +247,8 @@ class ChatCompletionRequest(GenerationFields):
     def template_kwargs(self) -> dict[str, Any]:
         """Options of the chat template: the effort, unless they name it themselves."""
         effort = self.reasoning_effort
-        told = {} if effort is None else switched_by_effort({"reasoning_effort": effort})
-        return told | (self.chat_template_kwargs or {})
+        options = {} if effort is None else switched_by_effort({"reasoning_effort": effort})
+        return options | (self.chat_template_kwargs or {})
 
     @property
     def thinking_budget(self) -> int | None:
@@ -258,9 +258,9 @@ class ChatCompletionRequest(GenerationFields):
             self.reasoning_budget_tokens,
             self.thinking_budget_tokens,
         )
-        told = next((each for each in names if each is not None), NO_LIMIT)
-        has_none = told == NO_LIMIT or (self.limit is not None and told >= self.limit)
-        return None if has_none else told
+        budget = next((each for each in names if each is not None), NO_LIMIT)
+        has_none = budget == NO_LIMIT or (self.limit is not None and budget >= self.limit)
+        return None if has_none else budget
 
     @property
     def limit(self) -> int | None:

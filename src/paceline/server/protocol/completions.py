@@ -84,8 +84,8 @@ def batch_of(value: Any) -> list[str] | list[list[int]]:
     """What a :data:`PromptField` holds, as a batch."""
     if isinstance(value, str) or type(value[0]) is int:
         return [value]
-    found: list[Any] = value
-    return found
+    batch: list[Any] = value
+    return batch
 
 
 def _none_if_minus_one(value: Any) -> Any:

@@ -106,22 +106,22 @@ class Responses(ServedChat):
         return WordLogprobs(self._serving.texts)
 
     async def document(self, request: Request) -> dict[str, Any]:
-        async with self._answers(request) as found:
-            async for piece in found:
-                for part in await self._parts(found, piece):
+        async with self._answers(request) as answers:
+            async for piece in answers:
+                for part in await self._parts(answers, piece):
                     for _ in self._output.take(part):
                         pass
         return self._ended(request)
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        async with self._answers(request) as found:
+        async with self._answers(request) as answers:
             begun = {**self._response, "status": "in_progress", "output": [], "usage": None}
             yield b"".join(
                 self._event({"type": f"response.{name}", "response": begun})
                 for name in ("created", "in_progress")
             )
-            async for piece in found:
-                parts = await self._parts(found, piece)
+            async for piece in answers:
+                parts = await self._parts(answers, piece)
                 events = [self._event(each) for part in parts for each in self._output.take(part)]
                 yield b"".join(events)
         document = self._ended(request)
@@ -212,10 +212,10 @@ class Output:
             yield self._more("response.reasoning_text.delta", delta["reasoning_content"])
         if delta.get("content"):
             yield from self._open("message")
-            told = self._more("response.output_text.delta", delta["content"])
+            more = self._more("response.output_text.delta", delta["content"])
             logprobs = (part["logprobs"] or {}).get("content", [])
             self.items[-1]["content"][0]["logprobs"] += logprobs
-            yield {**told, "logprobs": logprobs}
+            yield {**more, "logprobs": logprobs}
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             if "id" in call:
@@ -348,11 +348,11 @@ class ResponseStore:
     def find(self, caller: str, response_id: str) -> Kept | None:
         """None where there is no such response, or no more."""
         self._make_room()
-        found = self._kept.pop((caller, response_id), None)
-        if found is None:
+        kept = self._kept.pop((caller, response_id), None)
+        if kept is None:
             return None
-        self._kept[caller, response_id] = found[0], self._clock() + self._max_seconds
-        return found[0]
+        self._kept[caller, response_id] = kept[0], self._clock() + self._max_seconds
+        return kept[0]
 
     def owner(self, caller: str, item_id: str) -> str | None:
         """The id of the response whose output an item is of; None where it is not kept."""
@@ -360,11 +360,11 @@ class ResponseStore:
 
     def drop(self, caller: str, response_id: str) -> bool:
         """Forget a response; whether there was one."""
-        found = self._kept.pop((caller, response_id), None)
-        if found is None:
+        kept = self._kept.pop((caller, response_id), None)
+        if kept is None:
             return False
-        self.num_bytes -= found[0].num_bytes
-        for item_id in found[0].output_ids:
+        self.num_bytes -= kept[0].num_bytes
+        for item_id in kept[0].output_ids:
             del self._owners[caller, item_id]
         return True
 

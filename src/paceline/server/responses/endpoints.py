@@ -52,8 +52,8 @@ async def _asked(request: Request) -> tuple[Responses, Serving]:
     serving, body, deadline = await received(request, ResponsesRequest)
     before: Sequence[dict[str, Any]] = ()
     if body.previous_response_id is not None:
-        found = _find(request, body.previous_response_id, "previous_response_id")
-        before = from_json(found.items)
+        previous = _find(request, body.previous_response_id, "previous_response_id")
+        before = from_json(previous.items)
     return Responses(serving, body, deadline, _items(request, body), before), serving
 
 
@@ -67,8 +67,8 @@ async def _asked(request: Request) -> tuple[Responses, Serving]:
 async def input_tokens(request: Request) -> Response:
     """How many tokens a response with this body would read; nothing is generated or kept."""
     asked, serving = await _asked(request)
-    told = InputTokens(input_tokens=await num_prompt_tokens(serving, asked.body))
-    return Response(encode_json(told.model_dump()), media_type="application/json")
+    counted = InputTokens(input_tokens=await num_prompt_tokens(serving, asked.body))
+    return Response(encode_json(counted.model_dump()), media_type="application/json")
 
 
 @kept.post("/responses/compact", include_in_schema=False)
@@ -137,9 +137,11 @@ async def input_items(
         raise ApiError(400, f"after is {after[:80]!r}; there is no such item", param="after")
     start = ids.index(after) + 1 if after else 0
     end = start + count
-    told = ids[start:end] or [None]
+    listed = ids[start:end] or [None]
     has_more = end < len(ids)
-    return ItemList(data=items[start:end], first_id=told[0], last_id=told[-1], has_more=has_more)
+    return ItemList(
+        data=items[start:end], first_id=listed[0], last_id=listed[-1], has_more=has_more
+    )
 
 
 def _items(request: Request, body: ResponsesRequest) -> list[Any]:
@@ -154,8 +156,8 @@ def _items(request: Request, body: ResponsesRequest) -> list[Any]:
             continue
         owner = store_of(request).owner(caller_of(request), item.id)
         if owner is not None and owner not in outputs:
-            found = store_of(request).find(caller_of(request), owner)
-            output = [] if found is None else from_json(found.document)["output"]
+            response = store_of(request).find(caller_of(request), owner)
+            output = [] if response is None else from_json(response.document)["output"]
             outputs[owner] = {each["id"]: each for each in output}
         kept_item = outputs.get(owner or "", {}).get(item.id)
         if kept_item is None:
@@ -170,8 +172,8 @@ def _find(request: Request, response_id: str, param: str | None = None) -> Kept:
     Raises:
         ApiError: 404, there is none; 400 where a body names it.
     """
-    found = store_of(request).find(caller_of(request), response_id)
-    if found is None:
+    response = store_of(request).find(caller_of(request), response_id)
+    if response is None:
         raise ApiError(
             404 if param is None else 400,
             f"response {response_id[:80]!r} is not kept here: it was not stored, belongs to "
@@ -180,4 +182,4 @@ def _find(request: Request, response_id: str, param: str | None = None) -> Kept:
             param=param,
             code="previous_response_not_found" if param else None,
         )
-    return found
+    return response

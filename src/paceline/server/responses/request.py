@@ -394,8 +394,8 @@ def _allowed(choice: AllowedTools, tools: Sequence[FunctionTool]) -> list[Functi
     """
     allowed, known = {tool.name for tool in choice.tools}, {tool.name for tool in tools}
     for name in sorted(allowed - known):
-        told = ", ".join(sorted(known)) or "none"
-        raise RequestError(f"tool_choice names {name[:64]!r}; the functions in tools are {told}")
+        names = ", ".join(sorted(known)) or "none"
+        raise RequestError(f"tool_choice names {name[:64]!r}; the functions in tools are {names}")
     return [tool for tool in tools if tool.name in allowed]
 
 

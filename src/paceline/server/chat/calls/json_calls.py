@@ -97,12 +97,12 @@ class JsonText:
         begin = lead.end() if lead else 0
         head = re.match(self._kind.head, text)
         if head is not None and head["name"] in self._tools:
-            found = arguments = self._nested(text, head.end())
-            if found.nesting is Nesting.CLOSED:  # other members may follow
-                found = self._nested(text, begin)
-            end = None if found.nesting is Nesting.OPEN else found.end
-            told = len(text) if arguments.nesting is Nesting.OPEN else arguments.end
-            return ToolCall(head["name"], text[head.end() : told], end)
+            whole_call = arguments = self._nested(text, head.end())
+            if whole_call.nesting is Nesting.CLOSED:  # other members may follow
+                whole_call = self._nested(text, begin)
+            end = None if whole_call.nesting is Nesting.OPEN else whole_call.end
+            certain = len(text) if arguments.nesting is Nesting.OPEN else arguments.end
+            return ToolCall(head["name"], text[head.end() : certain], end)
         if text[begin : begin + 1] not in ("", "{"):
             return ToolCall()
         whole = self._nested(text, begin)
@@ -154,10 +154,10 @@ class NamedText:
             return ToolCall()
         if self._arguments is None:
             self._arguments = Brackets(head.end)
-        found = self._arguments.read(text)
-        is_open = found.nesting is Nesting.OPEN
-        told = len(text) if is_open else found.end
-        return ToolCall(name, text[head.end : told], None if is_open else told)
+        arguments = self._arguments.read(text)
+        is_open = arguments.nesting is Nesting.OPEN
+        certain = len(text) if is_open else arguments.end
+        return ToolCall(name, text[head.end : certain], None if is_open else certain)
 
 
 _CANONICAL = re.compile(r"functions\.(.+):\d+", re.DOTALL)

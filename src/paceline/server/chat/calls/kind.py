@@ -103,8 +103,8 @@ def find_head(pattern: str, last: str, text: str) -> Head | None:
     """
     if text.find(last, 0, LONGEST_HEAD) < 0:
         return None if len(text) < LONGEST_HEAD else Head()
-    found = re.match(pattern, text)
-    return Head(found["name"], found.end()) if found else Head()
+    head = re.match(pattern, text)
+    return Head(head["name"], head.end()) if head else Head()
 
 
 def unfinished_tag(text: str, tags: Sequence[str]) -> int:
@@ -191,18 +191,18 @@ class Brackets:
         quote = self._quote
         marks = (quote,) if quote else self._syntax.quotes
         limit = max(self.end, len(text) - unfinished_tag(text, marks))
-        found = (inside(quote) if quote else _outside(self._syntax)).search(text, self.end)
-        if found is None or found.start() >= limit:  # what comes next says which mark it is
+        match = (inside(quote) if quote else _outside(self._syntax)).search(text, self.end)
+        if match is None or match.start() >= limit:  # what comes next says which mark it is
             ends_escaping = quote and escapes(quote) and text.endswith("\\", self.end, limit)
             self.end = limit - bool(ends_escaping)
             return False
-        mark, self.end = found[0], found.end()
+        mark, self.end = match[0], match.end()
         if quote:
             self._quote = quote if mark != quote else ""
         elif mark in self._syntax.quotes:
             self._quote = mark
         elif mark == self._syntax.breaks:
-            self.end, self.nesting = found.start(), Nesting.BROKEN
+            self.end, self.nesting = match.start(), Nesting.BROKEN
         else:
             self._depth += 1 if mark in "{[(" else -1
             if self._depth <= 0:
@@ -253,8 +253,8 @@ def const(text: str) -> Form:
 
 def text_of(patterns: Iterable[str]) -> Form:
     """Free text that matches each of the patterns as a whole."""
-    found = list(patterns)
-    return {**ANY_TEXT, "patterns": found} if found else ANY_TEXT
+    listed = list(patterns)
+    return {**ANY_TEXT, "patterns": listed} if listed else ANY_TEXT
 
 
 def regex(pattern: str) -> Form:

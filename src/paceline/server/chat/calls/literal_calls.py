@@ -124,10 +124,10 @@ class LiteralCalls:
             return frozenset()
         return self._left_of(members, each.resolver, inside)
 
-    def _members(self, found: Sequence[Parameter], mark: str, inside: Inside) -> Form:
+    def _members(self, named: Sequence[Parameter], mark: str, inside: Inside) -> Form:
         """Required ones first and in order; of the others any."""
-        needed = [self._member(each, mark, inside) for each in found if each.is_required]
-        others = [self._member(each, mark, inside) for each in found if not each.is_required]
+        needed = [self._member(each, mark, inside) for each in named if each.is_required]
+        others = [self._member(each, mark, inside) for each in named if not each.is_required]
         if not needed:
             return separated(others, self.separator) if others else const("")
         comma = const(self.separator)

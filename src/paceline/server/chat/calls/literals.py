@@ -107,8 +107,8 @@ class _LiteralReader:
         self.at = 0
 
     def skip_space(self) -> None:
-        found = _SPACE.match(self._text, self.at)
-        self.at = found.end() if found else self.at
+        space = _SPACE.match(self._text, self.at)
+        self.at = space.end() if space else self.at
 
     def value(self) -> str:
         self.skip_space()
@@ -119,22 +119,22 @@ class _LiteralReader:
         if self._takes("["):
             return f"[{', '.join(self._elements(']')[0])}]"
         if self._literals.is_python and self._takes("("):
-            found, has_comma = self._elements(")")
-            is_tuple = has_comma or not found
-            return f"[{', '.join(found)}]" if is_tuple else found[0]
+            elements, has_comma = self._elements(")")
+            is_tuple = has_comma or not elements
+            return f"[{', '.join(elements)}]" if is_tuple else elements[0]
         return self._scalar()
 
     def members(self, mark: str, end: str, names: Collection[str] = ()) -> dict[str, str]:
         """Up to the bracket ``end``, or with "" to the end of the text."""
-        found: dict[str, str] = {}
+        members: dict[str, str] = {}
         while not self._ends(end):
             if mark == "=" and self._takes("**{"):
-                found |= self.members(":", "}")
+                members |= self.members(":", "}")
             else:
                 key = self._key(mark, names)
-                found[key] = self.value()
+                members[key] = self.value()
             self._separate(end)
-        return found
+        return members
 
     def _key(self, mark: str, names: Collection[str]) -> str:
         """Past a key and the mark behind it."""
@@ -153,11 +153,11 @@ class _LiteralReader:
 
     def _elements(self, end: str) -> tuple[list[str], bool]:
         """What stands between commas, and whether one of them is the last."""
-        found, has_comma = list[str](), False
+        elements, has_comma = list[str](), False
         while not self._ends(end):
-            found.append(self.value())
+            elements.append(self.value())
             has_comma = self._separate(end)
-        return found, has_comma or len(found) > 1
+        return elements, has_comma or len(elements) > 1
 
     def _ends(self, end: str) -> bool:
         self.skip_space()
@@ -187,15 +187,15 @@ class _LiteralReader:
 
     def _strings(self) -> str:
         """One string, or in Python all of those that are next to each other."""
-        found = self._string()
+        text = self._string()
         while self._literals.is_python:
             begin = self.at
             self.skip_space()
             if not self._quote():
                 self.at = begin
                 break
-            found += self._string()
-        return found
+            text += self._string()
+        return text
 
     def _string(self) -> str:
         opening = self._quote()
@@ -211,11 +211,11 @@ class _LiteralReader:
         return text if is_raw else unescaped(text)
 
     def _bare(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self._text, self.at)
-        if found is None or not found[0].strip():
+        match = pattern.match(self._text, self.at)
+        if match is None or not match[0].strip():
             raise MalformedError
-        self.at = found.end()
-        return found[0].strip()
+        self.at = match.end()
+        return match[0].strip()
 
     def _scalar(self) -> str:
         text = self._bare(self._literals.word)
@@ -261,9 +261,9 @@ def unescaped(text: str) -> str:
     """A string by what stands between its quotation marks."""
     if "\\" not in text:
         return text
-    found = _ESCAPE.sub(_character, text)
+    characters = _ESCAPE.sub(_character, text)
     # Two halves of a character beyond the first plane, as JSON writes them, become one.
-    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return characters.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _character(escape: re.Match[str]) -> str:

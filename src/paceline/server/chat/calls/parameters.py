@@ -52,10 +52,10 @@ class Parameter:
     @property
     def values(self) -> list[Any] | None:
         """The values that it alone may have; None where these are not plainly listed."""
-        found = self.resolver.values(self.schema)
-        is_plain = found and not any(isinstance(each, list | dict) for each in found)
+        values = self.resolver.values(self.schema)
+        is_plain = values and not any(isinstance(each, list | dict) for each in values)
         others = self.narrowing - {"enum", "const"}
-        return found if is_plain and not others and not self._has_choices else None
+        return values if is_plain and not others and not self._has_choices else None
 
     @property
     def _has_choices(self) -> bool:
@@ -72,8 +72,8 @@ class Parameter:
         """The same by the type that JSON calls them."""
         names = {_TYPES.get(each, each) for each in self.kinds - STRING}
         names -= {"integer"} if "number" in names else set()
-        told = {name: "number" if name == "integer" else name for name in sorted(names)}
-        return {told[name]: {**self.whole, "type": name} for name in told}
+        json_names = {name: "number" if name == "integer" else name for name in sorted(names)}
+        return {json_names[name]: {**self.whole, "type": name} for name in json_names}
 
     @property
     def whole(self) -> Schema:
@@ -86,8 +86,10 @@ class Parameter:
     def items(self) -> Parameter:
         """What the elements of its lists have to be."""
         nodes = self.resolver.conjuncts(self.schema)
-        found = [node["items"] for node in nodes if "items" in node]
-        return Parameter("", {"allOf": found} if len(found) > 1 else (*found, {})[0], self.resolver)
+        schemas = [node["items"] for node in nodes if "items" in node]
+        return Parameter(
+            "", {"allOf": schemas} if len(schemas) > 1 else (*schemas, {})[0], self.resolver
+        )
 
     def members(self) -> Members:
         """The properties of its objects."""
@@ -99,9 +101,11 @@ class Parameter:
             if text == bare(value):
                 return json.dumps(value, ensure_ascii=False)
         allowed = self.kinds or KINDS
-        found = None if allowed == STRING else _json_of(text.strip())
-        if found is not None and (kind_of(json.loads(found)) in allowed or "string" not in allowed):
-            return found
+        value_json = None if allowed == STRING else _json_of(text.strip())
+        if value_json is not None and (
+            kind_of(json.loads(value_json)) in allowed or "string" not in allowed
+        ):
+            return value_json
         return json.dumps(text, ensure_ascii=False)
 
 
@@ -137,8 +141,8 @@ def _json_of(text: str) -> str | None:
     except (ValueError, RecursionError):
         pass
     try:
-        found = json_of_literal(text)
-        return None if found.startswith('"') else found
+        value_json = json_of_literal(text)
+        return None if value_json.startswith('"') else value_json
     except MalformedError:
         return None
 
@@ -213,10 +217,10 @@ class _Texts:
 
 
 def _all_of(rules: Iterable[TextRules]) -> TextRules:
-    found = list(rules)
+    listed = list(rules)
     return TextRules(
-        tuple(pattern for each in found for pattern in each.patterns),
-        frozenset().union(*(each.unenforced for each in found)),
+        tuple(pattern for each in listed for pattern in each.patterns),
+        frozenset().union(*(each.unenforced for each in listed)),
     )
 
 
@@ -273,8 +277,8 @@ def _formatted(schema: Schema) -> TextRules:
     name = schema.get("format")
     if not isinstance(name, str) or name == "unknown":
         return TextRules()
-    found = _FORMATS.get(name)
-    return TextRules((), frozenset({"format"})) if found is None else TextRules((found,))
+    pattern = _FORMATS.get(name)
+    return TextRules((), frozenset({"format"})) if pattern is None else TextRules((pattern,))
 
 
 def whole_match(pattern: str) -> str | None:
@@ -291,8 +295,8 @@ def whole_match(pattern: str) -> str | None:
             parts.append([])
         else:
             parts[-1].append(token)
-    found = [_whole_part(part) for part in parts]
-    return None if None in found else "|".join(filter(None, found))
+    whole_parts = [_whole_part(part) for part in parts]
+    return None if None in whole_parts else "|".join(filter(None, whole_parts))
 
 
 def _whole_part(tokens: list[str]) -> str | None:

@@ -109,9 +109,9 @@ class XmlMarks:
     def is_read(self, key: str) -> bool:
         """Whether a key is read as what it is."""
         written = self.before_value(key) + self.types[0] + self.value[0]
-        found = re.match(self.opening, written)
-        is_whole = found is not None and found.end() == len(written) < LONGEST_HEAD - _ROOM
-        return is_whole and self.key_of(found["key"]) == key if found else False
+        match = re.match(self.opening, written)
+        is_whole = match is not None and match.end() == len(written) < LONGEST_HEAD - _ROOM
+        return is_whole and self.key_of(match["key"]) == key if match else False
 
 
 _PLAIN = r"[^<&\n]*"
@@ -144,9 +144,9 @@ class XmlCalls(XmlMarks):
         )
         return ForcedCall(call_tag(self.begin, name, content, self.end + self.after), left)
 
-    def _unwritten(self, found: Sequence[Parameter]) -> Iterator[str]:
+    def _unwritten(self, named: Sequence[Parameter]) -> Iterator[str]:
         """Which keywords name parameters that the format cannot write."""
-        for each in found:
+        for each in named:
             if not self._is_written(each):
                 yield "required" if each.is_required else "properties"
 
@@ -184,19 +184,19 @@ class XmlCalls(XmlMarks):
         opening, closing = self.value
         text = self.types[0]
         behind = (self.gap if opening else "") + opening + self.padding
-        found, listed = list[Form](), self._listed(each)
+        forms, listed = list[Form](), self._listed(each)
         if listed is not None:
             values = one_of(const(self._written(each)) for each in listed)
-            found.append(tag(begin + text + behind, values, self.padding + closing))
+            forms.append(tag(begin + text + behind, values, self.padding + closing))
         elif "string" in each.kinds:
             # What it ends with is read as its end wherever it stands, so none may stand in it.
-            found.append(self._text(begin + text + behind, self._patterns(each)))
+            forms.append(self._text(begin + text + behind, self._patterns(each)))
         if listed is None and (each.kinds - STRING if text else "string" not in each.kinds):
-            found += [
+            forms += [
                 tag(begin + other + behind, json_of(schema), self.padding + closing)
                 for other, schema in self._others(each)
             ]
-        return [found[0] if len(found) == 1 else one_of(found), const(self.gap)]
+        return [forms[0] if len(forms) == 1 else one_of(forms), const(self.gap)]
 
     def _written(self, text: str) -> str:
         return text.join(self.section) if self._is_in_section(text) else text
@@ -422,10 +422,10 @@ class XmlText:
         kind = self._kind
         rest = text[self._at : self._at + LONGEST_HEAD].lstrip()
         at = self._at + len(text[self._at : self._at + LONGEST_HEAD]) - len(rest)
-        found = re.match(kind.opening, rest)
-        if found is not None:
-            key = kind.key_of(found["key"])
-            self._begin(key, bool(found["text"]), bool(found["json"]), at + found.end())
+        tag = re.match(kind.opening, rest)
+        if tag is not None:
+            key = kind.key_of(tag["key"])
+            self._begin(key, bool(tag["text"]), bool(tag["json"]), at + tag.end())
         elif rest.startswith(kind.end):
             self._arguments, self._end = self._arguments + "}", at + len(kind.end)
         elif self._may_be_tag(rest) and len(text) - self._at < LONGEST_HEAD:
@@ -500,10 +500,10 @@ class XmlText:
             self._json = Brackets(begin) if text[begin] in "[{" else None
         if self._json is None:
             return True
-        found = self._json.read(text)
-        self._searched = max(self._searched, found.end)
-        return found.nesting is not Nesting.OPEN
+        brackets = self._json.read(text)
+        self._searched = max(self._searched, brackets.end)
+        return brackets.nesting is not Nesting.OPEN
 
-    def _finish(self, told: str, end: int) -> None:
-        self._arguments += told
+    def _finish(self, value: str, end: int) -> None:
+        self._arguments += value
         self._at, self._parameter = end + len(self._closing), None
