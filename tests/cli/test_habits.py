@@ -48,6 +48,8 @@ READ_AS = {
     "run -m model.gguf Hello": "run model.gguf Hello",
     "run -hf owner/model -fa --no-mmap": "run owner/model --load-format memory",
     "run model.gguf -n -1 -s -1 -c 0": "run model.gguf -n -1 --seed -1 --max-model-len 0",
+    "run model.gguf -tb 4 -ub 512 --no-warmup -v -n 3": "run model.gguf -n 3",
+    "run model --adapter-path folder --ignore-chat-template": "run model --lora folder --no-chat",
     "serve -m model.gguf -md draft.gguf": "serve model.gguf --draft draft.gguf",
     "serve model --timeout 60 --enable-auto-tool-choice": "serve model --request-timeout 60",
     "verify --quality -m model.gguf -f text": "verify model.gguf --quality --text text",
