@@ -1,4 +1,7 @@
-"""Lives of the engine's process: deaths, restarts, refusals. The engine is a paper one."""
+"""Lives of the engine's process: deaths, restarts, refusals, and what the reader of answers meets.
+
+The engine is a paper one.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,18 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
+from paceline.core.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    ModelLoadError,
+    RequestError,
+    RequestFailedError,
+)
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process import client as client_module
-from paceline.server.engine_process.client import EngineClient
+from paceline.server.engine_process.client import Answers, EngineClient
 from paceline.server.engine_process.life import Pulse
+from paceline.server.engine_process.messages import Piece
 from tests.server import factories
 from tests.server.live import Eager, Watch, until, unwatched
 
@@ -308,3 +318,18 @@ def test_tables_of_grammars_are_made_before_a_request_is_taken() -> None:
             assert await tokens(client) == [7, 7, 7]
 
     run(story())
+
+
+def test_the_end_of_one_sample_does_not_hide_that_another_failed() -> None:
+    async def read() -> None:
+        generation = Answers([SamplingParams(n=2)])
+        generation.take(Piece(1, [7], ["target"], "x"))
+        failed = Piece(0, [], [], finish_reason="abort", error=RequestFailedError("no memory"))
+        assert not generation.take(failed)
+        assert generation.take(Piece(1, [7], ["target"], "x", finish_reason="stop"))
+        pieces = aiter(generation)
+        assert (await anext(pieces)).sample == 1
+        with pytest.raises(RequestFailedError, match="no memory"):
+            await anext(pieces)
+
+    asyncio.run(read())

@@ -1,4 +1,7 @@
-"""Tokenizers from folders: the same ids as transformers, special tokens, templates, faults."""
+"""Tokenizers from folders: the same ids as transformers, special tokens, templates, faults.
+
+And encoders in which special tokens are mere text, and where the answer begins in a chat's prompt.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,17 @@ import tokenizers
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from paceline.api.llm import LLM, embedded_model
 from paceline.core.errors import ModelLoadError, RequestError, TemplateError
-from paceline.text.tokenizer import Tokenizer
+from paceline.request.sampling_params import SamplingParams
+from paceline.text.tokenizer import (
+    LONGEST,
+    Tokenizer,
+    answer_opening,
+    literal_backend,
+    resume_point,
+)
+from tests.models.reference import save_model
 from tests.text.vocabularies import (
     byte_fallback,
     byte_fallback_json,
@@ -274,3 +286,105 @@ def test_corrupt_tokenizer_config(tmp_path: Path, config: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(ModelLoadError):
         Tokenizer.from_folder(tmp_path)
+
+
+class Whole:
+    """A step that cuts nothing. It is written in Python, so that no file can hold it."""
+
+    def pre_tokenize(self, text: tokenizers.PreTokenizedString) -> None:
+        pass
+
+
+def backend() -> tokenizers.Tokenizer:
+    found = tokenizers.Tokenizer.from_file(f"{embedded_model('target')}/tokenizer.json")
+    for text, special in (("<s>", True), ("<|x|>", False), ("<h1>", False), ("  ", False)):
+        found.add_tokens([tokenizers.AddedToken(text, special=special, normalized=False)])
+    return found
+
+
+def test_what_becomes_a_token_and_what_does_not() -> None:
+    usual = backend()
+    (heading,) = usual.encode("<h1>").ids
+    spaces = usual.encode("  ").ids
+    literal = literal_backend(usual)
+    assert [len(literal.encode(text).ids) > 1 for text in ("<s>", "<|x|>")] == [True, True]
+    assert [literal.encode(text).ids for text in ("<h1>", "  ")] == [[heading], spaces]
+    assert len(literal_backend(usual, {heading}).encode("<h1>").ids) > 1
+    for text in ("<s>", "<|x|>"):  # the given encoder stays as it was
+        assert len(usual.encode(text).ids) == 1
+
+
+def test_the_vocabulary_is_not_read_again() -> None:
+    """Not even where it could not be: a copy would be read from what the encoder writes."""
+    usual = backend()
+    usual.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(Whole())
+    assert literal_backend(usual).encode("two words").ids == usual.encode("two words").ids
+
+
+# Thoughts are opened in the prompt, and left out of earlier answers, as Qwen's template has it.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}x{% else %}y{% endif %}{% endif %}"
+)
+
+
+def opening_of(template: str) -> str:
+    tokenizer = byte_level()
+    tokenizer.set_chat_template(template)
+    return tokenizer.decode(answer_opening(tokenizer), skip_special_tokens=False)
+
+
+def test_an_opening_is_what_all_answers_have() -> None:
+    assert opening_of(TEMPLATE) == "<|im_start|>assistant\n"
+    assert opening_of("{{ messages[0].content }}") == ""
+    assert opening_of("{% if add_generation_prompt %}a{% else %}b{% endif %}") == ""
+    assert opening_of("{{ raise_exception('no') }}") == ""
+    assert answer_opening(byte_level()) == answer_opening(None) == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        ([5, 1, 2, 9, 1, 2, 3], 4),
+        ([5, 1, 2], 1),
+        ([1, 2, 3], 0),
+        ([5, 1, 3], 0),
+        ([5, 1, 2, *range(3, LONGEST + 1)], 1),
+        ([5, 1, 2, *range(3, LONGEST + 2)], 0),
+        ([2], 0),
+    ],
+)
+def test_it_is_looked_for_at_the_end(prompt: list[int], found: int) -> None:
+    assert resume_point(prompt, [1, 2]) == found
+    assert resume_point(prompt, []) == 0
+
+
+def hybrid_folder(folder: Path) -> str:
+    save_model("qwen3-5", folder, vocab_size=400)
+    tokenizer = json.loads(byte_level_json())
+    added = tokenizer["added_tokens"][0]
+    number = max(tokenizer["model"]["vocab"].values()) + 1
+    number = max(number, *(token["id"] + 1 for token in tokenizer["added_tokens"]))
+    for shift, content in enumerate(("<|im_start|>", "assistant\n")):
+        tokenizer["added_tokens"].append({**added, "id": number + shift, "content": content})
+    options = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    save_tokenizer(folder, json.dumps(tokenizer), **options)
+    return str(folder)
+
+
+def test_the_next_turn_computes_only_what_is_new(tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with LLM(hybrid_folder(tmp_path), dtype="float32", speculative_config=[]) as llm:
+        assert isinstance(llm.tokenizer, Tokenizer)
+        chat = [{"role": "user", "content": "one two three"}]
+        llm.generate(chat, params)
+        before = len(llm.encode(chat, add_generation_prompt=False))
+        chat += [{"role": "assistant", "content": "four"}, {"role": "user", "content": "five"}]
+        llm.generate(chat, params)
+        assert llm.stats().num_cached_tokens == before
+        (output,) = llm.generate([chat], params)  # the same again
+        assert llm.stats().num_cached_tokens - before == len(llm.encode(chat)) - 3
+    with LLM(str(tmp_path), dtype="float32", speculative_config=[]) as llm:
+        (alone,) = llm.generate([chat], params)
+    assert alone.token_ids == output.token_ids

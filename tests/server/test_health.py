@@ -12,7 +12,7 @@ from paceline.server.engine_process.life import MAX_BEATS, OutputHistory
 from paceline.text.chat_templates import BUILT_IN
 from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine
-from tests.server.test_metrics import busy
+from tests.server.test_server_metrics import busy
 
 
 def test_a_snapshot_has_what_the_page_draws() -> None:
