@@ -16,7 +16,7 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.sampling_params import POOLINGS, SamplingParams
 from tests.engine.test_faults import break_forward
 from tests.loading.gguf_writing import convert, tokenizer_metadata
-from tests.models.reference import VOCAB, save_model
+from tests.models.reference import VOCAB, saved_model
 from tests.quick import once
 from tests.text.vocabularies import byte_level_json
 from tests.toy import USUAL, Job, assert_no_leak, lookup_config, run_jobs, toy_engine
@@ -58,7 +58,7 @@ def pooled(states: torch.Tensor, kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("kind", POOLINGS)
 def test_a_vector_is_that_of_transformers(tmp_path: Path, family: str, kind: str) -> None:
-    model = save_model(family, tmp_path)
+    model = saved_model(family, tmp_path)
     prompts = [
         torch.randint(3, VOCAB, (n,), generator=torch.Generator().manual_seed(n)) for n in (1, 37)
     ]

@@ -13,7 +13,7 @@ from paceline.core.errors import ModelLoadError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint
 from tests.arrays import same
-from tests.models.reference import FAMILIES, HYBRIDS, MIXTURES, edit, save_model
+from tests.models.reference import FAMILIES, HYBRIDS, MIXTURES, edit, save_model, saved_model
 from tests.quick import only
 
 QUICK = ("qwen3", "gpt-neox", "gpt2", "gemma4-moe", "nemotron-h")
@@ -27,7 +27,7 @@ UNLIKE = (
 
 def save_base(family: str, folder: Path, **changes: bool) -> Path:
     """A folder with all but the head; beside it, one with the whole model."""
-    model = save_model(family, folder / "whole", **changes)
+    model = saved_model(family, folder / "whole", **changes)
     model.base_model.save_pretrained(folder / "base", save_original_format=True)
     return folder / "base"
 

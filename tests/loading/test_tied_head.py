@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from paceline.loading.checkpoint import load_checkpoint
-from tests.models.reference import RETOLD, Driver, save_model
+from tests.models.reference import RETOLD, Driver, save_model, saved_model
 from tests.models.test_families import EVERY, TOKENS, close, want
 from tests.quick import once, only
 
@@ -44,7 +44,7 @@ STORED = [OWN, (None, 1.0), (1.0, 1.0), (1.0, None)]
 def test_what_is_stored_decides(
     family: str, stored: tuple[float | None, float | None], tmp_path: Path
 ) -> None:
-    model = save_model(family, tmp_path, tie_word_embeddings=True)
+    model = saved_model(family, tmp_path, tie_word_embeddings=True)
     rewrite(family, tmp_path, *stored)
     driver = Driver.of(tmp_path)
     assert driver.checkpoint.config.tie_embeddings == (stored != OWN)
@@ -57,7 +57,7 @@ def test_what_is_stored_decides(
 def test_transformers_reads_the_same(
     family: str, stored: tuple[float | None, float | None], tmp_path: Path
 ) -> None:
-    model = save_model(family, tmp_path, tie_word_embeddings=True)
+    model = saved_model(family, tmp_path, tie_word_embeddings=True)
     rewrite(family, tmp_path, *stored)
     kind = type(model)
     there = kind.from_pretrained(tmp_path, attn_implementation="eager").eval()
@@ -67,7 +67,7 @@ def test_transformers_reads_the_same(
 @pytest.mark.parametrize("family", only(["nemotron-h"], [f for f in EVERY if f not in RETOLD]))
 def test_a_folder_that_was_saved_as_tied(family: str, tmp_path: Path) -> None:
     """NemotronH's class writes two matrices, ``backbone.embeddings`` and a head of its own."""
-    model = save_model(family, tmp_path, tie_word_embeddings=True)
+    model = saved_model(family, tmp_path, tie_word_embeddings=True)
     driver = Driver.of(tmp_path, max_len=64)
     assert driver.checkpoint.config.tie_embeddings == (not family.startswith("nemotron-h"))
     close(driver.chunk(TOKENS), want(model, TOKENS))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +25,11 @@ from paceline.models.decoder import Decoder
 from paceline.request.span import DraftTree, Span
 from tests.text.vocabularies import byte_level_json, save_tokenizer
 
+_MADE_OF = (Path(__file__).read_text(encoding="utf-8"), torch.__version__, transformers.__version__)
+STORED = Path(
+    __file__, "../../../.pytest_cache/models", hashlib.sha256(repr(_MADE_OF).encode()).hexdigest()
+).resolve()
+"""Where the files of random models are kept for as long as what makes them stays the same."""
 VOCAB = 300
 COMMON = {
     "vocab_size": VOCAB,
@@ -652,32 +660,50 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
 
 def save_model(
     family: str, folder: Path, dtype: str = "float32", stacked: bool = False, **changes: Any
-) -> Any:
-    """A folder with a model, and the model, which without ``changes`` others have as well.
+) -> None:
+    """A folder with a model, whose files are made once for all processes unless it has ``changes``.
 
     Args:
         stacked: all experts of a layer are one tensor, as transformers holds them.
     """
-    model, contents = (_saved if changes else _known)(family, dtype, stacked, **changes)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
+    files = STORED / f"{family}-{dtype}{'-stacked' * stacked}"
+    if changes:
+        _write(make_model(family, dtype, **changes), family, folder, stacked)
+    else:
+        if not files.exists():
+            _known(family, dtype, stacked)
+        shutil.copytree(files, folder, dirs_exist_ok=True)
+
+
+def saved_model(
+    family: str, folder: Path, dtype: str = "float32", stacked: bool = False, **changes: Any
+) -> Any:
+    """As :func:`save_model`, and the model, which without ``changes`` others have as well."""
+    if changes:
+        model = make_model(family, dtype, **changes)
+        _write(model, family, folder, stacked)
+        return model
+    model = _known(family, dtype, stacked)
+    save_model(family, folder, dtype, stacked)
     return model
 
 
-def _saved(family: str, dtype: str, stacked: bool, **changes: Any) -> tuple[Any, dict[str, bytes]]:
-    """The model, and the contents of its files by name."""
-    model = make_model(family, dtype, **changes)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model.save_pretrained(folder, save_original_format=not stacked)
-        if family in RETOLD:
-            edit(folder / "config.json", **RETOLD[family](model.config))
-        return model, {file.name: file.read_bytes() for file in folder.iterdir()}
+@functools.cache
+def _known(family: str, dtype: str, stacked: bool) -> Any:
+    """A model that many tests ask for; its files are stored, unless another process was first."""
+    model = make_model(family, dtype)
+    STORED.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=STORED) as name, contextlib.suppress(OSError):
+        folder = Path(name, "model")
+        _write(model, family, folder, stacked)
+        folder.rename(STORED / f"{family}-{dtype}{'-stacked' * stacked}")
+    return model
 
 
-_known = functools.cache(_saved)
-"""Many tests ask for the same models."""
+def _write(model: Any, family: str, folder: Path, stacked: bool) -> None:
+    model.save_pretrained(folder, save_original_format=not stacked)
+    if family in RETOLD:
+        edit(folder / "config.json", **RETOLD[family](model.config))
 
 
 def save_folder(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from tests.models.reference import (
     YARN,
     Driver,
     save_model,
+    saved_model,
 )
 from tests.models.reference import (
     FAMILIES as MODELS,
@@ -257,7 +258,7 @@ GROWING |= {"original_max_position_embeddings": 8}
 )
 def test_keys_act_as_in_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     """transformers 5.23 and 5.24: growth in one family alone, ``truncate`` beside layer types."""
-    model = save_model(family, tmp_path, **copy.deepcopy(changes))
+    model = saved_model(family, tmp_path, **copy.deepcopy(changes))
     got = Driver.of(tmp_path, max_len=64).chunk(TOKENS)
     assert_close(got, want(model, TOKENS), atol=1e-4, rtol=1e-4)
 

@@ -24,6 +24,7 @@ from tests.models.reference import (
     VOCAB,
     Driver,
     save_model,
+    saved_model,
 )
 from tests.quick import once, share
 
@@ -37,7 +38,7 @@ EVERY = [*FAMILIES, *MIXTURES, *HYBRIDS]
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Driver]:
     """The same checkpoint on both sides. Short texts, so that tables are the short-text ones."""
     folder: Path = tmp_path_factory.mktemp("model")
-    model = save_model(request.param, folder)
+    model = saved_model(request.param, folder)
     return model, Driver.of(folder, max_len=64)
 
 
@@ -109,20 +110,20 @@ def test_bfloat16_embeddings_of_gemma_are_scaled_as_in_training(tmp_path: Path) 
     "activation", ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu2", "swish"]
 )
 def test_activations(tmp_path: Path, activation: str) -> None:
-    model = save_model("llama", tmp_path, hidden_act=activation)
+    model = saved_model("llama", tmp_path, hidden_act=activation)
     close(Driver.of(tmp_path).chunk(TOKENS), want(model, TOKENS))
 
 
 def test_long_factors_rule_a_long_context(tmp_path: Path) -> None:
     """Beyond the trained length the other table is used, for the whole text."""
-    model = save_model("phi3-long", tmp_path)
+    model = saved_model("phi3-long", tmp_path)
     text = (TOKENS * 2)[:80]  # longer than the 64 trained positions
     close(Driver.of(tmp_path, max_len=128).chunk(text), want(model, text))
 
 
 def test_gemma3_inside_a_multimodal_checkpoint(tmp_path: Path) -> None:
     """Old and present prefixes of the language model are both understood."""
-    model = save_model("gemma3", tmp_path)
+    model = saved_model("gemma3", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     raw = json.loads((tmp_path / "config.json").read_text())
     outer = {"model_type": "gemma3", "text_config": raw, "eos_token_id": [2, 7]}

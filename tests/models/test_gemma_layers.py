@@ -27,7 +27,7 @@ from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree, Span
 from tests.arrays import assert_close, same
 from tests.loading.gguf_writing import convert
-from tests.models.reference import VOCAB, Driver, edit, save_model
+from tests.models.reference import VOCAB, Driver, edit, save_model, saved_model
 from tests.quick import in_turns
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,7 +82,7 @@ def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, family: str, backend: 
 @backends
 @families
 def test_logits_of_both_backends(tmp_path: Path, family: str, backend: str) -> None:
-    model = save_model(family, tmp_path)
+    model = saved_model(family, tmp_path)
     truth = want(model, TOKENS)
     assert_close(driver(tmp_path, backend).chunk(TOKENS), truth, atol=1e-4, rtol=1e-4)
 
@@ -213,7 +213,7 @@ def test_what_gemma_3n_leaves_out(tmp_path: Path) -> None:
 @backends
 def test_another_stream_than_the_first_may_be_active(tmp_path: Path, backend: str) -> None:
     changes = {"altup_active_idx": 2, "altup_num_inputs": 3, "altup_correct_scale": False}
-    model = save_model("gemma3n", tmp_path, **changes)
+    model = saved_model("gemma3n", tmp_path, **changes)
     found = driver(tmp_path, backend).chunk(TOKENS)
     assert_close(found, want(model, TOKENS), atol=1e-4, rtol=1e-4)
 
@@ -228,7 +228,7 @@ def test_the_last_layer_is_a_full_one(tmp_path: Path) -> None:
 
 def test_shared_layers_may_keep_weights_that_nothing_reads(tmp_path: Path) -> None:
     """Some checkpoints have keys and values of layers that read those of others."""
-    model = save_model("gemma4-inputs", tmp_path)
+    model = saved_model("gemma4-inputs", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     attention = "model.layers.4.self_attn."
     unread = {f"{attention}{name}_proj.weight": torch.ones(32, 64) for name in "kv"}
@@ -244,7 +244,7 @@ def test_shared_layers_may_keep_weights_that_nothing_reads(tmp_path: Path) -> No
 
 @families
 def test_inside_a_multimodal_checkpoint(tmp_path: Path, family: str) -> None:
-    model = save_model(family, tmp_path)
+    model = saved_model(family, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     raw = json.loads((tmp_path / "config.json").read_text())
     raw.pop("architectures")
@@ -273,7 +273,7 @@ def test_the_first_layers_by_themselves(tmp_path: Path) -> None:
 def test_a_token_that_the_inputs_do_not_know_is_read_as_the_first(
     tmp_path: Path, backend: str
 ) -> None:
-    model = save_model("gemma4-inputs", tmp_path, vocab_size_per_layer_input=200)
+    model = saved_model("gemma4-inputs", tmp_path, vocab_size_per_layer_input=200)
     model.model.embed_tokens_per_layer.weight = torch.nn.Parameter(
         torch.cat([model.model.embed_tokens_per_layer.weight[:200]] + [padding(model)] * 100)
     )

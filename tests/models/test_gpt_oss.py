@@ -26,7 +26,7 @@ from paceline.models.shapes import Experts
 from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.loading.quantised_packing import mxfp4
-from tests.models.reference import VOCAB, Driver, edit, save_model
+from tests.models.reference import VOCAB, Driver, edit, save_model, saved_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -161,7 +161,7 @@ def test_a_converted_folder_keeps_the_bits(tmp_path: Path) -> None:
 @backends
 def test_a_sink_takes_its_share(tmp_path: Path, backend: str) -> None:
     """Sinks of minus infinity take nothing; very large ones leave nothing to attend to."""
-    model = copy.deepcopy(save_model("gpt-oss", tmp_path))
+    model = copy.deepcopy(saved_model("gpt-oss", tmp_path))
     tensors = load_file(tmp_path / "model.safetensors")
     sinks = [name for name in tensors if name.endswith("sinks")]
     assert len(sinks) == 3
@@ -184,7 +184,7 @@ def test_sinks_count_once_over_many_chunks_of_keys(
     tmp_path: Path, kv_dtype: str, most: float
 ) -> None:
     """The native kernels merge what 512 keys at a time give."""
-    model = save_model("gpt-oss", tmp_path, max_position_embeddings=2048, sliding_window=600)
+    model = saved_model("gpt-oss", tmp_path, max_position_embeddings=2048, sliding_window=600)
     tokens = torch.randint(3, VOCAB, (1100,), generator=torch.Generator().manual_seed(5)).tolist()
     checkpoint = load_checkpoint(tmp_path, with_tokenizer=False)
     driver = Driver(checkpoint, max_len=2048, ops=CpuOps("float32"), kv_dtype=kv_dtype, blocks=80)

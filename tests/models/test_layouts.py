@@ -17,7 +17,7 @@ from paceline.models.layouts import halves
 from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.loading.gguf_writing import IDS, write_gguf
-from tests.models.reference import YARN, Driver, edit, make_model, save_model
+from tests.models.reference import YARN, Driver, edit, make_model, save_model, saved_model
 from tests.models.test_hf_config import written
 
 TOKENS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -125,7 +125,7 @@ def test_training_is_refused(tmp_path: Path, family: str) -> None:
 
 def test_gpt2_as_it_was_first_published(tmp_path: Path) -> None:
     """Without a prefix, and with the causal masks as buffers."""
-    model = save_model("gpt2", tmp_path)
+    model = saved_model("gpt2", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8) for i in range(2)}

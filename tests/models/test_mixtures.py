@@ -28,7 +28,7 @@ from paceline.request.span import DraftTree, Span
 from paceline_lab.train.heads.initial import TargetWeights
 from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
-from tests.models.reference import MIXTURES, VOCAB, Driver, edit, save_model
+from tests.models.reference import MIXTURES, VOCAB, Driver, edit, save_model, saved_model
 from tests.quick import in_turns, once, share
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,7 +133,7 @@ def test_experts_are_counted_as_the_routers_choose(
 ) -> None:
     """Of 200 rows too, which the native kernels take in slices."""
     tokens = torch.randint(3, VOCAB, (200,), generator=torch.Generator().manual_seed(5)).tolist()
-    model = save_model(family, tmp_path, max_position_embeddings=256)
+    model = saved_model(family, tmp_path, max_position_embeddings=256)
     checkpoint = load_checkpoint(tmp_path, with_tokenizer=False)
     found = Driver(checkpoint, max_len=256, ops=KINDS[backend]("float32"))
     begin = 0

@@ -18,7 +18,7 @@ from paceline.models.decoder import Decoder
 from paceline.request.span import DraftTree, Span
 from tests.arrays import arrays, assert_close, same
 from tests.levels import SOME
-from tests.models.reference import VOCAB, Driver, save_model
+from tests.models.reference import VOCAB, Driver, saved_model
 from tests.toy import TOY, toy_tensors
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -56,7 +56,7 @@ def span_of(model: ModelRunner, tokens: list[int], samples: range) -> Any:
 def test_features_are_the_hidden_states_of_transformers(
     tmp_path: Path, float_ops: Any, family: str
 ) -> None:
-    model = save_model(family, tmp_path)
+    model = saved_model(family, tmp_path)
     driver = Driver.of(tmp_path, max_len=64, ops=float_ops)
     layers = driver.checkpoint.config.num_layers
     driver.runner.taps = (*range(layers + 2), 0)  # in any order, and one of them twice

@@ -35,7 +35,7 @@ from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import Span
 from tests.arrays import assert_close
 from tests.loading.gguf_writing import CASES, write_gguf
-from tests.models.reference import VOCAB, Driver, save_model
+from tests.models.reference import VOCAB, Driver, save_model, saved_model
 from tests.proposers.heads import target_info
 from tests.proposers.mtp import mtp_options
 from tests.quick import in_turns
@@ -101,7 +101,7 @@ class Nextn(nn.Module):
 
 def saved(family: str, folder: Path) -> Nextn:
     """A folder with the layer, whose experts lie in stacks."""
-    layer = Nextn(family, save_model(family, folder, stacked=True))
+    layer = Nextn(family, saved_model(family, folder, stacked=True))
     behind = f"model.layers.{layer.model[0].config.num_hidden_layers}."
     tensors = layer.qwen_tensors() if family.startswith("qwen") else layer.tensors(behind)
     path = folder / "model.safetensors"
@@ -111,7 +111,7 @@ def saved(family: str, folder: Path) -> Nextn:
 
 def converted(family: str, path: Path, alone: bool = False) -> Nextn:
     """A GGUF file with the layer, or of it alone between a model's ends."""
-    model = save_model(family, path.with_suffix(""), **CHANGES.get(family, {}))
+    model = saved_model(family, path.with_suffix(""), **CHANGES.get(family, {}))
     layer, config = Nextn(family, model), copy.deepcopy(model.config)
     count = config.num_hidden_layers
     tensors = layer.tensors(f"model.layers.{count}.")
