@@ -14,7 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig
-from paceline.models.families.config_json import FAMILIES, config_from_hf
+from paceline.models.families import FAMILIES
+from paceline.models.families.config_json import config_from_hf
 from tests.arrays import assert_close
 from tests.models.reference import (
     COMMON,

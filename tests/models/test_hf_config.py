@@ -185,7 +185,7 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "bloom"}, "supported: llama, mistral, qwen2"),
+        ({"model_type": "bloom"}, "supported: llama, mistral, ministral"),
         ({"model_type": None}, "model_type is missing; it has 'model_type', "),
         ({"model_type": "llama4"}, "'llama4' is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "does not generate text"),

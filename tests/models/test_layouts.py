@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from paceline.core.errors import ConfigError, ModelLoadError, TrainingError, UnsupportedModelError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.families.config_json import config_from_hf
-from paceline.models.layouts import halves
+from paceline.models.families.layouts import halves
 from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.loading.gguf_writing import IDS, write_gguf

@@ -22,7 +22,8 @@ from paceline.loading.safetensors_files import MappedFile, plain_name
 from paceline.models.backend import AdaptedLayers, LowRank
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import layout_from_hf
-from paceline.models.layouts import PLAIN, Layout, row_order
+from paceline.models.families.family import PLAIN, Layout
+from paceline.models.families.layouts import row_order
 from paceline.tensors.arrays import STORED_FLOATS, Array, floats
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

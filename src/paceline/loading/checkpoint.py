@@ -39,16 +39,15 @@ from paceline.models.families.config_json import (
     layout_from_hf,
     with_tied_embeddings,
 )
+from paceline.models.families.family import PLAIN, Layout
 from paceline.models.families.fields import Fields
-from paceline.models.heads import head_kind, mtp_part
-from paceline.models.layouts import (
-    PLAIN,
+from paceline.models.families.layouts import (
     GroupedHeads,
     LaidOutTensors,
     LatentTensors,
-    Layout,
     RecurrentTensors,
 )
+from paceline.models.heads import head_kind, mtp_part
 from paceline.models.pooling import folder_pooling
 from paceline.models.tensor_reader import PackedFormat, folder_format
 from paceline.tensors.arrays import Array, floats

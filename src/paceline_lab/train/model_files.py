@@ -26,7 +26,7 @@ from paceline.loading.safetensors_files import INDEX_FILE, SafetensorsFolder, sh
 from paceline.loading.safetensors_files import SINGLE_FILE as WEIGHTS
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf, layout_from_hf
-from paceline.models.layouts import PLAIN
+from paceline.models.families.family import PLAIN
 from paceline.models.tensor_reader import check_floats, is_harmless
 from paceline.models.weights import HEAD_TOKENS
 from paceline.tensors.arrays import floats

@@ -30,8 +30,9 @@ from paceline.loading.gguf.keys import (
     recurrent_keys,
     yarn_keys,
 )
-from paceline.loading.gguf.names import ARCHITECTURES, HEADS
+from paceline.loading.gguf.names import HEADS
 from paceline.models.config import ModelConfig
+from paceline.models.families import GGUF_MODEL_TYPES, gguf_family
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.shapes import QUERY_GROWTH
 from paceline.tensors.arrays import Array, floats
@@ -42,8 +43,6 @@ from paceline.text.gguf_tokenizer import bos_id, end_ids
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Rotary factors, which the configuration tells."""
-_WHOLE_RAMPS = ("gpt-oss",)
-"""Architectures whose YaRN does not round the ends of its ramp, which no key says."""
 _PATTERN = "attention.sliding_window_pattern"
 _FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 
@@ -51,10 +50,10 @@ _FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 def architecture_of(container: GgufContainer) -> str:
     """The value of ``general.architecture``; ``UnsupportedModelError`` if it does not run here."""
     name = container.metadata.get("general.architecture")
-    if name not in ARCHITECTURES and name not in HEADS:
+    if name not in GGUF_MODEL_TYPES and name not in HEADS:
         raise UnsupportedModelError(
             f"GGUF architecture {str(name)[:40]!r} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}, and as heads {', '.join(HEADS)}"
+            f"{', '.join(GGUF_MODEL_TYPES)}, and as heads {', '.join(HEADS)}"
         )
     return str(name)
 
@@ -131,7 +130,7 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     keys = _Keys(container, architecture)
     heads = keys.number("attention.head_count")
     head_dim = int(keys.get("attention.key_length", 0) or keys.number("embedding_length") // heads)
-    is_latent = architecture == LATENT
+    is_latent = architecture in LATENT
     if keys.get("attention.value_length", head_dim) != head_dim and not is_latent:
         raise UnsupportedModelError("keys and values of different sizes are not supported")
     if not keys.get("attention.causal", True) and architecture not in HEADS:
@@ -181,7 +180,7 @@ def _experts(container: GgufContainer, keys: _Keys, architecture: str) -> dict[s
         return {}
     found = expert_keys(keys.get, architecture, container.tensors, _num_layers(keys))
     return {
-        "model_type": mixture_type(ARCHITECTURES[architecture], container.tensors),
+        "model_type": mixture_type(GGUF_MODEL_TYPES[architecture], container.tensors),
         **found,
     }
 
@@ -192,7 +191,7 @@ def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, An
     sample = next(filter(None, (stored.get(f"blk.0.{part}.weight") for part in parts)), None)
     heads = keys.number("attention.head_count")
     return {
-        "model_type": {**ARCHITECTURES, **HEADS}[architecture_of(container)],
+        "model_type": {**GGUF_MODEL_TYPES, **HEADS}[architecture_of(container)],
         "vocab_size": _vocab_size(container, keys),
         "hidden_size": keys.get("embedding_length"),
         "intermediate_size": keys.get("feed_forward_length"),
@@ -293,14 +292,14 @@ def _rope(
     architecture = architecture_of(container)
     if architecture == "granitehybrid" and dim != head_dim:
         found["rotary_dim"] = dim  # its configurations have no share
-    elif architecture != LATENT:
+    elif architecture not in LATENT:
         # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
         found["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
     trained = keys.get("rope.scaling.original_context_length")
     if trained is not None:
         found["original_max_position_embeddings"] = trained
-    scaling = _stored_factors(container, keys, dim, read) or _scaling(keys, architecture == LATENT)
-    if scaling.get("rope_type") == "yarn" and architecture in _WHOLE_RAMPS:
+    scaling = _stored_factors(container, keys, dim, read) or _scaling(keys, architecture in LATENT)
+    if scaling.get("rope_type") == "yarn" and gguf_family(architecture).gguf.whole_ramps:
         scaling["truncate"] = False
     # Where a file has none, a family's default must not stand in for it.
     found["rope_scaling"] = scaling or {"rope_type": "default"}

@@ -24,9 +24,9 @@ from paceline.loading.gguf.config import (
     hf_config_from_gguf,
 )
 from paceline.loading.gguf.container import MAGIC, TensorInfo, read_shards
-from paceline.loading.gguf.names import Place, place_of
+from paceline.loading.gguf.names import GgufPlace, place_of
 from paceline.models.config import ModelConfig
-from paceline.models.layouts import fused_halves, halves
+from paceline.models.families.layouts import fused_halves, halves
 from paceline.models.pooling import gguf_pooling
 from paceline.request.sampling_params import LLAMA_CPP
 from paceline.tensors.arrays import STORED_FLOATS, Array, floats
@@ -200,10 +200,10 @@ class _Stored:
 class GgufTensors(StoredTensors):
     """Lazy mapping from Hugging Face names to tensors in their Hugging Face layout."""
 
-    _where: dict[str, tuple[_Stored, Place]]
+    _where: dict[str, tuple[_Stored, GgufPlace]]
 
     def __init__(
-        self, path: Path, config: ModelConfig, where: dict[str, tuple[_Stored, Place]]
+        self, path: Path, config: ModelConfig, where: dict[str, tuple[_Stored, GgufPlace]]
     ) -> None:
         self._path = path
         self._config = config
@@ -224,7 +224,7 @@ class GgufTensors(StoredTensors):
             return tensor.reshape(-1)
         return self._placed(name, place, tensor)
 
-    def _placed(self, name: str, place: Place, tensor: Array) -> Array:
+    def _placed(self, name: str, place: GgufPlace, tensor: Array) -> Array:
         if not place.unpermute:
             return tensor
         c = self._config

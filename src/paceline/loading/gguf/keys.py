@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import LEARNT_KEYS
+from paceline.models.families import gguf_architectures, gguf_family
 from paceline.models.families.fields import MOST_LAYERS
 from paceline.models.families.rope import FULL, SLIDING
+from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV
 
 if TYPE_CHECKING:
     from paceline.loading.gguf.container import GgufContainer, TensorInfo
@@ -48,8 +50,6 @@ _OF_LLAMA = "mixtral"
 _SHARED = {"granitemoe": "granitemoeshared"}
 _SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _SCORES = {1: "softmax", 2: "sigmoid"}
-_RENORMALISED = ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe")
-"""Architectures whose weights add up to 1 where no key says so."""
 
 
 def mixture_type(model_type: str, tensors: Collection[str]) -> str:
@@ -81,7 +81,7 @@ def expert_keys(
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": shared,
         "shared_intermediate_size": shared,
-        "norm_topk_prob": get("expert_weights_norm", architecture in _RENORMALISED),
+        "norm_topk_prob": get("expert_weights_norm", gguf_family(architecture).gguf.renormalises),
         **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), 0),  # the list has all
         **({"mlp_only_layers": dense} if dense else {}),
         **({"scoring_func": scores} if scores else {}),
@@ -110,7 +110,7 @@ def _has(tensors: Collection[str], layer: int, part: str) -> bool:
     return f"blk.{layer}.{part}.weight" in tensors
 
 
-LATENT = "deepseek2"
+LATENT = gguf_architectures(latent=True)
 LATENT_BLOCK = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_b": "self_attn.q_b_proj",
@@ -189,7 +189,7 @@ def dense_keys(
     return {}
 
 
-LAYERED = ("gemma4", "gemma3n")
+LAYERED = gguf_architectures(per_layer=True)
 """Architectures of these families."""
 PER_LAYER_KEYS = ("attention.head_count_kv", "feed_forward_length")
 """Keys that may have a value for each layer of theirs."""
@@ -334,13 +334,13 @@ def _rope(
     return found
 
 
-DELTA_HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
-_CONVOLVED = ("lfm2", "lfm2moe")
+DELTA_HYBRIDS = gguf_architectures(recurrent=DELTA)
+_CONVOLVED = gguf_architectures(recurrent=SHORT_CONV)
 WITHOUT_ATTENTION = ("mamba2",)
-_SINGLE_PARTS = ("nemotron_h", "nemotron_h_moe", *WITHOUT_ATTENTION)
+_SINGLE_PARTS = gguf_architectures(single_parts=True)
 WITHOUT_ROTARY = _SINGLE_PARTS
 """Architectures of these. Their files may have rotary keys all the same."""
-HYBRIDS = (*DELTA_HYBRIDS, *_CONVOLVED, *_SINGLE_PARTS, "granitehybrid", "falcon-h1")
+HYBRIDS = (*DELTA_HYBRIDS, *_CONVOLVED, *gguf_architectures(recurrent=MAMBA2))
 """Architectures of these models. Lists of theirs say 0 for layers that have nothing of the kind."""
 NO_ATTENTION = {
     "attention.head_count": 1,

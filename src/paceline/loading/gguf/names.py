@@ -7,91 +7,24 @@ from dataclasses import dataclass
 
 from paceline.loading.gguf.keys import (
     DELTA_BLOCK,
-    DELTA_HYBRIDS,
     EXPERT_BLOCK,
     FLAT,
     LATENT_BLOCK,
-    LAYERED,
     LAYERED_BLOCK,
     LAYERED_PARAMETERS,
     LAYERED_TOP,
     RECURRENT_BLOCK,
     RECURRENT_PARAMETERS,
 )
+from paceline.models.families import gguf_family
+from paceline.models.families.family import Family
+from paceline.models.shapes import DELTA
 
-ARCHITECTURES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "olmoe": "olmoe",
-    "granitemoe": "granitemoe",
-    "phi3": "phi3",
-    "granite": "granite",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "smollm3": "smollm3",
-    "olmo2": "olmo2",
-    "chatglm": "glm",
-    "glm4": "glm4",
-    "exaone4": "exaone4",
-    "ernie4_5": "ernie4_5",
-    "hunyuan-dense": "hunyuan_v1_dense",
-    "seed_oss": "seed_oss",
-    "mistral3": "ministral3",
-    "minicpm": "minicpm",
-    "command-r": "cohere",
-    "cohere2": "cohere2",
-    "starcoder2": "starcoder2",
-    "nemotron": "nemotron",
-    "arcee": "arcee",
-    "stablelm": "stablelm",
-    "gptneox": "gpt_neox",
-    "gpt2": "gpt2",
-    "phi2": "phi",
-    "apertus": "apertus",
-    "glm4moe": "glm4_moe",
-    "minimax-m2": "minimax_m2",
-    "gpt-oss": "gpt_oss",
-    "deepseek2": "deepseek_v2",
-    "dots1": "dots1",
-    "ernie4_5-moe": "ernie4_5_moe",
-    "hunyuan-moe": "hunyuan_v1_moe",
-    "gemma4": "gemma4_text",
-    "gemma3n": "gemma3n_text",
-    "phimoe": "phimoe",
-    "llama4": "llama4_text",
-    "lfm2": "lfm2",
-    "lfm2moe": "lfm2_moe",
-    "granitehybrid": "granitemoehybrid",
-    "qwen3next": "qwen3_next",
-    "qwen35": "qwen3_5_text",
-    "qwen35moe": "qwen3_5_moe_text",
-    "falcon-h1": "falcon_h1",
-    "mamba2": "mamba2",
-    "nemotron_h": "nemotron_h",
-    "nemotron_h_moe": "nemotron_h",
-}
-"""``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
-"""The same for heads that draft from a target's hidden states, which are no models."""
+"""``general.architecture`` -> ``model_type`` of heads that draft from a target's hidden states."""
+_INTERLEAVED_HEADS = ("eagle3",)
 
-# The rotary pairs of these are interleaved: converters make it so, or the families' own checkpoints
-# are so. The others keep the two halves apart.
-_INTERLEAVED = (
-    *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
-    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee", "llama4"),
-    *("granitehybrid", "nemotron_h", "nemotron_h_moe"),
-)
-# Those that are turned over whole heads, even where only a part of each is rotated.
-_TURNED_WHOLE = ("granitehybrid",)
-# Those whose norms' weights have the one added.
-_PLUS_ONE = ("gemma2", "gemma3", "nemotron", *DELTA_HYBRIDS)
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
-_FUSED_UP = ("phi3", "chatglm", "glm4")
-_NORMED_AFTER = ("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "exaone4", "glm4")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -136,7 +69,7 @@ _PARAMETERS = {"attn_sinks.weight": "self_attn.sinks", **LAYERED_PARAMETERS, **R
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GgufPlace:
     """Where a tensor belongs and what has to be undone.
 
     Attributes:
@@ -157,43 +90,45 @@ class Place:
     flat: bool = False
 
 
-def place_of(architecture: str, stored: str) -> Place:
+def place_of(architecture: str, stored: str) -> GgufPlace:
     """The place of a stored tensor; those that are no weights of a decoder keep their name."""
-    plus_one = architecture in _PLUS_ONE
+    family = gguf_family(architecture)
+    plus_one = bool(family.flags.get("norms.plus_one"))
     if stored in _TOP:
-        return Place(_TOP[stored], minus_one=plus_one and stored == "output_norm.weight")
+        return GgufPlace(_TOP[stored], minus_one=plus_one and stored == "output_norm.weight")
     if stored == "enc.output_norm.weight" and architecture in _ENCODER_NORM:
-        return Place(_ENCODER_NORM[architecture])
+        return GgufPlace(_ENCODER_NORM[architecture])
     if stored == "d2t":
-        return Place(stored, minus_row=True)
+        return GgufPlace(stored, minus_row=True)
     match = _IN_BLOCK.fullmatch(stored)
-    names = _block(architecture)
+    names = _block(family)
+    is_interleaved = family.gguf.interleaved or architecture in _INTERLEAVED_HEADS
     if match is None:
-        return Place(stored)
+        return GgufPlace(stored)
     index, part, kind = match.groups()
     parameter = _PARAMETERS.get(f"{part}.{kind}" if kind else part)
-    if kind == "scale" and architecture not in LAYERED:
+    if kind == "scale" and not family.per_layer:
         parameter = None  # what multiplies a weight
     if parameter is not None:  # no matrix's weight, but a parameter by itself
-        return Place(f"model.layers.{int(index)}.{parameter}", flat=part in FLAT)
+        return GgufPlace(f"model.layers.{int(index)}.{parameter}", flat=part in FLAT)
     if part not in names or kind in (None, "scale"):
-        return Place(stored)
-    return Place(
+        return GgufPlace(stored)
+    return GgufPlace(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
-        unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",
-        whole_heads=architecture in _TURNED_WHOLE,
+        unpermute=_TURNED.get(part, "") if is_interleaved else "",
+        whole_heads=family.gguf.turned_whole,
         minus_one=plus_one and part.endswith("norm") and part not in FLAT and kind == "weight",
         flat=part in FLAT,
     )
 
 
-def _block(architecture: str) -> dict[str, str]:
+def _block(family: Family) -> dict[str, str]:
     """Parts of a layer by their names in a file, and by those in a checkpoint."""
     names = dict(_BLOCK)
-    if architecture in _NORMED_AFTER:
+    if family.flags.get("norms.after"):
         names |= _POST_NORMS
-    if architecture in _FUSED_UP:
+    if family.gguf.fused_up:
         names["ffn_up"] = "mlp.gate_up_proj"
-    if architecture in DELTA_HYBRIDS:
+    if family.recurrent == DELTA:
         names |= DELTA_BLOCK
     return names

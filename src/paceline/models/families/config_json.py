@@ -1,6 +1,6 @@
 """From a parsed Hugging Face ``config.json`` to :class:`ModelConfig`. Pure: reads no file.
 
-What differs between families comes from :mod:`paceline.models.families.families`. Configurations
+What differs between families comes from :data:`paceline.models.families.FAMILIES`. Configurations
 are untrusted: every number has bounds, far beyond real models and far below absurd ones.
 """
 
@@ -14,27 +14,23 @@ import numpy as np
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig, PositionConfig
-from paceline.models.families.dense import DENSE_FAMILIES
-from paceline.models.families.experts import dense_width, experts_from_hf
-from paceline.models.families.families import FAMILIES as FIRST_FAMILIES
-from paceline.models.families.families import Family
+from paceline.models.families import FAMILIES
+from paceline.models.families.family import Family, Layout
 from paceline.models.families.fields import MOST_LAYERS, Fields
-from paceline.models.families.gemma import GEMMA_FAMILIES
-from paceline.models.families.hybrids import HYBRID_FAMILIES
-from paceline.models.families.latent import latent_from_hf, latent_scale
-from paceline.models.families.mixtures import MIXTURE_FAMILIES
-from paceline.models.families.per_layer import (
-    heads_from_hf,
-    per_layer_from_hf,
-    rounded_root,
-    with_one_width,
-)
-from paceline.models.families.recurrent import (
+from paceline.models.families.layers_json import (
     adjusted_width,
+    dense_width,
+    experts_from_hf,
+    heads_from_hf,
+    latent_from_hf,
+    latent_scale,
     only_parts,
+    per_layer_from_hf,
     recurrent_from_hf,
+    rounded_root,
     scales_from_hf,
     with_layer_types,
+    with_one_width,
 )
 from paceline.models.families.rope import (
     CHUNKED,
@@ -44,18 +40,9 @@ from paceline.models.families.rope import (
     rope_from_hf,
     still_rope_from_hf,
 )
-from paceline.models.layouts import Layout
 from paceline.models.shapes import Experts, Recurrent
 from paceline.tensors.arrays import BFLOAT16
 
-FAMILIES: Mapping[str, Family] = {
-    **FIRST_FAMILIES,
-    **DENSE_FAMILIES,
-    **MIXTURE_FAMILIES,
-    **GEMMA_FAMILIES,
-    **HYBRID_FAMILIES,
-}
-"""All that are supported, by ``model_type``."""
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 _ACTIVATIONS = {
     "silu": "silu",

@@ -1,7 +1,6 @@
-"""Gemma families whose layers differ from one another, as data.
+"""Gemma 2, 3, 3n and 4; the layers of the last two differ from one another.
 
-Continues the table of :mod:`paceline.models.families.families`, which says what its fields mean.
-Knows no file and builds no configuration.
+As data: :mod:`paceline.models.families.family` says what the fields mean.
 """
 
 from __future__ import annotations
@@ -9,11 +8,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.models.families.experts import ExpertKeys
-from paceline.models.families.families import Family
+from paceline.models.families.family import (
+    ATTENTION_BIASES,
+    ExpertKeys,
+    Family,
+    Gguf,
+)
 from paceline.models.families.rope import FULL, SLIDING
 
-_BOTH = ("attention.qkv_bias", "attention.o_bias")
+_GEMMA2 = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+_GEMMA3 = {
+    **_GEMMA2,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "final_logit_softcapping": None,
+}
+_GEMMA_FLAGS = {"norms.after": True, "norms.plus_one": True}
+_GEMMA3_FAMILY = Family(
+    _GEMMA3,
+    {**_GEMMA_FLAGS, "attention.qk_norm": True},
+    ATTENTION_BIASES,
+    slides="alternately",
+    gemma=True,
+    gguf=Gguf(("gemma3",)),
+)
 _GEMMA4 = Family(
     {
         "vocab_size": 262144,
@@ -46,7 +86,7 @@ _GEMMA4 = Family(
         "attention.value_norm": True,
         "layer_scales": True,
     },
-    _BOTH,
+    ATTENTION_BIASES,
     slides="alternately",
     gemma=True,
     per_layer=True,
@@ -59,8 +99,8 @@ _GEMMA4 = Family(
         own_norms=True,
         own_scales=True,
     ),
+    gguf=Gguf(("gemma4",)),
 )
-
 _UNIFIED = replace(
     _GEMMA4,
     defaults={
@@ -70,8 +110,8 @@ _UNIFIED = replace(
         "hidden_size_per_layer_input": 0,
     },
     experts=None,
+    gguf=Gguf(),
 )
-
 _GEMMA3N = Family(
     {
         "vocab_size": 262400,
@@ -102,15 +142,25 @@ _GEMMA3N = Family(
         "eos_token_id": 1,
     },
     {"norms.after": True, "attention.qk_norm": True, "attention.value_norm": True},
-    _BOTH,
+    ATTENTION_BIASES,
     slides="alternately",
     gemma=True,
     per_layer=True,
+    gguf=Gguf(("gemma3n",)),
 )
-
-GEMMA_FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("gemma4_text", "gemma4"), _GEMMA4),
-    **dict.fromkeys(("gemma3n_text", "gemma3n"), _GEMMA3N),
-    **dict.fromkeys(("gemma4_unified_text", "gemma4_unified"), _UNIFIED),
+GEMMA: Mapping[str, Family] = {
+    "gemma2": Family(
+        _GEMMA2,
+        _GEMMA_FLAGS,
+        ATTENTION_BIASES,
+        slides="alternately",
+        gemma=True,
+        caps_scores=True,
+        gguf=Gguf(("gemma2",)),
+    ),
+    **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3_FAMILY),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), _GEMMA3N),
+    **dict.fromkeys(("gemma4", "gemma4_text"), _GEMMA4),
+    **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _UNIFIED),
 }
-"""More families, by ``model_type``."""
+"""By ``model_type``."""

@@ -1,5 +1,6 @@
-"""Families that have recurrent layers. As data, like their table's first part in
-:mod:`paceline.models.families.families`.
+"""Hybrids, whose layers are recurrent or attention, and Mamba-2.
+
+As data: :mod:`paceline.models.families.family` says what the fields mean.
 """
 
 from __future__ import annotations
@@ -7,43 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.models.families.experts import ExpertKeys
-from paceline.models.families.families import GRANITE_SCALARS, Family
-from paceline.models.layouts import Layout
-from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV
-
-_BOTH = ("attention.qkv_bias", "attention.o_bias")
-_QWEN: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-    "partial_rotary_factor": 0.25,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-_QWEN_FLAGS = {"attention.qk_norm": True, "norms.plus_one": True, "attention.gate": True}
-_QWEN_EXPERTS = ExpertKeys(
-    "moe_intermediate_size",
-    shared="shared_expert_intermediate_size",
-    shared_gate=True,
-    some_dense=True,
+from paceline.models.families.family import (
+    ATTENTION_BIASES,
+    GRANITE_SCALARS,
+    ExpertKeys,
+    Family,
+    Gguf,
+    Layout,
 )
-
-
-def _qwen(experts: ExpertKeys | None = None, **defaults: Any) -> Family:
-    return Family(
-        {**_QWEN, **defaults},
-        _QWEN_FLAGS,
-        _BOTH,
-        partial_rotary=True,
-        experts=experts,
-        recurrent=DELTA,
-    )
-
+from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV
 
 _LFM2: dict[str, Any] = {
     "hidden_act": "silu",
@@ -114,38 +87,7 @@ _MAMBA: dict[str, Any] = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
-
-HYBRID_FAMILIES: Mapping[str, Family] = {
-    "qwen3_next": _qwen(
-        ExpertKeys(
-            "moe_intermediate_size",
-            renormalise=True,
-            shared="shared_expert_intermediate_size",
-            shared_gate=True,
-            some_dense=True,
-        ),
-        num_key_value_heads=2,
-        num_experts=512,
-        num_experts_per_tok=10,
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=512,
-        decoder_sparse_step=1,
-        intermediate_size=5632,
-    ),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _qwen(num_key_value_heads=4)),
-    **dict.fromkeys(
-        ("qwen3_5_moe", "qwen3_5_moe_text"),
-        # No layer is dense, so that there is no width of one.
-        _qwen(
-            _QWEN_EXPERTS,
-            num_key_value_heads=2,
-            num_experts=256,
-            num_experts_per_tok=8,
-            moe_intermediate_size=512,
-            shared_expert_intermediate_size=512,
-            intermediate_size=1,
-        ),
-    ),
+HYBRIDS: Mapping[str, Family] = {
     "lfm2": Family(
         {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0}
         | {"block_multiple_of": 256},
@@ -153,6 +95,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         keys=_LFM2_KEYS,
         layout=_LFM2_LAYOUT,
         recurrent=SHORT_CONV,
+        gguf=Gguf(("lfm2",)),
     ),
     "lfm2_moe": Family(
         {**_LFM2, "first_k_dense_replace": 2}
@@ -168,6 +111,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         keys=_LFM2_KEYS,
         layout=_LFM2_LAYOUT,
         recurrent=SHORT_CONV,
+        gguf=Gguf(("lfm2moe",), renormalises=True),
     ),
     "falcon_h1": Family(
         {
@@ -183,6 +127,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         layout=_FALCON_LAYOUT,
         recurrent=MAMBA2,
         beside=True,
+        gguf=Gguf(("falcon-h1",)),
     ),
     "nemotron_h": Family(
         {
@@ -231,6 +176,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         layout=_NEMOTRON_LAYOUT,
         recurrent=MAMBA2,
         single_parts=True,
+        gguf=Gguf(("nemotron_h", "nemotron_h_moe"), interleaved=True),
     ),
     "mamba2": Family(
         {
@@ -260,6 +206,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         rotates="none",
         recurrent=MAMBA2,
         single_parts=True,
+        gguf=Gguf(("mamba2",)),
     ),
     "olmo_hybrid": Family(
         {
@@ -273,7 +220,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "rope_theta": 1e4,
         },
         {"attention.qk_norm": True, "attention.qk_norm_whole": True, "norms.by_kind": True},
-        _BOTH,
+        ATTENTION_BIASES,
         rotates="with_theta",
         layout=Layout(
             renames=(
@@ -295,7 +242,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": 8,
             "partial_rotary_factor": 0.5,
         },
-        biases=_BOTH,
+        biases=ATTENTION_BIASES,
         mlp_bias=True,
         partial_rotary=True,
         keys={"full_attn_idxs": "attn_layer_indices"},
@@ -305,7 +252,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
     "granitemoehybrid": Family(
         {**_MAMBA, "mamba_d_head": 64}
         | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
-        biases=_BOTH,
+        biases=ATTENTION_BIASES,
         partial_rotary=True,  # of Bamba's GGUF files, which say that they are of this family
         only={"partial_rotary_factor": 1.0},  # transformers 5.24 heeds it with some scalings alone
         multipliers=GRANITE_SCALARS,
@@ -313,5 +260,7 @@ HYBRID_FAMILIES: Mapping[str, Family] = {
         rotates="if_asked",
         layout=_MAMBA_LAYOUT,
         recurrent=MAMBA2,
+        gguf=Gguf(("granitehybrid",), interleaved=True, turned_whole=True),
     ),
 }
+"""By ``model_type``."""

@@ -9,7 +9,6 @@ arithmetic.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,8 @@ import numpy.typing as npt
 
 from paceline.core.errors import ModelLoadError
 from paceline.models.config import ModelConfig
+from paceline.models.families import FAMILIES
+from paceline.models.families.family import Layout
 from paceline.models.shapes import DELTA
 from paceline.tensors.arrays import Array, as_bytes
 from paceline.tensors.blocks import FLOAT_BYTES
@@ -27,34 +28,6 @@ _LINEARS = re.compile(r".*\.(qkv|o|up|down)_proj\.weight")
 _TURNED = re.compile(r".*\.([qk])_proj\.(weight|bias)")
 _FUSED_HEADS = re.compile(r".*\.qkv_proj\.(weight|bias)")
 Index = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What sets a family's checkpoints apart; by default nothing.
-
-    Attributes:
-        renames: patterns and what stands for each of their matches, one after another.
-        ignored: names of tensors that are no weights, as a pattern.
-        interleaved: pairs of rows that are rotated together follow one another.
-        by_head: the fused queries, keys and values go head by head.
-        transposed: linears are ``[inputs, outputs]``.
-    """
-
-    renames: tuple[tuple[str, str], ...] = ()
-    ignored: str = ""
-    interleaved: bool = False
-    by_head: bool = False
-    transposed: bool = False
-
-    def plain(self, stored: str) -> str:
-        """What others call a tensor that the family's checkpoints call so."""
-        for pattern, replacement in self.renames:
-            stored = re.sub(pattern, replacement, stored)
-        return stored
-
-
-PLAIN = Layout()
 
 
 def halves(heads: int, head_dim: int, rotary_dim: int) -> Index:
@@ -209,8 +182,6 @@ class LatentTensors(PlacedTensors):
 
 _FUSED_DELTA = re.compile(r"(.*\.linear_attn\.)in_proj_(qkvz|ba)(\.weight)")
 _OF_HEADS = re.compile(r".*\.linear_attn\.(in_proj_[qkvzba]+|conv1d|A|dt_bias)(\.weight)?")
-_TILED = ("qwen3_5_text", "qwen3_5_moe_text")
-"""Families whose GGUF files have the heads of values in another order than their checkpoints."""
 _QUERIES = re.compile(r"(.*\.self_attn\.)q_proj(\.weight|\.bias)")
 
 
@@ -276,7 +247,8 @@ class GroupedHeads(PlacedTensors):
         self._where = {name: Place(name) for name in stored}
         self._columns: Array | None = None
         r = config.recurrent
-        if r is None or config.architecture not in _TILED or r.heads == r.groups:
+        family = FAMILIES.get(config.architecture)
+        if r is None or family is None or not family.gguf.tiled_heads or r.heads == r.groups:
             return
         heads = np.arange(r.heads).reshape(-1, r.groups).T.ravel()
         values = (heads[:, None] * r.value_dim + np.arange(r.value_dim)).ravel()
