@@ -13,9 +13,9 @@ from paceline.api.batches import (
     Message,
     Prompt,
     adapters_for,
+    batch_of,
     check_chats,
     for_stream,
-    is_single,
     params_for,
     unpacked,
 )
@@ -65,10 +65,9 @@ class AsyncLLM(LLM):
         cache_salt: str = "",
         lora: Lora = None,
         **template_options: Any,
-    ) -> Any:
+    ) -> GenerationOutput | list[GenerationOutput]:
         """:meth:`LLM.generate` without blocking the event loop; cancelling it ends its requests."""
-        single = is_single(prompts)
-        batch: list[Any] = [prompts] if single else list(prompts)
+        batch, single = batch_of(prompts)
         wishes = params_for(params, len(batch), self.sampling_defaults.params())
         encoded = await asyncio.to_thread(
             lambda: [self.encode(prompt, **template_options) for prompt in batch]
@@ -109,7 +108,7 @@ class AsyncLLM(LLM):
         cache_salt: str = "",
         lora: Lora = None,
         **template_options: Any,
-    ) -> Any:
+    ) -> GenerationOutput | list[GenerationOutput]:
         """:meth:`LLM.chat` without blocking the event loop; cancelling it ends its requests."""
         check_chats(messages)
         return await self.agenerate(

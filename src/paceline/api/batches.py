@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from paceline.api.outputs import GenerationOutput
 from paceline.core.errors import RequestError
@@ -28,7 +28,18 @@ RENAMED = {
 OF_EVERY_TEMPLATE = ("tools", "add_generation_prompt")
 
 
-def is_single(prompts: Any) -> bool:
+def batch_of(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether it is one prompt rather than a batch of them.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    if is_single(prompts):
+        return [cast(Prompt, prompts)], True
+    return list(cast(Sequence[Prompt], prompts)), False
+
+
+def is_single(prompts: object) -> bool:
     """Whether this is one prompt rather than a batch of them; ``RequestError`` if neither."""
     if isinstance(prompts, str):
         return True
@@ -83,7 +94,9 @@ def check_keywords(options: Mapping[str, Any], mentions: Callable[[str], bool] |
     )
 
 
-def unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
+def unpacked(
+    outputs: list[GenerationOutput], single: bool
+) -> GenerationOutput | list[GenerationOutput]:
     """The list of a batch; the output of a single prompt, whose error is raised."""
     if not single:
         return outputs

@@ -19,10 +19,10 @@ from paceline.api.batches import (
     Message,
     Prompt,
     adapters_for,
+    batch_of,
     check_chats,
     check_keywords,
     for_stream,
-    is_single,
     params_for,
     progress_bar,
     unpacked,
@@ -53,7 +53,13 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Widths of a step whose predicted times are told."""
-SpeculativeSource = str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None
+SpeculativeSource = (
+    str
+    | Mapping[str, Any]
+    | SpeculativeConfig
+    | Sequence[Mapping[str, Any] | SpeculativeConfig]
+    | None
+)
 
 
 class LLM:
@@ -225,7 +231,7 @@ class LLM:
         cache_salt: str = "",
         lora: Lora = None,
         **template_options: Any,
-    ) -> Any:
+    ) -> GenerationOutput | list[GenerationOutput]:
         """Complete one prompt or a batch of prompts.
 
         A list of strings, of token-id lists or of chats is a batch, which runs as one. A single
@@ -248,8 +254,7 @@ class LLM:
             RequestFailedError: a single prompt failed while it ran. In a batch the failed ones
                 carry their ``error`` and their neighbours are complete.
         """
-        single = is_single(prompts)
-        batch: list[Any] = [prompts] if single else list(prompts)
+        batch, single = batch_of(prompts)
         wishes = params_for(params, len(batch), self.sampling_defaults.params())
         inbox: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()
         encoded = [self.encode(prompt, **template_options) for prompt in batch]
@@ -301,7 +306,7 @@ class LLM:
         cache_salt: str = "",
         lora: Lora = None,
         **template_options: Any,
-    ) -> Any:
+    ) -> GenerationOutput | list[GenerationOutput]:
         """The assistant's next message in one chat, or in each of a batch of them.
 
         Args:
