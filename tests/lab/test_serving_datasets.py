@@ -14,11 +14,12 @@ pytest.importorskip("aiohttp")
 
 from paceline.core.errors import ConfigError, RequestError
 from paceline_lab.bench.datasets import (
-    DatasetConfig,
+    MAKERS,
     TraceRow,
     make_samples,
     make_trace_samples,
 )
+from paceline_lab.bench.options import DATASETS, DatasetOptions
 from paceline_lab.bench.token_counting import (
     TokenCounter,
     open_counter,
@@ -28,6 +29,10 @@ from paceline_lab.bench.token_counting import (
 from tests.lab.fake_server import FakeServer, serving
 
 WORDS = TokenCounter()
+
+
+def dataset(name: str, path: str, **more: Any) -> DatasetOptions:
+    return DatasetOptions(dataset_name=name, dataset_path=path, **more)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,7 @@ def test_random_texts_have_their_length(tokens: TokenCounter, length: int) -> No
 
 
 def test_random_prompts(tokens: TokenCounter) -> None:
-    config = DatasetConfig(
+    config = DatasetOptions(
         random_input_len=40, random_output_len=10, random_range_ratio=0.5, random_prefix_len=20
     )
     samples = make_samples(config, tokens, 30, seed=1)
@@ -71,9 +76,9 @@ def test_random_prompts(tokens: TokenCounter) -> None:
 
 def test_prompts_of_a_trace() -> None:
     rows = [TraceRow(0.0, 12, 3), TraceRow(0.5, 7, 1)]
-    samples = make_trace_samples(rows, DatasetConfig(), WORDS, seed=0)
+    samples = make_trace_samples(rows, DatasetOptions(), WORDS, seed=0)
     assert [(s.prompt_len, s.output_len) for s in samples] == [(12, 3), (7, 1)]
-    other = DatasetConfig(dataset_name="custom", dataset_path="x")
+    other = dataset("custom", "x")
     with pytest.raises(ConfigError, match="--dataset-name random"):
         make_trace_samples(rows, other, WORDS, seed=0)
 
@@ -81,7 +86,7 @@ def test_prompts_of_a_trace() -> None:
 def test_sonnet(tmp_path: Path) -> None:
     poem = tmp_path / "poem.txt"
     poem.write_text("\n\n".join(f"line {i} of the poem" for i in range(40)))
-    config = DatasetConfig(
+    config = DatasetOptions(
         dataset_name="sonnet",
         dataset_path=str(poem),
         sonnet_input_len=100,
@@ -104,10 +109,10 @@ def test_sharegpt(tmp_path: Path, array: bool) -> None:
 
     rows = [talk(5, 6), talk(2, 9), talk(9, 2), talk(2000, 9), talk(1000, 1500), talk(8, 7)]
     path = written(tmp_path, [*rows, {"conversations": []}], array)
-    config = DatasetConfig(dataset_name="sharegpt", dataset_path=path, disable_shuffle=True)
+    config = dataset("sharegpt", path, disable_shuffle=True)
     samples = make_samples(config, WORDS, 3, seed=0)
     assert [(s.prompt_len, s.output_len) for s in samples] == [(5, 6), (8, 7), (5, 6)]
-    config = DatasetConfig("sharegpt", path, sharegpt_output_len=20)
+    config = dataset("sharegpt", path, sharegpt_output_len=20)
     found = {(s.prompt_len, s.output_len) for s in make_samples(config, WORDS, 4, seed=0)}
     assert found == {(5, 20), (9, 20), (1000, 20), (8, 20)}
 
@@ -121,17 +126,29 @@ def test_custom_and_spec_bench(tmp_path: Path) -> None:
         {"messages": chat},
     ]
     path = written(tmp_path, rows)
-    config = DatasetConfig("custom", path, custom_output_len=8, disable_shuffle=True)
+    config = DatasetOptions(
+        dataset_name="custom", dataset_path=path, custom_output_len=8, disable_shuffle=True
+    )
     found = [(s.prompt, s.prompt_len, s.output_len) for s in make_samples(config, WORDS, 5, 0)]
     assert found[0] == found[4] == ("one two", 2, 5)
     assert found[1:4] == [("three", 1, 8), ("five six seven", 3, 8), ((chat[0],), 2, 8)]
-    shuffled = DatasetConfig("custom", path)
+    shuffled = dataset("custom", path)
     orders = {str([s.prompt for s in make_samples(shuffled, WORDS, 4, i)]) for i in range(9)}
     assert len(orders) > 1
-    config = DatasetConfig("spec_bench", path, spec_bench_category="maths", disable_shuffle=True)
+    config = DatasetOptions(
+        dataset_name="spec_bench",
+        dataset_path=path,
+        spec_bench_category="maths",
+        disable_shuffle=True,
+    )
     assert [s.prompt for s in make_samples(config, WORDS, 2, 0)] == ["three", "five six seven"]
     with pytest.raises(RequestError, match="there are None, maths"):
-        make_samples(DatasetConfig("spec_bench", path, spec_bench_category="x"), WORDS, 2, 0)
+        make_samples(
+            dataset("spec_bench", path, spec_bench_category="x"),
+            WORDS,
+            2,
+            0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -150,21 +167,31 @@ def test_custom_and_spec_bench(tmp_path: Path) -> None:
 def test_rows_that_are_no_prompts(tmp_path: Path, row: Any, problem: str) -> None:
     path = written(tmp_path, [{"prompt": "good"}, row])
     with pytest.raises(RequestError, match=problem):
-        make_samples(DatasetConfig("custom", path), WORDS, 2, 0)
+        make_samples(dataset("custom", path), WORDS, 2, 0)
 
 
 def test_files_that_are_no_datasets(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text('{"prompt": ')
     with pytest.raises(RequestError, match="not JSON"):
-        make_samples(DatasetConfig("custom", str(broken)), WORDS, 1, 0)
+        make_samples(dataset("custom", str(broken)), WORDS, 1, 0)
     with pytest.raises(RequestError, match="cannot read"):
-        make_samples(DatasetConfig("sonnet", str(tmp_path / "none")), WORDS, 1, 0)
+        make_samples(dataset("sonnet", str(tmp_path / "none")), WORDS, 1, 0)
     with pytest.raises(RequestError, match="no conversation of two turns"):
-        make_samples(DatasetConfig("sharegpt", written(tmp_path, [{"a": 1}])), WORDS, 1, 0)
+        make_samples(
+            dataset("sharegpt", written(tmp_path, [{"a": 1}])),
+            WORDS,
+            1,
+            0,
+        )
     short = [{"conversations": [{"value": "a"}, {"value": "b"}]}]
     with pytest.raises(RequestError, match="too short or too long"):
-        make_samples(DatasetConfig("sharegpt", written(tmp_path, short)), WORDS, 1, 0)
+        make_samples(
+            dataset("sharegpt", written(tmp_path, short)),
+            WORDS,
+            1,
+            0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +205,7 @@ def test_files_that_are_no_datasets(tmp_path: Path) -> None:
 )
 def test_configurations_that_contradict_themselves(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        DatasetConfig(**values)
+        DatasetOptions(**values)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +218,7 @@ def test_the_server_counts_if_it_can(form: str, name: str, length: int) -> None:
         assert (counter.name, counter.count("abc")) == (name, length)
         text, found = text_of_length(counter, random.Random(0), 50)
         assert counter.count(text) == found == 50
+
+
+def test_every_dataset_that_is_named_can_be_made() -> None:
+    assert tuple(MAKERS) == DATASETS

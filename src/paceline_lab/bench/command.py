@@ -20,7 +20,7 @@ from paceline.core.files import write_json
 from paceline_lab.bench import server
 from paceline_lab.bench.client import BACKENDS, Sampling, Target, clean_url, new_session
 from paceline_lab.bench.datasets import arrival_times, make_samples, make_trace_samples, read_trace
-from paceline_lab.bench.options import BenchServeOptions, dataset_config, wants_ignore_eos
+from paceline_lab.bench.options import BenchServeOptions, wants_ignore_eos
 from paceline_lab.bench.runs import Arm, Workload, run_benchmark, run_comparison
 from paceline_lab.bench.token_counting import TokenCounter, open_counter, server_counter
 from paceline_lab.bench.view import Result, goodput, percentiles
@@ -59,7 +59,6 @@ def _check(options: BenchServeOptions) -> None:
     goodput(options)
     if options.result_filename is not None and not options.save_result:
         raise ConfigError("--result-filename needs --save-result")
-    dataset_config(options)
     for text in (options.extra_body, options.compare_extra_body):
         _json_object(text, "--extra-body")
     _headers(options)
@@ -157,17 +156,17 @@ def _json_object(text: str | None, name: str) -> Mapping[str, Any]:
 
 def _workload(options: BenchServeOptions, counter: TokenCounter) -> Workload:
     """Samples and their times; those of the trial and the warm-up are drawn after the measured."""
-    config, count, seed = dataset_config(options), options.num_prompts, options.seed
+    count, seed = options.num_prompts, options.seed
     has_trial = options.ready_check_timeout_sec > 0
     extra = has_trial + options.num_warmups
     if options.trace_path is not None:
         rows = read_trace(options.trace_path, count)
         count = len(rows)
         repeated = (rows * (1 + extra))[: count + extra]
-        samples = make_trace_samples(repeated, config, counter, seed)
+        samples = make_trace_samples(repeated, options, counter, seed)
         arrivals = [row.time for row in rows]
     else:
-        samples = make_samples(config, counter, count + extra, seed)
+        samples = make_samples(options, counter, count + extra, seed)
         arrivals = arrival_times(count, options.request_rate, options.burstiness, seed)
     return Workload(
         samples[:count],

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core.checks import check_choice
 from paceline.core.errors import ConfigError, RequestError
 from paceline.text.prompt_files import Row, read_custom, read_lines, read_sharegpt
 from paceline_lab.bench.client import Sample
+from paceline_lab.bench.options import DatasetOptions
 from paceline_lab.bench.token_counting import TokenCounter, text_of_length
 
 SONNET_TASK = "Choose lines of the poem below, and write them again in another order:\n"
@@ -30,44 +30,8 @@ SONNET_TASK = "Choose lines of the poem below, and write them again in another o
 MIN_TOKENS, MAX_PROMPT_TOKENS, MAX_TOKENS = 4, 1024, 2048
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetConfig:
-    """Which prompts, and how long; lengths in tokens."""
-
-    dataset_name: str = "random"
-    dataset_path: str | None = None
-    random_input_len: int = 1024
-    random_output_len: int = 128
-    random_range_ratio: float = 0.0
-    random_prefix_len: int = 0
-    sonnet_input_len: int = 550
-    sonnet_output_len: int = 150
-    sonnet_prefix_len: int = 200
-    sharegpt_output_len: int | None = None
-    custom_output_len: int = 256
-    spec_bench_output_len: int = 256
-    spec_bench_category: str | None = None
-    disable_shuffle: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("--dataset-name", self.dataset_name, MAKERS)
-        if self.dataset_name == "random" and self.dataset_path is not None:
-            raise ConfigError("--dataset-name random reads no --dataset-path: name another")
-        if self.dataset_name != "random" and self.dataset_path is None:
-            raise ConfigError(f"--dataset-name {self.dataset_name} needs --dataset-path FILE")
-        if not 0 <= self.random_range_ratio < 1:
-            raise ConfigError(
-                f"--random-range-ratio is {self.random_range_ratio}; it must be from 0 up, below 1"
-            )
-
-    @property
-    def path(self) -> str:
-        assert self.dataset_path is not None
-        return self.dataset_path
-
-
 def make_samples(
-    config: DatasetConfig, counter: TokenCounter, count: int, seed: int
+    options: DatasetOptions, counter: TokenCounter, count: int, seed: int
 ) -> list[Sample]:
     """So many samples; files with fewer rows are gone through again.
 
@@ -75,11 +39,11 @@ def make_samples(
         RequestError: the file cannot be read or has no usable rows.
         BenchmarkError: the counter's server does not answer.
     """
-    return MAKERS[config.dataset_name](config, counter, count, random.Random(seed))
+    return MAKERS[options.dataset_name](options, counter, count, random.Random(seed))
 
 
 def make_trace_samples(
-    rows: Sequence[TraceRow], config: DatasetConfig, counter: TokenCounter, seed: int
+    rows: Sequence[TraceRow], options: DatasetOptions, counter: TokenCounter, seed: int
 ) -> list[Sample]:
     """A random prompt for each request of a trace, with the lengths that it had.
 
@@ -87,23 +51,23 @@ def make_trace_samples(
         ConfigError: the dataset is another than ``random``.
         BenchmarkError: the counter's server does not answer.
     """
-    if config.dataset_name != "random":
+    if options.dataset_name != "random":
         raise ConfigError("--trace-path says how long prompts are: it needs --dataset-name random")
     rng = random.Random(seed)
     return [_random_sample(counter, rng, row.prompt_len, row.output_len) for row in rows]
 
 
 def _random(
-    config: DatasetConfig, counter: TokenCounter, count: int, rng: random.Random
+    options: DatasetOptions, counter: TokenCounter, count: int, rng: random.Random
 ) -> list[Sample]:
     prefix = ""
-    if config.random_prefix_len:
-        prefix, _ = text_of_length(counter, rng, config.random_prefix_len)
+    if options.random_prefix_len:
+        prefix, _ = text_of_length(counter, rng, options.random_prefix_len)
     samples = []
     for _ in range(count):
-        own = _spread(rng, config.random_input_len, config.random_range_ratio)
-        output_len = _spread(rng, config.random_output_len, config.random_range_ratio)
-        length = config.random_prefix_len + own
+        own = _spread(rng, options.random_input_len, options.random_range_ratio)
+        output_len = _spread(rng, options.random_output_len, options.random_range_ratio)
+        length = options.random_prefix_len + own
         samples.append(_random_sample(counter, rng, length, output_len, prefix))
     return samples
 
@@ -121,25 +85,25 @@ def _random_sample(
 
 
 def _sonnet(
-    config: DatasetConfig, counter: TokenCounter, count: int, rng: random.Random
+    options: DatasetOptions, counter: TokenCounter, count: int, rng: random.Random
 ) -> list[Sample]:
     """Prompts of random lines that share a task and their first lines."""
     # What every prompt begins with is counted with each line, and must not be.
     fixed = counter.count("")
-    lines = [(f"{line}\n", counter.count(f"{line}\n") - fixed) for line in read_lines(config.path)]
+    lines = [(f"{line}\n", counter.count(f"{line}\n") - fixed) for line in read_lines(options.path)]
     task = SONNET_TASK, counter.count(SONNET_TASK)
-    if config.sonnet_input_len <= config.sonnet_prefix_len:
+    if options.sonnet_input_len <= options.sonnet_prefix_len:
         raise ConfigError(
-            f"--sonnet-input-len is {config.sonnet_input_len}; it must be above "
-            f"--sonnet-prefix-len, which is {config.sonnet_prefix_len}"
+            f"--sonnet-input-len is {options.sonnet_input_len}; it must be above "
+            f"--sonnet-prefix-len, which is {options.sonnet_prefix_len}"
         )
-    prefix = _filled([task], iter(lines), config.sonnet_prefix_len)
+    prefix = _filled([task], iter(lines), options.sonnet_prefix_len)
     samples = []
     for _ in range(count):
-        drawn = (rng.choice(lines) for _ in range(config.sonnet_input_len))
-        chosen = _filled(prefix, drawn, config.sonnet_input_len)
+        drawn = (rng.choice(lines) for _ in range(options.sonnet_input_len))
+        chosen = _filled(prefix, drawn, options.sonnet_input_len)
         text = "".join(line for line, _ in chosen)
-        samples.append(Sample(text, counter.count(text), config.sonnet_output_len))
+        samples.append(Sample(text, counter.count(text), options.sonnet_output_len))
     return samples
 
 
@@ -157,14 +121,14 @@ def _filled(
 
 
 def _sharegpt(
-    config: DatasetConfig, counter: TokenCounter, count: int, rng: random.Random
+    options: DatasetOptions, counter: TokenCounter, count: int, rng: random.Random
 ) -> list[Sample]:
-    rows = _shuffled(read_sharegpt(config.path), config, rng)
+    rows = _shuffled(read_sharegpt(options.path), options, rng)
     samples: list[Sample] = []
     for row in rows:
         if len(samples) == count:
             break
-        wanted = config.sharegpt_output_len
+        wanted = options.sharegpt_output_len
         output_len = counter.count(row.answer or "") if wanted is None else wanted
         prompt_len = _length(counter, row)
         enough = prompt_len >= MIN_TOKENS and (wanted is not None or output_len >= MIN_TOKENS)
@@ -173,28 +137,28 @@ def _sharegpt(
             samples.append(Sample(row.prompt, prompt_len, output_len))
     if not samples:
         raise RequestError(
-            f"{config.path}: every conversation is too short or too long; prompts have "
+            f"{options.path}: every conversation is too short or too long; prompts have "
             f"{MIN_TOKENS} to {MAX_PROMPT_TOKENS} tokens, and {MAX_TOKENS} with their answer"
         )
     return _repeated(samples, count)
 
 
 def _rows(
-    config: DatasetConfig, counter: TokenCounter, count: int, rng: random.Random
+    options: DatasetOptions, counter: TokenCounter, count: int, rng: random.Random
 ) -> list[Sample]:
     """Rows of one's own, or those of Spec-Bench, which differ in the usual length of an answer."""
-    is_own = config.dataset_name == "custom"
-    usual = config.custom_output_len if is_own else config.spec_bench_output_len
-    rows = read_custom(config.path, None if is_own else config.spec_bench_category)
+    is_own = options.dataset_name == "custom"
+    usual = options.custom_output_len if is_own else options.spec_bench_output_len
+    rows = read_custom(options.path, None if is_own else options.spec_bench_category)
     made = [
         Sample(row.prompt, _length(counter, row), row.output_len or usual)
-        for row in _shuffled(rows, config, rng)[:count]
+        for row in _shuffled(rows, options, rng)[:count]
     ]
     return _repeated(made, count)
 
 
-def _shuffled(rows: list[Row], config: DatasetConfig, rng: random.Random) -> list[Row]:
-    if not config.disable_shuffle:
+def _shuffled(rows: list[Row], options: DatasetOptions, rng: random.Random) -> list[Row]:
+    if not options.disable_shuffle:
         rng.shuffle(rows)
     return rows
 

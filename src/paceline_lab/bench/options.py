@@ -6,7 +6,6 @@ Knows no server and no engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.cli.options import (
     JSON_HELP,
@@ -17,20 +16,21 @@ from paceline.cli.options import (
     option,
     sampling_option,
 )
-from paceline.cli.settings import values_of
+from paceline.core.checks import check_choice
+from paceline.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from paceline_lab.bench.datasets import DatasetConfig
-
-
-DATASETS = "random, sonnet, sharegpt, spec_bench, custom"
+DATASETS = ("random", "sonnet", "sharegpt", "spec_bench", "custom")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DatasetOptions:
-    """Which prompts are sent, and how answers are chosen."""
+    """Which prompts are sent, how long they are in tokens, and how answers are chosen.
 
-    dataset_name: str = option("random", f"Source of the prompts: {DATASETS}.")
+    Raises:
+        ConfigError: there is no such dataset, or it cannot be made as asked.
+    """
+
+    dataset_name: str = option("random", f"Source of the prompts: {', '.join(DATASETS)}.")
     dataset_path: str | None = option(None, "File of the dataset; random needs none.")
     num_prompts: int = option(1000, "Number of prompts.", min=1)
     random_input_len: int = option(1024, "Random: tokens per prompt.", min=1)
@@ -60,6 +60,22 @@ class DatasetOptions:
         "Continue to the full length past the model's end token (default: only for random).",
         both=True,
     )
+
+    def __post_init__(self) -> None:
+        check_choice("--dataset-name", self.dataset_name, DATASETS)
+        if self.dataset_name == "random" and self.dataset_path is not None:
+            raise ConfigError("--dataset-name random reads no --dataset-path: name another")
+        if self.dataset_name != "random" and self.dataset_path is None:
+            raise ConfigError(f"--dataset-name {self.dataset_name} needs --dataset-path FILE")
+        if not 0 <= self.random_range_ratio < 1:
+            raise ConfigError(
+                f"--random-range-ratio is {self.random_range_ratio}; it must be from 0 up, below 1"
+            )
+
+    @property
+    def path(self) -> str:
+        assert self.dataset_path is not None
+        return self.dataset_path
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -149,13 +165,6 @@ class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, 
         "Let plain and speculative decoding take turns; the exit code is 1 if outputs differ.",
     )
     json: bool = option(False, JSON_HELP)
-
-
-def dataset_config(options: DatasetOptions) -> DatasetConfig:
-    """The dataset that the options describe; ``ConfigError`` where there is none such."""
-    from paceline_lab.bench.datasets import DatasetConfig
-
-    return DatasetConfig(**values_of(options, DatasetConfig))
 
 
 def wants_ignore_eos(options: DatasetOptions) -> bool:

@@ -19,14 +19,13 @@ from paceline.cli.terminal import Screen
 from paceline.config.template_options import parse_template_options
 from paceline.request.sampling_params import SamplingParams
 from paceline_lab.bench.datasets import make_samples
-from paceline_lab.bench.options import BenchThroughputOptions, dataset_config, wants_ignore_eos
+from paceline_lab.bench.options import BenchThroughputOptions, wants_ignore_eos
 from paceline_lab.bench.runs import block_size, ratio_of_medians
 from paceline_lab.bench.token_counting import LocalTokenCounter
 
 
 def bench_throughput_command(options: BenchThroughputOptions) -> int:
     """The work of ``paceline bench throughput``: 1 when promised identity is broken."""
-    dataset_config(options)
     speculative, settings = speculative_config(options, options.model), engine_options(options)
     if not options.compare:
         with LLM(options.model, speculative_config=speculative, **settings) as llm:
@@ -49,7 +48,7 @@ def _tasks(
 ) -> tuple[list[list[int]], list[SamplingParams]]:
     """Prompts as token ids, and the length and seed of each."""
     counter = LocalTokenCounter(llm.tokenizer, llm.model)
-    samples = make_samples(dataset_config(options), counter, options.num_prompts, options.seed)
+    samples = make_samples(options, counter, options.num_prompts, options.seed)
     told = parse_template_options(options.default_chat_template_kwargs)
     encoder = Encoder(llm.tokenizer, template_options=told)
     prompts, params = [], []
