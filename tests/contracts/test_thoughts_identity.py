@@ -19,7 +19,7 @@ from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
 from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
-from paceline.structured.thoughts import AfterThoughts, Marks, Stage
+from paceline.structured.thoughts import AfterThoughts, Marks, TextStage
 from tests.automaton import Automaton
 from tests.contracts.test_identity import GREEDY, WARM, answers, prompts
 from tests.contracts.test_structured_identity import ALL
@@ -199,7 +199,7 @@ def test_drafts_across_the_boundary_are_accepted_there(
         for result in group
         if result.request is not None and isinstance(result.request.constraint, AfterThoughts)
     ]
-    assert places.count(Stage.ANSWER) >= len(places) / 2
+    assert places.count(TextStage.ANSWER) >= len(places) / 2
     accepted = sum(origin == "foresight" for group in found for r in group for origin in r.origins)
     assert accepted > sum(len(r.origins) for group in found for r in group) / 3
 

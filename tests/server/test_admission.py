@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError, RequestFailedError
-from paceline.server.hosting.serving import Admission
+from paceline.server.hosting.serving import SampleQueue
 from paceline.server.http.errors import ApiError
 from paceline.server.openai import chat, completions
 from tests.server.asgi import RawCall, application, call, complete, engine_of, post, refused
@@ -24,7 +24,7 @@ PATH = "/v1/completions"
 
 
 def test_places_are_counted_and_come_back() -> None:
-    admission = Admission(max_num_seqs=2, max_queue=1)
+    admission = SampleQueue(max_num_seqs=2, max_queue=1)
     with admission.places(2), admission.places(1):
         assert admission.num_unfinished == 3
         with pytest.raises(ApiError) as refusal, admission.places(1):
@@ -38,7 +38,7 @@ def test_places_are_counted_and_come_back() -> None:
 
 
 def test_more_than_there_are_places_is_refused_for_good() -> None:
-    with pytest.raises(RequestError, match="4 samples; at most 3"), Admission(2, 1).places(4):
+    with pytest.raises(RequestError, match="4 samples; at most 3"), SampleQueue(2, 1).places(4):
         pass
 
 

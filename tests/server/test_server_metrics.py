@@ -20,7 +20,7 @@ from paceline.server.http.sse import Deadline
 from paceline.server.metrics.server_metrics import (
     EARLIER_NAMES,
     PREFIX,
-    Clock,
+    AnswerTimes,
     ModelMetrics,
     ServerMetrics,
 )
@@ -276,7 +276,7 @@ class Timed:
         metrics = ModelMetrics(self._server, "m")
         deadline = Deadline(timeout, began=100.0)
         counts = num_prompts, num_samples
-        self.clock = Clock(metrics, "chat", *counts, deadline, now=lambda: self.at)
+        self.clock = AnswerTimes(metrics, "chat", *counts, deadline, now=lambda: self.at)
 
     def tell(self, at: float, sample: int, count: int, reason: str | None = None) -> None:
         self.at = at

@@ -20,7 +20,7 @@ from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.structured import gbnf
 from paceline.structured.gbnf import from_gbnf
-from paceline.structured.gbnf_parser import Run, parsed, sequences
+from paceline.structured.gbnf_parser import CharacterRun, parsed, sequences
 from paceline.structured.grammar import GrammarCompiler
 from paceline.text.token_pieces import TokenNames
 from paceline.text.tokenizer import Tokenizer
@@ -182,7 +182,7 @@ def num_runs(source: str, *, is_whole: bool = True) -> int:
     rules = parsed(source, TokenNames(size=9))
     bodies = gbnf.with_runs(rules.bodies, rules.root, is_whole=is_whole).values()
     items = (item for body in bodies for line in sequences(body) for item in line)
-    return sum(isinstance(item, Run) for item in items)
+    return sum(isinstance(item, CharacterRun) for item in items)
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from paceline.core.errors import RequestError
 from paceline.structured.gbnf_parser import (
     Body,
+    CharacterRun,
     Characters,
     Element,
     Ranges,
     Reference,
     Repetition,
-    Run,
     Token,
     parsed,
     sequences,
@@ -78,7 +78,7 @@ def _element(item: Element) -> str:
         case Token():
             spans = (f"{first}-{last}" for first, last in item.ranges)
             return f"<[{','.join(spans)}]>"
-        case Run():
+        case CharacterRun():
             return f"/{run_of(item)}/"
         case Characters():
             return f"/{class_of(item.ranges)}/"
@@ -106,7 +106,7 @@ def class_of(ranges: Ranges) -> str:
     return f"[{''.join(spans)}]"
 
 
-def run_of(run: Run) -> str:
+def run_of(run: CharacterRun) -> str:
     return class_of(run.ranges) + counts(run.least, run.most)
 
 
@@ -180,7 +180,7 @@ def with_runs(bodies: Mapping[int, Body], root: int, *, is_whole: bool) -> Mappi
 
 
 def _begins_with_run(body: Body) -> bool:
-    return any(isinstance(item, Run) for item in sequences(body)[0])
+    return any(isinstance(item, CharacterRun) for item in sequences(body)[0])
 
 
 def _without_names_of_characters(bodies: Mapping[int, Body]) -> Mapping[int, Body]:
@@ -237,13 +237,13 @@ def _with_all_runs(bodies: Mapping[int, Body]) -> tuple[dict[int, Body], frozens
         item = body.items[0]
         if isinstance(item, Characters):
             nothing: list[list[Element]] = [] if body.least else [[]]
-            found[number] = [[Run(item.ranges, body.least or 1, body.most)], *nothing]
+            found[number] = [[CharacterRun(item.ranges, body.least or 1, body.most)], *nothing]
         elif isinstance(item, Reference) and body.least <= 1 and body.most is None:
             inner = bodies[item.number]
             character, others = (None, []) if isinstance(inner, Repetition) else _parted(inner)
             if character is not None:
                 own = max(found) + 1  # since others may refer to the rule, too
-                found[own] = [[Run(character.ranges)], *others]
+                found[own] = [[CharacterRun(character.ranges)], *others]
                 found[number] = Repetition([Reference(own)], body.least, None)
                 loops.add(number)
     return found, frozenset(loops)
@@ -253,7 +253,7 @@ def _without_runs(number: int, body: Body, bodies: Mapping[int, Body]) -> Body:
     if number in bodies:
         return bodies[number]
     return [
-        [Characters(item.ranges) if isinstance(item, Run) else item for item in sequence]
+        [Characters(item.ranges) if isinstance(item, CharacterRun) else item for item in sequence]
         for sequence in sequences(body)
     ]
 
@@ -385,7 +385,7 @@ class Follow:
 
     def _ahead(self, place: int) -> int:
         """What may be next once a character was taken at this place: also more of a run."""
-        return self._behind[place] | isinstance(self._items[place], Run) << place
+        return self._behind[place] | isinstance(self._items[place], CharacterRun) << place
 
     def _share(self, place: int, other: int) -> bool:
         """Whether one text may stand in both places."""

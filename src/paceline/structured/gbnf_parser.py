@@ -338,7 +338,7 @@ class Characters:
 
 
 @dataclass(frozen=True)
-class Run(Characters):
+class CharacterRun(Characters):
     """As many of these characters as there are, but at least and at most so many."""
 
     least: int = 1

@@ -32,7 +32,7 @@ class TooSlowError(Exception):
     """A mask takes longer than a step of the engine may wait."""
 
 
-class Vocabulary:
+class TrialVocabulary:
     """What ``LLTokenizer`` asks of a vocabulary. Its spellings are good enough for a trial.
 
     Attributes:
@@ -107,7 +107,7 @@ def main() -> None:
     _limit_memory()
     first = json.loads(sys.stdin.readline())
     tokens = [bytes.fromhex(each) for each in first["tokens"].split(" ")]
-    tokenizer = Vocabulary(tokens, first["special"], first["eos"]).tables
+    tokenizer = TrialVocabulary(tokens, first["special"], first["eos"]).tables
     limits = LLParserLimits(**first["limits"])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -20,7 +20,7 @@ from paceline.request.structured_outputs import ThoughtMarks
 from paceline.structured.constraint import everything
 
 
-class Stage(enum.Enum):
+class TextStage(enum.Enum):
     """Where a text stands."""
 
     BEGIN = enum.auto()  # it may still prove to be an opening mark
@@ -37,7 +37,7 @@ class _State(NamedTuple):
     those of the thoughts, and ``num_open`` bytes that the last character of these lacks.
     """
 
-    place: Stage
+    place: TextStage
     text: bytes = b""
     answer: Sequence[int] = ()
     thought: bool = True
@@ -81,21 +81,21 @@ class AfterThoughts:
         self._answer = answer
         self._direct = direct
         self._tokenize = tokenize
-        self._state = _State(Stage.THOUGHTS if direct is None else Stage.BEGIN)
+        self._state = _State(TextStage.THOUGHTS if direct is None else TextStage.BEGIN)
         self._begins: dict[tuple[int, ...], bool] = {(): True}  # what an answer may begin with
 
     @property
-    def place(self) -> Stage:
+    def place(self) -> TextStage:
         """Where the committed tokens end."""
         return self._state.place
 
     @property
     def is_complete(self) -> bool:
-        return self._state.place is Stage.ANSWER and self._inner(self._state).is_complete
+        return self._state.place is TextStage.ANSWER and self._inner(self._state).is_complete
 
     def advance(self, token_id: int) -> None:
         state = self._next(self._state, token_id)
-        if state.place is Stage.ANSWER:
+        if state.place is TextStage.ANSWER:
             for token in state.answer:
                 self._inner(state).advance(token)
             state = state._replace(answer=[])
@@ -106,7 +106,7 @@ class AfterThoughts:
         return self._mask(self._behind(path)) if within is None else within[0].mask(within[1])
 
     def legal(self, tree: DraftTree) -> DraftTree:
-        if self._state.place is Stage.ANSWER:
+        if self._state.place is TextStage.ANSWER:
             return self._inner(self._state).legal(tree)
         states, masks = {ROOT: self._state}, dict[int, bytes]()
         for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
@@ -132,10 +132,10 @@ class AfterThoughts:
 
     def _within_answer(self, path: Sequence[int]) -> tuple[Constraint, Sequence[int]] | None:
         """The answer's constraint and its part of the path; None where no answer has begun."""
-        if self._state.place is Stage.ANSWER:
+        if self._state.place is TextStage.ANSWER:
             return self._inner(self._state), path
         state = self._behind(path)
-        return (self._inner(state), state.answer) if state.place is Stage.ANSWER else None
+        return (self._inner(state), state.answer) if state.place is TextStage.ANSWER else None
 
     def _inner(self, state: _State) -> Constraint:
         return self._answer if state.thought or self._direct is None else self._direct
@@ -147,17 +147,17 @@ class AfterThoughts:
         return state
 
     def _next(self, state: _State, token: int) -> _State:
-        if state.place is Stage.ANSWER:
+        if state.place is TextStage.ANSWER:
             return state._replace(answer=[*state.answer, token])
         if token in self._marks.eos_token_ids:
             return state
         piece = self._marks.pieces[token]
         text, num_tokens = state.text + piece, state.num_tokens + 1
-        if state.place is Stage.BEGIN:
+        if state.place is TextStage.BEGIN:
             opened = next((mark for mark in self._marks.opening if text.startswith(mark)), None)
             if opened is None:
                 is_open = any(mark.startswith(text) for mark in self._marks.opening)
-                place = Stage.BEGIN if is_open else Stage.ANSWER
+                place = TextStage.BEGIN if is_open else TextStage.ANSWER
                 return _State(place, text, [*state.answer, token], thought=False)
             text = text[len(opened) :]
             num_tokens = 1 if text else 0
@@ -170,19 +170,19 @@ class AfterThoughts:
         ends = [(text.find(mark), mark) for mark in closing if mark in text]
         if ends:
             at, mark = min(ends)
-            return _State(Stage.ANSWER, answer=self._tokenize(text[at + len(mark) :]))
+            return _State(TextStage.ANSWER, answer=self._tokenize(text[at + len(mark) :]))
         for start in range(max(0, len(text) - max(map(len, closing)) + 1), len(text)):
             if any(mark.startswith(text[start:]) for mark in closing):
-                return _State(Stage.THOUGHTS, text[start:])
-        return _State(Stage.THOUGHTS)
+                return _State(TextStage.THOUGHTS, text[start:])
+        return _State(TextStage.THOUGHTS)
 
     def _mask(self, state: _State) -> bytes:
         match state.place:
-            case Stage.ANSWER:
+            case TextStage.ANSWER:
                 return self._inner(state).mask(state.answer)
-            case Stage.THOUGHTS:
+            case TextStage.THOUGHTS:
                 return self._mask_of_thoughts(state)
-            case Stage.BEGIN:
+            case TextStage.BEGIN:
                 return self._mask_of_beginning(state)
 
     def _forced(self, state: _State) -> int | None:
@@ -191,7 +191,7 @@ class AfterThoughts:
         None where something else may follow.
         """
         is_spent = self._budget is not None and state.num_tokens >= self._budget
-        if state.place is not Stage.THOUGHTS or not is_spent or state.num_open:
+        if state.place is not TextStage.THOUGHTS or not is_spent or state.num_open:
             return None
         mark = next(each for each in self._marks.closing if each.startswith(state.text))
         return self._marks.spellings.get(mark[len(state.text) :])
@@ -224,7 +224,7 @@ class AfterThoughts:
 
     def _may_begin(self, state: _State) -> bool:
         """Whether the answer, if one has begun behind thoughts, may begin so."""
-        if state.place is not Stage.ANSWER:
+        if state.place is not TextStage.ANSWER:
             return True
         begin = tuple(state.answer)
         if begin not in self._begins:

@@ -44,7 +44,12 @@ from paceline.server.http.errors import RATE_LIMIT, SERVER, ApiError
 from paceline.server.http.security import partition
 from paceline.server.http.sse import Deadline
 from paceline.server.http.tracing import current_trace_id
-from paceline.server.metrics.server_metrics import Clock, ModelMetrics, Operation, ServerMetrics
+from paceline.server.metrics.server_metrics import (
+    AnswerTimes,
+    ModelMetrics,
+    Operation,
+    ServerMetrics,
+)
 from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -58,7 +63,7 @@ _REFUSALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EncodedPrompt:
     """One prompt and what is wanted of it."""
 
     token_ids: list[int]
@@ -107,7 +112,7 @@ class Serving:
         self.names = tuple(names)
         self.num_bytes = self.size = num_bytes
         self.metrics = ModelMetrics(metrics, self.name)
-        self.admission = Admission(0, config.max_queue, self.metrics.rejected.inc)
+        self.admission = SampleQueue(0, config.max_queue, self.metrics.rejected.inc)
         self.schemas = schemas
         self._backlog = backlog
         self._num_loads = 0
@@ -236,7 +241,7 @@ class Serving:
     async def answering(
         self,
         request: Request,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[EncodedPrompt],
         deadline: Deadline,
         cache_salt: str | None,
         operation: Operation,
@@ -253,7 +258,7 @@ class Serving:
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
         """
         params = [prompt.params for prompt in prompts]
-        clock = Clock(self.metrics, operation, len(prompts), params[0].n, deadline, is_stream)
+        times = AnswerTimes(self.metrics, operation, len(prompts), params[0].n, deadline, is_stream)
         trace_id = current_trace_id()
         generating = self.client.generate(
             [prompt.token_ids for prompt in prompts],
@@ -267,7 +272,7 @@ class Serving:
         try:
             async with generating as answers:
                 is_taken_on = True
-                answers.on_read = clock.observe
+                answers.on_read = times.observe
                 yield answers
         except Exception as error:
             has_failed = True
@@ -275,7 +280,7 @@ class Serving:
             raise
         finally:
             if not was_refused:  # that took no time
-                clock.close(has_failed)
+                times.close(has_failed)
 
     def _share(
         self, deadline: Deadline, is_stream: bool, params: SamplingParams, trace_id: str
@@ -298,7 +303,7 @@ _MAX_RETRY_SECONDS = 60
 _SMOOTHING = 0.2
 
 
-class Admission:
+class SampleQueue:
     """Places for unfinished samples.
 
     Args:

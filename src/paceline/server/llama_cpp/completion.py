@@ -19,7 +19,7 @@ from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts, finite
-from paceline.server.hosting.serving import Prompt
+from paceline.server.hosting.serving import EncodedPrompt
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import event
 from paceline.server.llama_cpp.model import mixed_ids, text_of
@@ -104,7 +104,7 @@ class NativeCompletion(ServedCompletion):
     may_be_empty = True
     _prompt_texts: list[str]  # once it is prepared
 
-    async def _prepare(self) -> list[Prompt]:
+    async def _prepare(self) -> list[EncodedPrompt]:
         prompts = await super()._prepare()
         texts = self._serving.texts
         self._prompt_texts = await asyncio.to_thread(
@@ -199,7 +199,7 @@ class NativeCompletion(ServedCompletion):
             document["usage"] = self._usage.document()
         return document if not body.response_fields else chosen(document, body.response_fields)
 
-    def _prompt_of(self, sample: NativeSample) -> Prompt:
+    def _prompt_of(self, sample: NativeSample) -> EncodedPrompt:
         return self._prompts[sample.index // (self.body.n or 1)]
 
     def _timings(self, sample: NativeSample) -> dict[str, float]:

@@ -242,7 +242,7 @@ SUCCESSES = ("stop", "length")
 """Reasons with which an answer is whole."""
 
 
-class _Sample:
+class _SampleTimes:
     """When a sample's pieces came, and how many tokens they had."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class _Sample:
         self.reason: str | None = None  # once it has ended
 
 
-class Clock:
+class AnswerTimes:
     """Times of the answers to a request's prompts, told to the metrics, and how they ended.
 
     Args:
@@ -277,7 +277,7 @@ class Clock:
         self._now = now or time.monotonic
         self._is_stream = is_stream
         self._num_samples = num_samples
-        self._samples = [_Sample() for _ in range(num_prompts * num_samples)]
+        self._samples = [_SampleTimes() for _ in range(num_prompts * num_samples)]
         self._num_open = [num_samples] * num_prompts
         self._reasons = ["abort"] * num_prompts
 
@@ -304,7 +304,7 @@ class Clock:
         if self._operation != "embeddings":
             self._tell_tokens(self._samples[prompt * self._num_samples :][: self._num_samples])
 
-    def _tell_tokens(self, samples: list[_Sample]) -> None:
+    def _tell_tokens(self, samples: list[_SampleTimes]) -> None:
         """The times of a prompt's tokens, where its samples succeeded."""
         told, operation = self._metrics.gen_ai, self._operation
         firsts = list[float]()

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.server.chat.calls.literals import values_of
-from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import to_api_error
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
@@ -121,7 +121,7 @@ class _Told(Answering[Body], Generic[Body]):
         self._waits = not self.is_loaded
         self._telling, self._times = Telling(), Times(deadline.began)
 
-    async def _prepare(self) -> list[Prompt]:
+    async def _prepare(self) -> list[EncodedPrompt]:
         if self._waits:
             self._times.note_loaded()
         return await super()._prepare()  # type: ignore[safe-super]

@@ -25,7 +25,7 @@ from paceline.server.chat.parts import ThoughtCount
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.hosting.models import Models
-from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.body import Model, WholeAnswer, read_body
 from paceline.server.http.errors import ApiError, error_event, to_api_error
 from paceline.server.http.sse import (
@@ -151,7 +151,7 @@ class Answering(ABC, Generic[Body]):
         return self._serving.resident.is_here
 
     @abstractmethod
-    async def _prepare(self) -> list[Prompt]:
+    async def _prepare(self) -> list[EncodedPrompt]:
         """Encode and check; ``RequestError`` or ``ApiError`` where it cannot be served."""
 
     @abstractmethod

@@ -25,7 +25,7 @@ from paceline.server.chat.shapes import blamed, shape_param
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs
-from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline
@@ -73,7 +73,7 @@ class ServedChat(Answering[ChatCompletionRequest]):
         super().__init__(serving, body, deadline)
         self._choices: dict[int, ChatChoice] = {}
 
-    async def _prepare(self) -> list[Prompt]:
+    async def _prepare(self) -> list[EncodedPrompt]:
         serving, body = self._serving, self.body
         tokenizer = serving.tokenizer
         if not tokenizer.has_chat_template:
@@ -102,7 +102,7 @@ class ServedChat(Answering[ChatCompletionRequest]):
             more_stops=() if body.ignore_eos else tokenizer.chat_stops,
         )
         self._token_ids, self._demands = token_ids, demands
-        return [Prompt(token_ids, params)]
+        return [EncodedPrompt(token_ids, params)]
 
     async def _demanded(self, prompt: str) -> Demands:
         """What holds for the answer to a prompt; schemas are looked at where nobody waits."""

@@ -17,7 +17,7 @@ from paceline.server.chat.shapes import blamed, response_shape, shape_param
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import LegacyLogprobs, OriginTokens, prompt_logprobs
-from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline
 from paceline.server.openai.answering import (
@@ -62,11 +62,11 @@ class ServedCompletion(Answering[CompletionRequest]):
             raise RequestError("max_tokens is 0; that is for echo, which reports on the prompt")
         super().__init__(serving, body, deadline)
         self.num_prompts = len(body.prompts)
-        self._prompts: list[Prompt] = []
+        self._prompts: list[EncodedPrompt] = []
         self._texts: list[str] = []  # of the prompts, for ``echo``
         self._choices: dict[int, TextChoice] = {}
 
-    async def _prepare(self) -> list[Prompt]:
+    async def _prepare(self) -> list[EncodedPrompt]:
         serving, body = self._serving, self.body
         shape = await self._shape() if shape_param(body) is not None else None
         most = body.limit
@@ -96,7 +96,7 @@ class ServedCompletion(Answering[CompletionRequest]):
             return await encode_all(serving, self._texts, body.add_special_tokens)
         return [prompt for prompt in body.prompts if not isinstance(prompt, str)]
 
-    def _prompt(self, token_ids: list[int], shape: StructuredOutputs | None) -> Prompt:
+    def _prompt(self, token_ids: list[int], shape: StructuredOutputs | None) -> EncodedPrompt:
         """A prompt with its parameters, within the context."""
         info, body = self._serving.client.info, self.body
         is_cut = body.max_tokens is None or body.is_cut_to_context
@@ -117,7 +117,7 @@ class ServedCompletion(Answering[CompletionRequest]):
             more_stops=stops,
             more_stop_ids=stop_ids,
         )
-        return Prompt(token_ids, params)
+        return EncodedPrompt(token_ids, params)
 
     def _blamed(self, error: RequestError) -> Exception:
         return blamed(error, shape_param(self.body))

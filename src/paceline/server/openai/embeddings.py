@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from paceline.core.errors import EngineClosedError
 from paceline.request.sampling_params import POOLINGS, SamplingParams, SpeculativeParams
-from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, errors, takes
@@ -141,7 +141,7 @@ class Pooling:
         return [shortened(vector, self._dimensions) for vector in vectors]
 
     async def _batch(self, inputs: Sequence[list[int]]) -> list[bytes]:
-        prompts = [Prompt(each, self._params) for each in inputs]
+        prompts = [EncodedPrompt(each, self._params) for each in inputs]
         vectors = [b""] * len(inputs)
         answering = self._serving.answering(
             self._request, prompts, self._deadline, self._salt, "embeddings", self._adapter

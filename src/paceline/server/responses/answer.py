@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 
 from paceline.server.chat.choice import ChatLogprobs, WordLogprobs
-from paceline.server.hosting.serving import Prompt, Serving
+from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.errors import to_api_error
 from paceline.server.http.security import partition
 from paceline.server.http.sse import Deadline, encode_json
@@ -96,7 +96,7 @@ class Responses(ServedChat):
             **_repeated(body),
         }
 
-    async def _prepare(self) -> list[Prompt]:
+    async def _prepare(self) -> list[EncodedPrompt]:
         prompts = await super()._prepare()
         params = prompts[0].params
         self._response |= {"temperature": params.temperature, "top_p": params.top_p}
