@@ -12,9 +12,10 @@ import openai
 import pytest
 
 from paceline.core.errors import EngineDeadError, ShapeError
+from paceline.server.chat import formats
 from paceline.server.http.config import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerConfig
 from paceline.text.chat_templates import BUILT_IN
-from tests.server.chats import USER, ChatServer
+from tests.server.chats import USER, WEATHER, WEATHER_TOOL, ChatServer
 
 HICCUP: dict[str, Any] = {"type": "hiccup"}
 HICCUP_FORMAT: dict[str, Any] = {"type": "json_schema", "schema": HICCUP}
@@ -279,6 +280,20 @@ def test_every_protocol_names_its_own_field(
         400,
         f"{name} cannot be served: no such type: hiccup",
     )
+
+
+def test_formats_are_found_when_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ChatServer(WEATHER)
+
+    def search(*_: Any) -> None:
+        raise AssertionError("a request looks for the model's formats")
+
+    for name in ("tool_format", "reasoning_format"):
+        monkeypatch.setattr(formats, name, search)
+    status, body = server.post(tools=[WEATHER_TOOL])
+    assert status == 200, body
+    (called,) = body["choices"][0]["message"]["tool_calls"]
+    assert called["function"]["name"] == "weather"
 
 
 @pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser"])
