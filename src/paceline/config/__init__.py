@@ -13,15 +13,14 @@ from typing import Any
 
 from paceline.config.speculative import (
     DTYPES,
-    LOOSENING_KEYS,
     MAX_SPECULATIVE_TOKENS,
     MAX_TREE_NODES,
     METHOD_ALIASES,
     METHODS,
     SpeculativeConfig,
     check_method,
-    parse_speculative_config,
 )
+from paceline.config.speculative_json import LOOSENING_KEYS, parse_speculative_config
 from paceline.core.checks import (
     check_number,
     check_settings,

@@ -1,7 +1,8 @@
 """Proposers as a user configures them: a small configuration per method, and the methods there are.
 
 A method's name, its keys with their defaults, what builds its proposer and what it drafts are said
-here, once, in :data:`METHODS`. Methods of other packages are entry points of the group
+here, once, in :data:`METHODS`; what a user writes is read in
+:mod:`paceline.config.speculative_json`. Methods of other packages are entry points of the group
 ``paceline.proposers``, named as the method; each leads to a class, or a function, that takes a
 configuration and what the proposer has to fit to. Imports none of them; knows no models and no
 files.
@@ -9,16 +10,15 @@ files.
 
 from __future__ import annotations
 
-import json
-import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
 from paceline.core.checks import (
+    Check,
     check_number,
     check_settings,
     check_switch,
@@ -30,11 +30,7 @@ from paceline.core.checks import (
 )
 from paceline.core.errors import ConfigError, PacelineError
 
-log = logging.getLogger(__name__)
-
 DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4", "int3", "int2")
-BITS = {8: "int8", 4: "int4", 3: "int3", 2: "int2"}
-"""What ``bits`` is short for, as a ``dtype``."""
 MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_NODES = 256
 LONGEST_MATCH = 32
@@ -43,21 +39,6 @@ ENTRY_POINTS = "paceline.proposers"
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
 DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
 """Who drafts for any model, and who for the embedded one as well, where nothing was said."""
-LOOSENING_KEYS = (
-    "acceptance_threshold",
-    "min_acceptance_ratio",
-    "typical_acceptance",
-    "typical_acceptance_sampler_posterior_threshold",
-    "typical_acceptance_sampler_posterior_alpha",
-    "assistant_ensemble_weight",
-    "synthetic_acceptance_rates",
-    "synthetic_acceptance_length",
-)
-_KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
-_PARALLEL_FLAG = "parallel_drafting"
-_PARALLEL = {"draft_model": "parallel_draft", "eagle3": "peagle"}
-"""What vLLM's flag makes of a method."""
-_A_HEAD = "the folder, GGUF file or hub id of a head that was trained for the target"
 
 
 def _method(default: str) -> Any:
@@ -89,6 +70,10 @@ def _branching(default: int) -> Any:
     return setting(default, "Most children of one node.", whole(1, 16))
 
 
+def _ranking(check: Check) -> Any:
+    return setting(None, "For ranking candidates; None takes the request's.", optional(check))
+
+
 def _check_model(name: str, value: object) -> None:
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{name} is {value!r}; it must be a string")
@@ -108,17 +93,13 @@ def _check_replacements(name: str, pairs: object) -> None:
 
 
 def _is_replacement(pair: object) -> bool:
-    return (
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and all(isinstance(text, str) and _is_encodable(text) for text in pair)
-        and bool(pair[0])
+    """Whether it is two texts without lone surrogates, which JSON can spell and UTF-8 cannot."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not pair[0]:
+        return False
+    return all(
+        isinstance(text, str) and not any("\ud800" <= char <= "\udfff" for char in text)
+        for text in pair
     )
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether it has no lone surrogates, which JSON can spell and UTF-8 cannot."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +256,9 @@ class ForwardingConfig(SpeculativeConfig):
 
     needs_forwards = has_own_kv = True
 
-    temperature: float | None = setting(
-        None,
-        "For ranking candidates; None takes the request's.",
-        optional(number(0.0, 100.0)),
-    )
-    top_p: float | None = setting(
-        None, "For ranking candidates; None takes the request's.", optional(number(1e-9, 1.0))
-    )
-    top_k: int | None = setting(
-        None, "For ranking candidates; None takes the request's.", optional(whole(-1, 1 << 31))
-    )
+    temperature: float | None = _ranking(number(0.0, 100.0))
+    top_p: float | None = _ranking(number(1e-9, 1.0))
+    top_k: int | None = _ranking(whole(-1, 1 << 31))
     dtype: str = setting("auto", "Precision of the model that drafts.", one_of(DTYPES))
     deterministic: bool = setting(
         False, "Draft with the target's reproducible kernels (slower).", check_switch
@@ -371,7 +344,9 @@ class HeadConfig(ForwardingConfig):
     """
 
     takes_model = True
-    needed_model: ClassVar[str | None] = _A_HEAD
+    needed_model: ClassVar[str | None] = (
+        "the folder, GGUF file or hub id of a head that was trained for the target"
+    )
 
     method: str = _method("eagle3")
     num_speculative_tokens: int = _depth(5)
@@ -418,8 +393,8 @@ class Method:
 
     Attributes:
         config: the class of its configurations.
-        builder: ``module:function`` that makes a proposer of such a configuration and of what it
-            has to fit to.
+        builder: ``module:function`` in :mod:`paceline.proposers`, which makes a proposer of such a
+            configuration and of what it has to fit to.
         help: what it drafts.
     """
 
@@ -428,50 +403,40 @@ class Method:
     help: str
 
 
-_HEADS = "paceline.proposers.heads:build"
+_SEVERAL = "several tokens at once, out of the target's hidden states"
 METHODS: dict[str, Method] = {
     "prompt_lookup": Method(
-        PromptLookupConfig,
-        "paceline.proposers.prompt_lookup:build",
-        "what followed the latest matches in the request",
+        PromptLookupConfig, "prompt_lookup:build", "what followed the latest matches in the request"
     ),
     "suffix": Method(
         SuffixConfig,
-        "paceline.proposers.suffix:build",
+        "suffix:build",
         "what followed the longest match, in the request and in earlier answers",
     ),
     "ngram_model": Method(
         NgramModelConfig,
-        "paceline.proposers.ngram_model:build",
+        "ngram_model:build",
         "what usually follows, as trained, and in the request",
     ),
-    "draft_model": Method(
-        DraftModelConfig,
-        "paceline.proposers.draft_model:build",
-        "what a smaller model would say",
-    ),
+    "draft_model": Method(DraftModelConfig, "draft_model:build", "what a smaller model would say"),
     "parallel_draft": Method(
         ParallelDraftConfig,
-        "paceline.proposers.draft_model.proposer:build_parallel_draft",
+        "draft_model.proposer:build_parallel_draft",
         "several tokens in one forward, by mask tokens",
     ),
     "self": Method(
         SelfDraftConfig,
-        "paceline.proposers.draft_model.self_draft:build",
+        "draft_model.self_draft:build",
         "what the target would say with fewer layers or bits",
     ),
-    "eagle3": Method(HeadConfig, _HEADS, "what a head that reads the target's hidden states says"),
-    "peagle": Method(
-        BlockHeadConfig, _HEADS, "several tokens at once, out of the target's hidden states"
+    "eagle3": Method(
+        HeadConfig, "heads:build", "what a head that reads the target's hidden states says"
     ),
-    "mtp": Method(MtpConfig, _HEADS, "what the MTP layer that came with the target says"),
-    "dflash": Method(
-        BlockHeadConfig, _HEADS, "several tokens at once, out of the target's hidden states"
-    ),
-    "dspark": Method(
-        BlockHeadConfig, _HEADS, "several tokens at once, out of the target's hidden states"
-    ),
-    "grammar": Method(GrammarConfig, "paceline.proposers.grammar:build", "what a grammar forces"),
+    "peagle": Method(BlockHeadConfig, "heads:build", _SEVERAL),
+    "mtp": Method(MtpConfig, "heads:build", "what the MTP layer that came with the target says"),
+    "dflash": Method(BlockHeadConfig, "heads:build", _SEVERAL),
+    "dspark": Method(BlockHeadConfig, "heads:build", _SEVERAL),
+    "grammar": Method(GrammarConfig, "grammar:build", "what a grammar forces"),
 }
 """The built-in methods, by name. No plugin takes the place of one of them."""
 HEAD_METHODS = tuple(name for name in METHODS if issubclass(METHODS[name].config, HeadConfig))
@@ -519,7 +484,7 @@ def check_method(
 def find_entry_point(method: str) -> EntryPoint:
     """Where the proposers of a method come from; ``ConfigError`` if nowhere."""
     if check_method(method) in METHODS:
-        return EntryPoint(method, METHODS[method].builder, ENTRY_POINTS)
+        return EntryPoint(method, f"paceline.proposers.{METHODS[method].builder}", ENTRY_POINTS)
     return plugins()[method]
 
 
@@ -535,120 +500,3 @@ def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeCon
         else config
         for config in configs
     )
-
-
-def parse_speculative_config(
-    source: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any],
-) -> tuple[SpeculativeConfig, ...]:
-    """Read a speculative configuration: JSON text, one mapping, or a list of mappings.
-
-    An empty list is plain decoding.
-
-    Raises:
-        ConfigError: not JSON, an unknown key (the allowed ones are listed), a key that would
-            loosen acceptance, or a value out of range.
-    """
-    if isinstance(source, str):
-        try:
-            source = json.loads(source)
-        except (ValueError, RecursionError) as error:  # numbers and nesting have limits, too
-            raise ConfigError(f"the speculative configuration is not JSON: {error}") from error
-    items = [source] if isinstance(source, Mapping | SpeculativeConfig) else source
-    if not isinstance(items, Sequence) or isinstance(items, str):
-        raise ConfigError("the speculative configuration must be an object or a list of objects")
-    return tuple(_parse_one(item) for item in items)
-
-
-def _parse_one(item: object) -> SpeculativeConfig:
-    if isinstance(item, SpeculativeConfig):
-        return item
-    if not isinstance(item, Mapping):
-        raise ConfigError(f"a speculative configuration must be an object, not {item!r}")
-    values = _known_values(_without_flag(item))
-    if "bits" in values:
-        values["dtype"] = _dtype_of(values.pop("bits"), values.get("dtype"))
-    if "model" in values:
-        values.setdefault("method", "draft_model")
-    config = config_class(values.setdefault("method", "prompt_lookup"))
-    own = {each.name for each in fields(config)}
-    for name in [name for name in values if name not in own]:
-        _check_foreign(name, values.pop(name), values["method"])
-    if config is PromptLookupConfig:
-        _widen_lookup(values)
-    return config(**values)
-
-
-def _known_values(item: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said, by the names that keys have here."""
-    settings = _settings()
-    values: dict[str, Any] = {}
-    for key, value in item.items():
-        if key in LOOSENING_KEYS:
-            raise ConfigError(
-                f"{key!r} is refused: it would accept tokens that the target did not choose. "
-                "Outputs here are always those of plain decoding"
-            )
-        name = _KEY_ALIASES.get(key, key)
-        if name not in settings and name != "bits":
-            known = ", ".join([*settings, "bits", *_KEY_ALIASES])
-            raise ConfigError(f"unknown speculative key {key!r}; allowed: {known}")
-        if name in values:
-            raise ConfigError(f"{key!r} is given twice, under two names")
-        values[name] = value
-    return values
-
-
-def _settings() -> dict[str, Field[Any]]:
-    """The keys of all methods."""
-    classes = [*(method.config for method in METHODS.values()), PluginConfig]
-    return {each.name: each for config in reversed(classes) for each in fields(config)}
-
-
-def _check_foreign(name: str, value: object, method: str) -> None:
-    """A key of other methods changes nothing; what would have changed most is refused.
-
-    Raises:
-        ConfigError: its value is not allowed, or it asks for what the method cannot do.
-    """
-    said = _settings()[name]
-    said.metadata["check"](name, value)
-    if not value or value == said.default:
-        return
-    owners = [one for one in METHODS if name in METHODS[one].config.__dataclass_fields__]
-    whom = f"method {' and '.join(json.dumps(one) for one in owners)}" if owners else "plugins"
-    message = f"{name} is for {whom}; {method} has no such key"
-    if name in ("options", "use_heterogeneous_vocab", "vocab_replacements"):
-        raise ConfigError(message)
-    log.warning("%s, and drafts without it", message)
-
-
-def _without_flag(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """vLLM asks for drafts of several tokens at once by a flag of other methods."""
-    if _PARALLEL_FLAG not in item:
-        return item
-    flag, rest = item[_PARALLEL_FLAG], {k: v for k, v in item.items() if k != _PARALLEL_FLAG}
-    method = rest.get("method", "draft_model")
-    if not isinstance(flag, bool) or (flag and method not in _PARALLEL):
-        allowed = " and ".join(f'"{one}", which it makes "{_PARALLEL[one]}",' for one in _PARALLEL)
-        raise ConfigError(
-            f"{_PARALLEL_FLAG} is {flag!r} for method {method!r}; it is true or false, and true "
-            f"for {allowed} alone"
-        )
-    return {**rest, "method": _PARALLEL[method]} if flag else rest
-
-
-def _dtype_of(bits: object, dtype: object) -> str:
-    if dtype is not None:
-        raise ConfigError(f"bits is {bits!r} and dtype {dtype!r}: give one of them")
-    if type(bits) is not int or bits not in BITS:
-        raise ConfigError(f"bits is {bits!r}; allowed: {', '.join(map(str, BITS))}")
-    return BITS[bits]
-
-
-def _widen_lookup(values: dict[str, Any]) -> None:
-    """Let one bound of the match length, given alone, move the other's default."""
-    low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
-    if low is None and isinstance(high, int) and high >= 1:
-        values["prompt_lookup_min"] = min(high, PromptLookupConfig().prompt_lookup_min)
-    elif high is None and isinstance(low, int):
-        values["prompt_lookup_max"] = max(low, PromptLookupConfig().prompt_lookup_max)
