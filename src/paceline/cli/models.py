@@ -1,7 +1,7 @@
 """``paceline pull``, ``models``, ``rm`` and ``convert``: models by name, here and gone.
 
 Owns the list, who has to delete what (models belong to the program that downloaded them), and which
-precision a model is packed in. Imports nothing slow: none of these needs torch.
+precision a model is packed in. None of these needs torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from paceline.core.checks import check_choice, check_number
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.files import checked_path
 from paceline.core.folders import PACKED, cache_folder
-from paceline.disk.packed_cache import copies_of, packed_copies, remove_copy
 from paceline.loading.catalogue import (
     LM_STUDIO,
     OLLAMA,
@@ -89,6 +88,8 @@ def _pullable(name: str) -> CatalogueEntry:
 
 def models_command(options: ModelsOptions) -> int:
     """The work of ``paceline models``."""
+    from paceline.disk.packed_cache import packed_copies  # by numpy, as where it is used below
+
     entries, screen = all_models(), Screen(json=options.json)
     cache = cache_folder(PACKED)
     if options.remove_packed:
@@ -174,6 +175,8 @@ def removal_of(name: str) -> Removal:
         ConfigError: nothing, since it is not here, or another's; the message says whose.
         ModelLoadError: another program's model cannot be read.
     """
+    from paceline.disk.packed_cache import copies_of
+
     path, is_there = checked_path(name, ModelLoadError)
     if is_there:
         place, remark = path, f"{name} is a file or folder of yours: {_shell('rm -r', path)}"
@@ -192,6 +195,8 @@ def removal_of(name: str) -> Removal:
 
 def _is_ours(path: Path) -> bool:
     """Whether it is a fetched model or a packed copy, named by its path."""
+    from paceline.disk.packed_cache import packed_copies
+
     fetched = {entry.place.resolve() for entry in catalogue().values() if entry.packages}
     copies = {copy.resolve() for copy in packed_copies(cache_folder(PACKED))}
     return path.resolve() in fetched | copies
@@ -240,6 +245,8 @@ def _confirmed(paths: list[Path]) -> bool:
 
 
 def _remove(path: Path) -> None:
+    from paceline.disk.packed_cache import remove_copy
+
     if path.is_dir() and not remove_copy(path):
         raise ConfigError(f"{path} is in use: end the process that runs the model, and try again")
     path.unlink(missing_ok=True)
