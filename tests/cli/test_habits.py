@@ -77,6 +77,7 @@ ADVISED = {
         "paceline serve model.gguf --max-model-len 4096 --max-num-seqs 4 --served-model-name mine"
     ),
     "serve model -tp 2 -c 4096": "paceline serve model --max-model-len 4096\n  -tp: --pipeline-par",
+    "serve model --temp 0.5": "Try: paceline serve model\n  --temp: each request to a server says",
     "run model -a mine -p Hi": "No such option: -a. Try: paceline run model -p Hi",
     "run model -p": "requires an argument",
     "run -m": "-m needs a value",

@@ -41,14 +41,15 @@ def _needless(why: str, values: Collection[str] | None = ()) -> Habit:
     return Habit("", values, why, is_needless=True)
 
 
+_BY_REQUEST = "each request to a server says how it is sampled, or else the model's makers do"
 _OPTIONS: dict[tuple[str, ...], Habit] = {
     # llama.cpp's, of build 11549
     ("-m", "--model", "-hf", "-hfr", "--hf-repo"): Habit(MODEL),
     ("-md", "--model-draft", "--spec-draft-model"): Habit("--draft"),
     ("--draft-max", "--draft-n", "--spec-draft-n-max"): Habit("-k"),
-    ("--temp",): Habit("--temperature"),
-    ("-s",): Habit("--seed"),
-    ("--predict", "--n-predict"): Habit("--max-tokens"),
+    ("--temp",): Habit("--temperature", why=_BY_REQUEST),
+    ("-s",): Habit("--seed", why=_BY_REQUEST),
+    ("--predict", "--n-predict"): Habit("--max-tokens", why=_BY_REQUEST),
     ("-c", "--ctx-size"): Habit("--max-model-len"),
     ("-t",): Habit("--threads"),
     ("-b", "--batch-size"): Habit("--max-num-batched-tokens"),
