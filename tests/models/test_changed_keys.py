@@ -68,8 +68,8 @@ def _other_lists(value: list[Any]) -> Iterator[Any]:
 def differing(family: str, folder: Path, **changes: Any) -> bool | None:
     """Whether logits are others than theirs; None where they make no model of the changes."""
     try:
-        model = reference.save_model(family, folder, **copy.deepcopy(changes))
-        wanted = want(model, TOKENS)
+        reference.save_model(family, folder, **copy.deepcopy(changes))
+        wanted = want(reference.make_model(family, **copy.deepcopy(changes)), TOKENS)
     except Exception:  # whatever their own checks and shapes say
         return None
     if not torch.isfinite(wanted).all():
