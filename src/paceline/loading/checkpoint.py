@@ -6,10 +6,9 @@ checkpoint; the formats are read elsewhere. Builds no decoder.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +60,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+View = Callable[[StoredTensors], StoredTensors]
+"""Makes tensors appear in another form; each is read when it is looked up."""
 LOAD_FORMATS = ("mmap", "memory")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -117,12 +118,12 @@ class Checkpoint:
     def first_layers(self, count: int) -> Checkpoint:
         """The model's first layers as a model of their own."""
         tensors = self._tensors_of(0, count)
-        return dataclasses.replace(self, config=self.config.first_layers(count), tensors=tensors)
+        return replace(self, config=self.config.first_layers(count), tensors=tensors)
 
     def stage(self, start: int, stop: int) -> Checkpoint:
         """Some of the model's layers, as :meth:`ModelConfig.stage` has them, and both ends."""
         tensors = self._tensors_of(start, stop)
-        return dataclasses.replace(self, config=self.config.stage(start, stop), tensors=tensors)
+        return replace(self, config=self.config.stage(start, stop), tensors=tensors)
 
     def _tensors_of(self, start: int, stop: int) -> Mapping[str, Array]:
         """Those of some layers, counted from 0 on, and what belongs to no layer."""
@@ -180,7 +181,7 @@ def load_checkpoint(
         if entry.tool_template:
             source = read_text(Path(entry.tool_template), MAX_TEMPLATE_CHARS)
             found.tokenizer.set_tool_template(source)
-    return dataclasses.replace(found, card=entry.sampling)
+    return replace(found, card=entry.sampling)
 
 
 def _unknown(source: str | Path) -> ModelLoadError:
@@ -202,18 +203,10 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     config, layout = config_from_hf(raw), layout_from_hf(raw)
     if config.tie_embeddings:
         name_embedding(files, layout)
-    tensors: StoredTensors = files
-    if config.mlp.experts:
-        tensors = ExpertTensors(tensors, config.mlp.experts.number, config.architecture)
-    if quantisation is not None:
-        tensors = QuantisedTensors(tensors, schemes_of(quantisation))
     packed = folder_format(files.metadata, folder)
-    if packed is None and layout != PLAIN:
-        tensors = LaidOutTensors(tensors, layout, config)
-    if config.attention.latent:
-        tensors = LatentTensors(tensors, config)
-    if config.recurrent and packed is None:
-        tensors = RecurrentTensors(tensors, config)
+    tensors: StoredTensors = files
+    for view in _folder_views(config, layout, quantisation, packed):
+        tensors = view(tensors)
     raw = with_stored_head(raw, tensors) if config.tie_embeddings else raw
     if not _says_dtype(raw) and EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[EMBEDDING].dtype)}
@@ -223,9 +216,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ends = Fields(generation).token_ids("eos_token_id", config.vocab_size)
-    config = dataclasses.replace(
-        config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
-    )
+    config = replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends))))
     tokenizer = _tokenizer(folder) if with_tokenizer else None
     return Checkpoint(
         config,
@@ -239,6 +230,43 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         pooling=folder_pooling(folder),
         files=(*files.paths, folder / "config.json"),
     )
+
+
+def _folder_views(
+    config: ModelConfig,
+    layout: Layout,
+    quantisation: Mapping[str, Any] | None,
+    packed: PackedFormat | None,
+) -> Iterator[View]:
+    """What makes a folder's tensors those that a decoder reads, one after another.
+
+    A packed folder's linears are already in the common form.
+    """
+    if config.mlp.experts:
+        number = config.mlp.experts.number
+        yield lambda tensors: ExpertTensors(tensors, number, config.architecture)
+    if quantisation is not None:
+        yield lambda tensors: QuantisedTensors(tensors, schemes_of(quantisation))
+    if layout != PLAIN and packed is None:
+        yield lambda tensors: LaidOutTensors(tensors, layout, config)
+    if config.attention.latent:
+        yield lambda tensors: LatentTensors(tensors, config)
+    if config.recurrent and packed is None:
+        yield lambda tensors: RecurrentTensors(tensors, config)
+
+
+def _gguf_views(config: ModelConfig) -> Iterator[View]:
+    """The same of a GGUF file's tensors."""
+    experts, altup = config.mlp.experts, config.altup
+    if experts:
+        yield lambda tensors: ExpertTensors(tensors, experts.number)
+    if altup:
+        yield lambda tensors: ExpertTensors(tensors, altup.streams - 1, stack=ALTUP_STACK)
+    if config.attention.latent:
+        yield lambda tensors: LatentTensors(tensors, config)
+    if config.recurrent or config.attention.gate:  # of an MTP layer alone
+        yield lambda tensors: GroupedHeads(tensors, config)
+        yield lambda tensors: RecurrentTensors(tensors, config)
 
 
 def _whole(raw: dict[str, Any], files: SafetensorsFolder, name: str) -> dict[str, Any]:
@@ -297,14 +325,8 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
     found = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
     config = found.config
     tensors: StoredTensors = found.tensors
-    if config.mlp.experts:
-        tensors = ExpertTensors(tensors, config.mlp.experts.number)
-    if config.altup:
-        tensors = ExpertTensors(tensors, config.altup.streams - 1, stack=ALTUP_STACK)
-    if config.attention.latent:
-        tensors = LatentTensors(tensors, config)
-    if config.recurrent or config.attention.gate:  # of an MTP layer alone
-        tensors = RecurrentTensors(GroupedHeads(tensors, config), config)
+    for view in _gguf_views(config):
+        tensors = view(tensors)
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
         config,

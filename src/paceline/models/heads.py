@@ -112,7 +112,7 @@ class MtpPart(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _MtpLayout:
     prefix: re.Pattern[str]  # its group is the layer's number
     names: Mapping[str, str]  # what does not belong to the decoder layer itself
     hidden_first: bool = False
@@ -129,12 +129,12 @@ class _Layout:
         return found
 
 
-_BEHIND = _Layout(re.compile(r"(?:model\.layers|blk)\.(\d{1,4})\."), _DEEPSEEK)
+_BEHIND = _MtpLayout(re.compile(r"(?:model\.layers|blk)\.(\d{1,4})\."), _DEEPSEEK)
 _LAYOUTS = (
     _BEHIND,
-    _Layout(re.compile(r"mtp\.(?:layers\.(\d{1,4})\.)?"), _QWEN),
-    _Layout(re.compile(r"model\.mtp_layers\.(\d{1,4})\."), _MIMO, hidden_first=True),
-    _Layout(re.compile(r"mtp_layers\.(\d{1,4})\."), _MIMO),
+    _MtpLayout(re.compile(r"mtp\.(?:layers\.(\d{1,4})\.)?"), _QWEN),
+    _MtpLayout(re.compile(r"model\.mtp_layers\.(\d{1,4})\."), _MIMO, hidden_first=True),
+    _MtpLayout(re.compile(r"mtp_layers\.(\d{1,4})\."), _MIMO),
 )
 
 
