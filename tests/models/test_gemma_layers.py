@@ -22,7 +22,7 @@ from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.backend import KV_BYTES
 from paceline.models.families.config_json import config_from_hf
-from paceline.models.shapes import Heads
+from paceline.models.shapes import HeadSizes
 from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree, Span
 from tests.arrays import assert_close, same
@@ -182,7 +182,7 @@ def test_the_published_form_says_the_same(tmp_path: Path, family: str) -> None:
 def test_the_sizes_of_each_layer(tmp_path: Path) -> None:
     save_model("gemma4-inputs", tmp_path)
     config = load_checkpoint(tmp_path, with_tokenizer=False).config
-    assert [config.heads_of(layer) for layer in (0, 1)] == [Heads(16, 2), Heads(32, 2)]
+    assert [config.heads_of(layer) for layer in (0, 1)] == [HeadSizes(16, 2), HeadSizes(32, 2)]
     assert [config.attention.kv_layer(layer) for layer in range(6)] == [0, 1, 2, 1, 2, 1]
     assert [config.mlp_width(layer) for layer in range(6)] == [112] * 3 + [224] * 3
     kept = 2 * 16 + 32  # dimensions of the heads of layers that own keys and values

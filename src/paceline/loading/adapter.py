@@ -48,7 +48,7 @@ _STARTS = ("gaussian", "eva", "orthogonal")
 """Ways to begin training that leave the model's own weights alone."""
 
 
-class _Place(NamedTuple):
+class _AdaptedPart(NamedTuple):
     """Where a module of a checkpoint is among a layer's linears."""
 
     linear: str
@@ -231,7 +231,7 @@ class _Reader:
                 raise ModelLoadError(f"{self._file.path} has one of two tensors of {module}")
         return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
 
-    def _low_rank(self, module: str, down: str, up: str, place: _Place) -> LowRank:
+    def _low_rank(self, module: str, down: str, up: str, place: _AdaptedPart) -> LowRank:
         rank = self._settings.rank(module)
         read = self._weight(down, rank, place.inputs), self._weight(up, place.outputs, rank)
         return LowRank(place.first, *read, self._settings.scale(module))
@@ -253,32 +253,32 @@ class _Reader:
         return np.array(array)  # the file may change
 
 
-def places(config: ModelConfig, index: int) -> dict[str, _Place]:
+def places(config: ModelConfig, index: int) -> dict[str, _AdaptedPart]:
     """The modules of a layer that can be adapted, by their names in it."""
     c, hidden = config, config.hidden_size
-    found: dict[str, _Place] = {}
+    found: dict[str, _AdaptedPart] = {}
     if c.has_attention(index):
         dim, kv_heads, has_values = c.heads_of(index)
         q, kv = c.num_heads * dim, kv_heads * dim if c.owns_kv(index) else 0
         outs = {"q": q, "k": kv, "v": kv if has_values else 0}
         found = _stacked("qkv", "self_attn", outs, hidden, "qkv")
-        found["self_attn.o_proj"] = _Place("o", 0, hidden, q)
+        found["self_attn.o_proj"] = _AdaptedPart("o", 0, hidden, q)
     if c.has_mlp(index) and c.mlp.experts_of(index) is None:
         width = c.mlp_width(index)
         outs = {"gate": width, "up": width} if c.mlp.gated else {"up": width}
         found |= _stacked("gate_up", "mlp", outs, hidden, "gate_up")
-        found["mlp.down_proj"] = _Place("down", 0, hidden, width)
+        found["mlp.down_proj"] = _AdaptedPart("down", 0, hidden, width)
     return found
 
 
 def _stacked(
     linear: str, part: str, outs: Mapping[str, int], inputs: int, fused: str
-) -> dict[str, _Place]:
+) -> dict[str, _AdaptedPart]:
     """Linears on top of each other, and the name of all together."""
-    found = {f"{part}.{fused}_proj": _Place(linear, 0, sum(outs.values()), inputs)}
+    found = {f"{part}.{fused}_proj": _AdaptedPart(linear, 0, sum(outs.values()), inputs)}
     first = 0
     for name, outputs in outs.items():
         if outputs:
-            found[f"{part}.{name}_proj"] = _Place(linear, first, outputs, inputs)
+            found[f"{part}.{name}_proj"] = _AdaptedPart(linear, first, outputs, inputs)
         first += outputs
     return found

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.models.shapes import AltUp, Experts, Heads, Latent, LayerInputs, Recurrent, RopeConfig
+from paceline.models.shapes import (
+    AltUp,
+    Experts,
+    HeadSizes,
+    Latent,
+    LayerInputs,
+    Recurrent,
+    RopeConfig,
+)
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
@@ -62,7 +70,7 @@ class AttentionConfig:
     sliding_layers: tuple[bool, ...] = ()
     window_chunks: bool = False
     latent: Latent | None = None
-    layer_heads: tuple[Heads, ...] = ()
+    layer_heads: tuple[HeadSizes, ...] = ()
     kv_layers: tuple[int, ...] = ()
 
     def kv_layer(self, layer: int) -> int:
@@ -417,9 +425,9 @@ class ModelConfig:
         recurrent = self.recurrent_of(layer)
         return self.has_mixer(layer) and (recurrent is None or recurrent.beside)
 
-    def heads_of(self, layer: int) -> Heads:
+    def heads_of(self, layer: int) -> HeadSizes:
         heads = self.attention.layer_heads
-        return heads[layer] if heads else Heads(self.head_dim, self.num_kv_heads)
+        return heads[layer] if heads else HeadSizes(self.head_dim, self.num_kv_heads)
 
     def owns_kv(self, layer: int) -> bool:
         """Whether a layer has keys and values of its own."""

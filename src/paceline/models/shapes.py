@@ -34,7 +34,7 @@ class RopeConfig:
     params: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
 
 
-class Heads(NamedTuple):
+class HeadSizes(NamedTuple):
     """The heads of one layer's attention.
 
     Attributes:

@@ -22,7 +22,7 @@ from paceline.models.shapes import (
     SHORT_CONV,
     AltUp,
     Experts,
-    Heads,
+    HeadSizes,
     Latent,
     LayerInputs,
     Recurrent,
@@ -248,7 +248,7 @@ def with_one_width(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def heads_from_hf(
     fields: Fields, sizes: Mapping[str, Any], sliding: Sequence[bool]
-) -> tuple[Heads, ...]:
+) -> tuple[HeadSizes, ...]:
     """Per layer, its heads; the last layer is a full one. ``ModelLoadError`` for a bad number."""
     one_linear = fields.flag("attention_k_eq_v")
     usual = {"head_dim": sizes["head_dim"], "num_key_value_heads": sizes["num_kv_heads"]}
@@ -273,12 +273,12 @@ def heads_from_hf(
                 f"of layer {layer}; the first must be even, the second divide the number of heads, "
                 f"{sizes['num_heads']}"
             )
-        found.append(Heads(dim, number, slides or not one_linear))
+        found.append(HeadSizes(dim, number, slides or not one_linear))
     return tuple(found)
 
 
 def per_layer_from_hf(
-    fields: Fields, heads: Sequence[Heads], sliding: Sequence[bool], dtype: np.dtype[Any]
+    fields: Fields, heads: Sequence[HeadSizes], sliding: Sequence[bool], dtype: np.dtype[Any]
 ) -> dict[str, Any]:
     """The fields of the model configuration that say how layers differ.
 
