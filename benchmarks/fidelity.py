@@ -27,7 +27,14 @@ from paceline.loading.checkpoint import load_checkpoint
 from paceline.text.tokenizer import Tokenizer
 from paceline_lab.quality.llama_peer import KV_TYPES
 from paceline_lab.quality.quality import REFERENCE, Quality, Window, measure, windows
-from paceline_lab.verify.quality_command import PEER, Arms, begins_with, encoded, longest, pairs
+from paceline_lab.verify.quality_command import (
+    PEER,
+    QualityArms,
+    begins_with,
+    encoded,
+    longest,
+    pairs,
+)
 
 FORMATS = ("file", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_XS", "MXFP4")
 """``file`` is the file as it is."""
@@ -162,7 +169,7 @@ def pieces_of(options: argparse.Namespace, tokenizer: Tokenizer) -> list[tuple[s
 
 def compared(
     options: argparse.Namespace, path: Path, label: str
-) -> tuple[list[tuple[str, Window]], dict[str, Quality], Arms]:
+) -> tuple[list[tuple[str, Window]], dict[str, Quality], QualityArms]:
     """Both engines on one file."""
     source = load_checkpoint(path)
     assert source.tokenizer is not None
@@ -170,7 +177,7 @@ def compared(
     most = longest([piece for _, piece in pieces])
     settings = {"num_threads": options.threads, "max_num_seqs": 1, "max_model_len": most}
     with ExitStack() as stack:
-        arms = Arms(stack, source, settings)
+        arms = QualityArms(stack, source, settings)
         reference = arms.reference()
         for dtype in options.dtypes:
             arms.add_dtype(dtype)
@@ -214,7 +221,7 @@ def measure_file(options: argparse.Namespace, report: Report, model: str, path: 
             report.config["llama.cpp"] = facts
 
 
-def add_rows(report: Report, at: Row, rows: dict[str, Quality], arms: Arms) -> None:
+def add_rows(report: Report, at: Row, rows: dict[str, Quality], arms: QualityArms) -> None:
     """A row of results per arithmetic, Paceline's with their excess over llama.cpp's."""
     excesses = {own: gap.to_json() for own, other, gap in pairs(rows) if other == PEER}
     for name, row in rows.items():

@@ -16,13 +16,13 @@ from paceline.engine.verifier import Verdict
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import Planner
 from paceline.planner.value import DraftingCost
-from paceline_lab.simulate.replay import Charged, Clock
+from paceline_lab.simulate.replay import Charged, ReplayClock
 
 
 class PredictedEngine(Engine):
     """See the module's docstring; :func:`predict_times` makes one out of an engine."""
 
-    clock: Clock
+    clock: ReplayClock
     charged: list[Charged]
     has_drafts: bool
 
@@ -53,7 +53,7 @@ def predict_times(
     """Let an engine's steps take what ``cost`` says, and drafting what ``drafting`` says."""
     engine.__class__ = PredictedEngine
     assert isinstance(engine, PredictedEngine)
-    clock = engine.clock = engine.drafting.clock = Clock()
+    clock = engine.clock = engine.drafting.clock = ReplayClock()
     engine.cost = engine.scheduler.cost = cost
     engine.drafting.planner = planner
     times = drafting or DraftingCost()

@@ -29,7 +29,7 @@ from paceline_lab.tune import search as tune_search
 from paceline_lab.tune import setup as tune_setup
 from paceline_lab.tune.search import SUFFIX, draft_candidates, suffix_candidates
 from paceline_lab.tune.setup import TuneOptions
-from paceline_lab.tune.tuning import Row, SpeedUp, Tuning
+from paceline_lab.tune.tuning import SpeedUp, Tuning, TuningRow
 from paceline_lab.tune.view import configuration, how_to_use
 from tests.cli.conftest import Result
 from tests.proposers.heads import embedded_head
@@ -302,7 +302,7 @@ def test_what_is_written_is_what_was_tried_and_remembers_answers() -> None:
         for each in draft_candidates("toy", config, ("auto",))
     ]
     for each in (*suffix_candidates(("auto",)), *tried):
-        best = Row("x", each, ReplayResult([]), SpeedUp(2.0, 2.0, 2.0))
+        best = TuningRow("x", each, ReplayResult([]), SpeedUp(2.0, 2.0, 2.0))
         written = configuration(TuneOptions(), tuned(best))["speculative_config"]
         (config,) = parse_speculative_config(json.loads(json.dumps(written)))
         assert without_memory([config]) == each.configs
@@ -310,8 +310,8 @@ def test_what_is_written_is_what_was_tried_and_remembers_answers() -> None:
             assert config.suffix_decoding_max_cached_requests > 0
 
 
-def tuned(row: Row, default: Row | None = None) -> Tuning:
-    plain = Row("plain", None, ReplayResult([]), SpeedUp(1.0, None, None))
+def tuned(row: TuningRow, default: TuningRow | None = None) -> Tuning:
+    plain = TuningRow("plain", None, ReplayResult([]), SpeedUp(1.0, None, None))
     return Tuning(plain, [row], [], 1, 0, 1.0, default)
 
 
@@ -331,7 +331,9 @@ def test_one_line_says_how_to_use_what_was_found(
         '\'{"method": "ngram_model", "model": "a.ngram"}\' --planner fixed'
     )
     assert how_to_use(found, str(tmp_path / "best.json")) == "paceline run --config best.json"
-    plain = tuned(Row("x", suffix_candidates(("auto",))[0], ReplayResult([]), SpeedUp(1, 1, 1)))
+    plain = tuned(
+        TuningRow("x", suffix_candidates(("auto",))[0], ReplayResult([]), SpeedUp(1, 1, 1))
+    )
     assert how_to_use(configuration(TuneOptions(model="smollm2"), plain), None) == (
         "paceline run smollm2 --no-speculation"
     )

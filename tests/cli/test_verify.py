@@ -21,7 +21,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.logit_edits import SamplingRow
-from paceline_lab.verify.command import Arms
+from paceline_lab.verify.command import IdentityArms
 from paceline_lab.verify.verification import mixed_requests
 from tests.arrays import arrays
 from tests.cli.conftest import Result
@@ -44,9 +44,9 @@ def toy_llm(**options: Any) -> LLM:
 
 
 @pytest.fixture
-def arms() -> Iterator[Arms]:
+def arms() -> Iterator[IdentityArms]:
     with toy_llm(max_num_seqs=1) as plain, toy_llm() as speculative:
-        yield Arms(plain, speculative)
+        yield IdentityArms(plain, speculative)
 
 
 def mixed(count: int, max_tokens: int = 24) -> list[tuple[list[int], SamplingParams]]:
@@ -61,11 +61,11 @@ def mixed(count: int, max_tokens: int = 24) -> list[tuple[list[int], SamplingPar
     return list(islice(found, count))
 
 
-def draft_with(arms: Arms, *proposers: Any) -> None:
+def draft_with(arms: IdentityArms, *proposers: Any) -> None:
     arms.speculative.call(lambda engine: engine.set_speculation(proposers))
 
 
-def test_a_mixture_is_identical(arms: Arms) -> None:
+def test_a_mixture_is_identical(arms: IdentityArms) -> None:
     for proposers in ([RandomTrees()], [draft(0.3, max_branching=3)(), RandomTrees()]):
         draft_with(arms, *proposers)
         arms.run(mixed(30))
@@ -79,7 +79,7 @@ def test_a_mixture_is_identical(arms: Arms) -> None:
 def test_rounding_passes_where_identity_is_not_promised() -> None:
     options = {"dtype": "bfloat16", "deterministic": False, "backend": "reference"}
     with toy_llm(**options) as plain, toy_llm(**options) as speculative:
-        arms = Arms(plain, speculative)
+        arms = IdentityArms(plain, speculative)
         draft_with(arms, RandomTrees())
         arms.run(mixed(30))
         assert not speculative.promises_identity
@@ -131,7 +131,7 @@ def sample_wrongly_in_depth(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "fault", [accept_anything, forget_the_path, leave_kv_behind, sample_wrongly_in_depth]
 )
-def test_a_fault_is_found(arms: Arms, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(arms: IdentityArms, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     draft_with(arms, draft(0.3, max_branching=3)(), RandomTrees())
     arms.run(mixed(20))

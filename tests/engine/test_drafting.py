@@ -13,7 +13,7 @@ from paceline.request.metrics import EngineStats
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
-from paceline_lab.simulate.replay import Clock
+from paceline_lab.simulate.replay import ReplayClock
 from tests.engine.test_faults import Scripted
 from tests.toy import VOCAB, toy_engine
 
@@ -89,7 +89,7 @@ def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
     cost, items = CostModel(learns=False), [Scheduled(request(0), 1)]
     shape = step_shape(items)
     planner = CostAwarePlanner(cost)
-    drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats, Clock())
+    drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats, ReplayClock())
 
     def steps(count: int) -> list[str]:
         asked.clear()

@@ -18,16 +18,16 @@ from paceline_lab.bench import client, runs, server
 from paceline_lab.bench.client import (
     BACKENDS,
     Outcome,
+    RequestSampling,
     Sample,
-    Sampling,
     Target,
     clean_url,
     make_bodies,
     new_session,
 )
 from paceline_lab.bench.runs import (
-    Arm,
     Comparison,
+    ServerArm,
     Workload,
     run_benchmark,
     run_comparison,
@@ -58,10 +58,10 @@ def workload(count: int, **more: Any) -> Workload:
 
 def measured(
     fake: FakeServer, work: Workload, backend: str = "openai", timeout_s: float = 60.0
-) -> Arm:
-    async def run() -> Arm:
+) -> ServerArm:
+    async def run() -> ServerArm:
         async with new_session({}, timeout_s) as session:
-            arm = Arm(session, Target(fake.url, "m", backend))
+            arm = ServerArm(session, Target(fake.url, "m", backend))
             await run_benchmark(arm, work)
             return arm
 
@@ -71,7 +71,7 @@ def measured(
 def compared(ours: FakeServer, theirs: FakeServer, work: Workload) -> Comparison:
     async def run() -> Comparison:
         async with new_session({}, 60.0) as session:
-            arms = [Arm(session, Target(each.url, "m")) for each in (ours, theirs)]
+            arms = [ServerArm(session, Target(each.url, "m")) for each in (ours, theirs)]
             return await run_comparison(arms[0], arms[1], work)
 
     return asyncio.run(run())
@@ -145,13 +145,13 @@ def test_a_server_that_is_gone_is_a_failure_too() -> None:
 def test_bodies_always_carry_temperature_and_seed() -> None:
     samples = [Sample("a", 1, 5), Sample("b", 1, 6)]
     target = Target("http://x", "m", extra_body={"top_k": 7, "temperature": 0.5})
-    bodies = [read_body(body) for body in make_bodies(target, samples, Sampling(seed=10))]
+    bodies = [read_body(body) for body in make_bodies(target, samples, RequestSampling(seed=10))]
     assert [body["seed"] for body in bodies] == [10, 11]
     assert [body["max_tokens"] for body in bodies] == [5, 6]
     assert bodies[0]["temperature"] == 0.5  # what the user says comes first
     assert bodies[0]["stream_options"] == {"include_usage": True}
     assert not {"ignore_eos", "top_p", "min_p"} & bodies[0].keys()
-    (plain,) = make_bodies(Target("http://x", "m"), samples[:1], Sampling(ignore_eos=True))
+    (plain,) = make_bodies(Target("http://x", "m"), samples[:1], RequestSampling(ignore_eos=True))
     assert read_body(plain)["temperature"] == 0.0
     assert read_body(plain)["ignore_eos"] is True
 
@@ -164,8 +164,8 @@ def read_body(body: bytes) -> dict[str, Any]:
 def test_messages_need_the_chat_backend() -> None:
     chat = Sample(({"role": "user", "content": "hello"},), 1, 1)
     with pytest.raises(ConfigError, match="openai-chat"):
-        make_bodies(Target("http://x", "m"), [chat], Sampling())
-    (body,) = make_bodies(Target("http://x", "m", "openai-chat"), [chat], Sampling())
+        make_bodies(Target("http://x", "m"), [chat], RequestSampling())
+    (body,) = make_bodies(Target("http://x", "m", "openai-chat"), [chat], RequestSampling())
     assert read_body(body)["messages"] == [{"role": "user", "content": "hello"}]
 
 
@@ -185,7 +185,7 @@ def test_concurrency_is_limited(fake: FakeServer) -> None:
 
     async def run() -> None:
         async with new_session({}, 60.0) as session:
-            arm = Arm(session, Target(fake.url, "m"))
+            arm = ServerArm(session, Target(fake.url, "m"))
             await run_benchmark(arm, workload(8, max_concurrency=2), done.append)
             queued = [outcome.queued for outcome in arm.outcomes]
             assert queued[-1] >= 0.02
@@ -222,10 +222,10 @@ def test_requests_are_sent_at_their_times() -> None:
 def test_ready_model_trial_and_warm_up(fake: FakeServer) -> None:
     fake.starting = 2
 
-    async def run() -> Arm:
+    async def run() -> ServerArm:
         async with new_session({"Authorization": "Bearer k"}, 60.0) as session:
             await server.wait_until_ready(session, fake.url, 60.0)
-            arm = Arm(session, Target(fake.url, await server.first_model(session, fake.url)))
+            arm = ServerArm(session, Target(fake.url, await server.first_model(session, fake.url)))
             trial, warmups = Sample("trial", 1, 1), [Sample("warm", 1, 1)]
             await run_benchmark(arm, workload(2, trial=trial, warmups=warmups))
             return arm

@@ -21,7 +21,7 @@ from paceline_lab.simulate.simulator import Configs, Simulator
 from paceline_lab.tune import search as tune_search
 from paceline_lab.tune.search import (
     SUFFIX,
-    Candidate,
+    Setting,
     draft_candidates,
     joint_candidates,
     search,
@@ -30,9 +30,9 @@ from paceline_lab.tune.search import (
 from paceline_lab.tune.tuning import (
     BEST_FIXED,
     LEAST_ANSWERS,
-    Row,
     SpeedUp,
     Tuning,
+    TuningRow,
     is_worthwhile,
     speedup,
     tune,
@@ -129,10 +129,10 @@ def known() -> Simulator:
     return Known(plain.traces, plain.meta, plain.table, {}, never, plain.config)
 
 
-def lengths(count: int) -> list[Candidate]:
+def lengths(count: int) -> list[Setting]:
     """Even lengths in one group, odd ones in another."""
     return [
-        Candidate((SUFFIX,), 1 + n % 2, (SpeculativeConfig(num_speculative_tokens=n),), "fixed")
+        Setting((SUFFIX,), 1 + n % 2, (SpeculativeConfig(num_speculative_tokens=n),), "fixed")
         for n in range(1, count + 1)
     ]
 
@@ -290,9 +290,9 @@ def test_few_answers_have_no_interval(count: int) -> None:
     plain = result([4.0] * count)
     fast, slow = (speedup(plain, result([ms] * count)) for ms in (2.0, 3.99))
     assert fast == SpeedUp(2.0, None, None)
-    rows = [Row("x", suffix_candidates(BOTH)[0], plain, each) for each in (fast, slow)]
+    rows = [TuningRow("x", suffix_candidates(BOTH)[0], plain, each) for each in (fast, slow)]
     assert [is_worthwhile(row) for row in rows] == [True, False]
-    tuning = Tuning(Row("plain", None, plain, SpeedUp(1.0, None, None)), rows, [], 2, 0, 1.0)
+    tuning = Tuning(TuningRow("plain", None, plain, SpeedUp(1.0, None, None)), rows, [], 2, 0, 1.0)
     assert not tuning.is_sure
     assert tuning.best is rows[0]
 
@@ -303,11 +303,11 @@ def test_the_default_stays_the_best_until_another_clearly_beats_it() -> None:
     usual, better, learnt = (result([ms] * LEAST_ANSWERS) for ms in (2.0, 1.9, 1.0))
     candidate = suffix_candidates(BOTH)[0]
 
-    def row(name: str, each: ReplayResult, num_learnt: int = 0) -> Row:
-        return Row(name, candidate, each, speedup(plain, each), num_learnt=num_learnt)
+    def row(name: str, each: ReplayResult, num_learnt: int = 0) -> TuningRow:
+        return TuningRow(name, candidate, each, speedup(plain, each), num_learnt=num_learnt)
 
-    def best(default: Row | None, *rows: Row) -> str | None:
-        unit = Row("plain", None, plain, SpeedUp(1.0, None, None))
+    def best(default: TuningRow | None, *rows: TuningRow) -> str | None:
+        unit = TuningRow("plain", None, plain, SpeedUp(1.0, None, None))
         found = Tuning(unit, list(rows), [], len(rows), 0, 1.0, default).best
         return found and found.name
 
@@ -355,7 +355,7 @@ def test_settings_that_took_the_same_steps_are_one(known: Simulator) -> None:
     same, wider, slower = replayed([5, 3]), replayed([5, 4]), replayed([5, 3], 2.0)
     unit = SpeedUp(1.0, None, None)
     rows = [
-        Row(str(number), candidate, each, unit)
+        TuningRow(str(number), candidate, each, unit)
         for number, (candidate, each) in enumerate(
             [
                 (chains[0], same),
@@ -366,7 +366,7 @@ def test_settings_that_took_the_same_steps_are_one(known: Simulator) -> None:
             ]
         )
     ]
-    tuning = Tuning(Row("plain", None, same, unit), rows, [], 5, 0, 1.0)
+    tuning = Tuning(TuningRow("plain", None, same, unit), rows, [], 5, 0, 1.0)
     names = [[row.name for row in group] for group in tuning.distinct()]
     assert names == [["0", "2"], ["1"], ["3"], ["4"]]
 

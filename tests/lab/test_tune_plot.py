@@ -11,18 +11,18 @@ from matplotlib.figure import Figure
 from paceline.config import SpeculativeConfig
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.tune.plots import plot_tuning
-from paceline_lab.tune.search import Candidate
-from paceline_lab.tune.tuning import BEST_FIXED, BEST_STEPS, Row, SpeedUp, Tuning
+from paceline_lab.tune.search import Setting
+from paceline_lab.tune.tuning import BEST_FIXED, BEST_STEPS, SpeedUp, Tuning, TuningRow
 
 NOTHING = ReplayResult([])
 
 
-def line(family: str, planner: str, height: float) -> list[Row]:
+def line(family: str, planner: str, height: float) -> list[TuningRow]:
     """A row for each of a few budgets."""
     return [
-        Row(
+        TuningRow(
             f"{family} {nodes}",
-            Candidate((family,), nodes, (SpeculativeConfig(),), planner),
+            Setting((family,), nodes, (SpeculativeConfig(),), planner),
             NOTHING,
             SpeedUp(height + nodes / 8, height, height + 2.0),
         )
@@ -35,8 +35,8 @@ def tuning() -> Tuning:
     drafts = ["suffix", *(f"a draft of a rather long name, number {n}" for n in range(4))]
     rows = [row for i, who in enumerate(drafts) for row in line(who, "auto", 1.0 + i / 4)]
     hindsight = [BEST_FIXED, *(f"{BEST_STEPS}: suffix + {who}" for who in drafts[1:4])]
-    oracles = [Row(name, None, NOTHING, SpeedUp(4.0, 3.0, 5.0)) for name in hindsight]
-    plain = Row("plain", None, NOTHING, SpeedUp(1.0, None, None))
+    oracles = [TuningRow(name, None, NOTHING, SpeedUp(4.0, 3.0, 5.0)) for name in hindsight]
+    plain = TuningRow("plain", None, NOTHING, SpeedUp(1.0, None, None))
     return Tuning(plain, rows, oracles, len(rows), 0, 1.0)
 
 

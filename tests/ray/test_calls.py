@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import EngineDeadError
 from paceline.ray.ingress import merged
-from paceline.ray.links import Call, last_words, read_body, refusal
+from paceline.ray.links import ReplicaCall, last_words, read_body, refusal
 from tests.server.asgi import application, call, complete
 from tests.server.test_server_metrics import samples, value
 
@@ -29,7 +29,7 @@ def test_a_call_is_written_without_what_concerns_the_clients_connection() -> Non
             (b"x-request-id", b"theirs"),
         ],
     }
-    call = Call.of(scope, b"body")
+    call = ReplicaCall.of(scope, b"body")
     assert call.path == "/a b"
     assert call.encoded([(b"x-request-id", b"ours")]) == (
         b"POST /a%20b?c=d HTTP/1.1\r\nhost: localhost\r\nx-request-id: ours\r\n"

@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="replicas need the extra ray")
 
 from paceline.ray import ingress
 from paceline.ray.ingress import Relay
-from paceline.ray.links import Address, Call, Gate, Links
+from paceline.ray.links import Address, Gate, Links, ReplicaCall
 from paceline.server.http.config import ServerConfig
 from tests.server.asgi import application, events
 from tests.server.chats import chat_tokenizer
@@ -44,7 +44,7 @@ class Replicas(Links):
         return {name: Address(name, 0, "") for name in self.apps}
 
     async def answer(
-        self, address: Address, call: Call, headers: Any = ()
+        self, address: Address, call: ReplicaCall, headers: Any = ()
     ) -> AsyncGenerator[list[Message], None]:
         name, num_parts = address.host, 0
         self.asked.append(name)
@@ -56,7 +56,7 @@ class Replicas(Links):
                 yield messages
 
 
-async def answered(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
+async def answered(app: ASGIApp, call: ReplicaCall) -> AsyncGenerator[list[Message], None]:
     """What an application sends; what it sends without waiting comes together."""
     sent = asyncio.Queue[Any]()
     left = asyncio.Event()

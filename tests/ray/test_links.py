@@ -11,7 +11,16 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from paceline.ray import links
-from paceline.ray.links import RANK, Address, Call, Gate, Links, body_of, header_of, status_of
+from paceline.ray.links import (
+    RANK,
+    Address,
+    Gate,
+    Links,
+    ReplicaCall,
+    body_of,
+    header_of,
+    status_of,
+)
 from paceline.server.http.config import ServerConfig
 from paceline.server.run import Listener, bind
 
@@ -32,11 +41,11 @@ async def listening(app: ASGIApp) -> AsyncIterator[Address]:
         await serving
 
 
-def call_of(method: str = "POST", body: bytes = BODY) -> Call:
-    return Call(method, "/", b"/", ((b"host", b"localhost"),), body)
+def call_of(method: str = "POST", body: bytes = BODY) -> ReplicaCall:
+    return ReplicaCall(method, "/", b"/", ((b"host", b"localhost"),), body)
 
 
-async def whole(links: Links, address: Address, call: Call) -> list[Message]:
+async def whole(links: Links, address: Address, call: ReplicaCall) -> list[Message]:
     async with aclosing(links.answer(address, call)) as parts:
         return [message async for part in parts for message in part]
 

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import numpy as np
 
 from paceline.cache.blocks import BlockPool, SequenceKV, blocks_for, salt_hash
-from paceline.cache.states import Checkpoint, Checkpoints, States
+from paceline.cache.states import Checkpoints, StateCheckpoint, States
 from paceline.core.errors import ConfigError
 from paceline.models.backend import BLOCK_SIZE, KVMemory, Slots, slots_of
 
@@ -322,7 +322,7 @@ class KVCache:
             block = sequence.block_table[full] if tail else None
             if block is not None:
                 self.pool.share(block)
-            self.checkpoints.add(Checkpoint(key, tail, slot, block))
+            self.checkpoints.add(StateCheckpoint(key, tail, slot, block))
 
     def publish_prompt(self, request_id: int) -> None:
         """Keep the state after a prompt's certain tokens for the next :meth:`publish`."""

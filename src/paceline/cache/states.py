@@ -5,9 +5,9 @@ a step is certain to commit goes into another slot than the committed state, and
 the sequence's lane of the log, so that a step that fails or is rolled back changes neither.
 
 Unlike keys and values, a state is of one position alone: a later sequence with the same tokens can
-begin there and nowhere before. Such a :class:`Checkpoint` is found by the hash of the full blocks
-before it and confirmed by the tokens after those, whose keys and values lie in a block of their
-own.
+begin there and nowhere before. Such a :class:`StateCheckpoint` is found by the hash of the full
+blocks before it and confirmed by the tokens after those, whose keys and values lie in a block of
+their own.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def least_missed(lengths: Sequence[int]) -> int:
     return gaps.index(min(gaps)) if gaps else 0
 
 
-class Checkpoint(NamedTuple):
+class StateCheckpoint(NamedTuple):
     """A state after some text.
 
     Attributes:
@@ -283,7 +283,7 @@ class Checkpoints:
     """All checkpoints of a cache, the least recently used first."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, dict[tuple[int, ...], Checkpoint]] = {}
+        self._kept: dict[bytes, dict[tuple[int, ...], StateCheckpoint]] = {}
         self._order: dict[tuple[bytes, tuple[int, ...]], None] = {}
 
     def __len__(self) -> int:
@@ -297,25 +297,25 @@ class Checkpoints:
     def has(self, key: bytes, tail: tuple[int, ...]) -> bool:
         return (key, tail) in self._order
 
-    def add(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: StateCheckpoint) -> None:
         place = checkpoint.key, checkpoint.tail
         assert place not in self._order
         self._kept.setdefault(checkpoint.key, {})[checkpoint.tail] = checkpoint
         self._order[place] = None
 
-    def find(self, key: bytes, token_ids: Sequence[int]) -> Checkpoint | None:
+    def find(self, key: bytes, token_ids: Sequence[int]) -> StateCheckpoint | None:
         """The one after most of the tokens that follow some full blocks."""
         found = self._kept.get(key, {})
         fitting = [tail for tail in found if tuple(token_ids[: len(tail)]) == tail]
         return found[max(fitting, key=len)] if fitting else None
 
-    def use(self, checkpoint: Checkpoint) -> None:
+    def use(self, checkpoint: StateCheckpoint) -> None:
         """Make it the most recently used."""
         place = checkpoint.key, checkpoint.tail
         del self._order[place]
         self._order[place] = None
 
-    def pop(self, among: Container[int] | None = None) -> Checkpoint | None:
+    def pop(self, among: Container[int] | None = None) -> StateCheckpoint | None:
         """Forget the least recently used one, of those with some slots; None where there is none.
 
         Args:

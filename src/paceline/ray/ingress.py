@@ -31,8 +31,8 @@ from paceline.core.errors import EngineDeadError
 from paceline.ray.links import (
     RANK,
     Address,
-    Call,
     Links,
+    ReplicaCall,
     addresses,
     body_of,
     header_of,
@@ -140,7 +140,7 @@ class Relay:
             return
         try:
             async with asyncio.timeout(config.timeout):
-                await _unless_left(receive, self._ask(Call.of(scope, body), sender))
+                await _unless_left(receive, self._ask(ReplicaCall.of(scope, body), sender))
         except TimeoutError:
             late = TimeoutError(f"the answer took longer than {config.request_timeout:g} s")
             await sender.fail(scope, receive, late)
@@ -151,7 +151,7 @@ class Relay:
             dead = EngineDeadError("the replica that answered died; send the request again")
             await sender.fail(scope, receive, dead)
 
-    async def _ask(self, call: Call, send: _Sender) -> None:
+    async def _ask(self, call: ReplicaCall, send: _Sender) -> None:
         """Raises ``EngineDeadError``: a second replica died, or the first after it had begun."""
         is_kept = call.path.startswith(_KEPT) and call.method != "POST"
         if call.path in _ASK_ALL or is_kept:
@@ -198,7 +198,9 @@ class Relay:
         self._links.keep(known.values())
         return {name: each for name, each in known.items() if name not in self._broken}
 
-    async def _try(self, chosen: _Chosen, call: Call, send: _Sender, can_retry: bool) -> bool:
+    async def _try(
+        self, chosen: _Chosen, call: ReplicaCall, send: _Sender, can_retry: bool
+    ) -> bool:
         """Let a replica answer.
 
         Returns:
@@ -222,7 +224,7 @@ class Relay:
             raise EngineDeadError(f"{type(error).__name__}: {error}") from error
         return True
 
-    async def _ask_all(self, call: Call, send: _Sender) -> None:
+    async def _ask_all(self, call: ReplicaCall, send: _Sender) -> None:
         """Answer what concerns all replicas: with the best answer, for an order with the worst."""
         asked = (self._whole_answer(each, call) for each in self._reachable().values())
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -240,7 +242,7 @@ class Relay:
         for message in chosen:
             await send(message)
 
-    async def _whole_answer(self, address: Address, call: Call) -> list[Message]:
+    async def _whole_answer(self, address: Address, call: ReplicaCall) -> list[Message]:
         async with (
             asyncio.timeout(_ALL_SECONDS),
             aclosing(self._links.answer(address, call, _names())) as parts,
@@ -318,7 +320,7 @@ def _has_died(messages: list[Message]) -> bool:
     return status_of(messages) == 500 and b'"engine_dead"' in body_of(messages)
 
 
-def _is_refused(call: Call, messages: list[Message]) -> bool:
+def _is_refused(call: ReplicaCall, messages: list[Message]) -> bool:
     """Whether another replica may answer better."""
     status = status_of(messages)
     if f"{call.path}/".startswith(_KEPT) and status in (400, 404):

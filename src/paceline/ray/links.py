@@ -76,7 +76,7 @@ class Links:
         self._idle = defaultdict[Address, list[_Link]](list)
 
     async def answer(
-        self, address: Address, call: Call, headers: tuple[Header, ...] = ()
+        self, address: Address, call: ReplicaCall, headers: tuple[Header, ...] = ()
     ) -> AsyncGenerator[list[Message], None]:
         """What a replica answers, as ASGI messages, each time at least one.
 
@@ -185,7 +185,7 @@ _OF_THE_CONNECTION = frozenset(
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplicaCall:
     """A request whose body has been read.
 
     Attributes:
@@ -201,7 +201,7 @@ class Call:
     body: bytes
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes) -> Call:
+    def of(cls, scope: Scope, body: bytes) -> ReplicaCall:
         """Of an ASGI scope of HTTP."""
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root)

@@ -268,7 +268,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class RequestSampling:
     """What every request says of sampling; None is not sent.
 
     Attributes:
@@ -294,12 +294,14 @@ def clean_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def make_bodies(target: Target, samples: Sequence[Sample], sampling: Sampling) -> list[bytes]:
+def make_bodies(
+    target: Target, samples: Sequence[Sample], sampling: RequestSampling
+) -> list[bytes]:
     """The JSON of each sample's request; its seed follows from its place."""
     return [_body(target, sample, sampling, i) for i, sample in enumerate(samples)]
 
 
-def _body(target: Target, sample: Sample, sampling: Sampling, index: int) -> bytes:
+def _body(target: Target, sample: Sample, sampling: RequestSampling, index: int) -> bytes:
     is_chat = target.backend == "openai-chat"
     if not is_chat and not isinstance(sample.prompt, str):
         raise ConfigError("the dataset has lists of messages, which need --backend openai-chat")

@@ -18,10 +18,10 @@ from paceline.core.checks import check_choice
 from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
 from paceline_lab.bench import server
-from paceline_lab.bench.client import BACKENDS, Sampling, Target, clean_url, new_session
+from paceline_lab.bench.client import BACKENDS, RequestSampling, Target, clean_url, new_session
 from paceline_lab.bench.datasets import arrival_times, make_samples, make_trace_samples, read_trace
 from paceline_lab.bench.options import BenchServeOptions, wants_ignore_eos
-from paceline_lab.bench.runs import Arm, Workload, run_benchmark, run_comparison
+from paceline_lab.bench.runs import ServerArm, Workload, run_benchmark, run_comparison
 from paceline_lab.bench.token_counting import TokenCounter, open_counter, server_counter
 from paceline_lab.bench.view import Result, goodput, percentiles
 
@@ -112,7 +112,7 @@ def _urls(options: BenchServeOptions) -> list[str]:
     return [clean_url(url) for url in (first, options.compare_with) if url is not None]
 
 
-async def _arm(options: BenchServeOptions, place: int, stack: AsyncExitStack) -> Arm:
+async def _arm(options: BenchServeOptions, place: int, stack: AsyncExitStack) -> ServerArm:
     """The server at this place, with a session of its own that the stack closes."""
     url, headers = _urls(options)[place], _headers(options)
     session = await stack.enter_async_context(new_session(headers, options.request_timeout_sec))
@@ -128,7 +128,7 @@ async def _arm(options: BenchServeOptions, place: int, stack: AsyncExitStack) ->
         headers,
         _json_object(extra, "--extra-body"),
     )
-    return Arm(session, target)
+    return ServerArm(session, target)
 
 
 def _headers(options: BenchServeOptions) -> dict[str, str]:
@@ -171,7 +171,7 @@ def _workload(options: BenchServeOptions, counter: TokenCounter) -> Workload:
     return Workload(
         samples[:count],
         arrivals,
-        Sampling(
+        RequestSampling(
             options.temperature,
             seed,
             options.top_p,

@@ -1,6 +1,6 @@
 """A benchmark of one server, tried, warmed up, measured and counted; and of two in turns.
 
-An :class:`Arm` is one server under measurement; comparing has two of them. They get the same
+An :class:`ServerArm` is one server under measurement; comparing has two of them. They get the same
 requests in alternating blocks, paired prompt by prompt, so that what slows the machine down for a
 while slows both. Each block begins with an empty prefix cache where the server can flush it, and
 the arm that begins alternates. Requests are sent at their times, at most so many at once.
@@ -22,8 +22,8 @@ from paceline_lab.bench import server
 from paceline_lab.bench.client import (
     BACKENDS,
     Outcome,
+    RequestSampling,
     Sample,
-    Sampling,
     Target,
     aiohttp,
     make_bodies,
@@ -87,14 +87,14 @@ class Workload:
 
     samples: Sequence[Sample]
     arrivals: Sequence[float]
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: RequestSampling = field(default_factory=RequestSampling)
     trial: Sample | None = None
     warmups: Sequence[Sample] = ()
     max_concurrency: int | None = None
 
 
 @dataclass(slots=True)
-class Arm:
+class ServerArm:
     """One server and everything that was measured of it so far.
 
     Attributes:
@@ -159,9 +159,9 @@ class Arm:
 
 
 async def run_benchmark(
-    arm: Arm, workload: Workload, on_finished: OnFinished = lambda finished: None
+    arm: ServerArm, workload: Workload, on_finished: OnFinished = lambda finished: None
 ) -> None:
-    """Measure one server; raises as :meth:`Arm.prepare`."""
+    """Measure one server; raises as :meth:`ServerArm.prepare`."""
     await arm.prepare(workload)
     bodies = make_bodies(arm.target, workload.samples, workload.sampling)
     await arm.measure(bodies, workload, 0, on_finished)
@@ -176,8 +176,8 @@ class Comparison:
         flushed: for each arm, whether every block began with an empty prefix cache.
     """
 
-    ours: Arm
-    theirs: Arm
+    ours: ServerArm
+    theirs: ServerArm
     block: int
     flushed: list[bool] = field(default_factory=lambda: [True, True])
 
@@ -213,17 +213,17 @@ class Comparison:
         )
         return ratio_of_medians(ours, theirs)
 
-    def _part(self, arm: Arm, place: int) -> Sequence[Outcome]:
+    def _part(self, arm: ServerArm, place: int) -> Sequence[Outcome]:
         return arm.outcomes[place * self.block : (place + 1) * self.block]
 
-    def _rate(self, arm: Arm, place: int) -> float:
+    def _rate(self, arm: ServerArm, place: int) -> float:
         tokens = sum(outcome.output_len for outcome in self._part(arm, place))
         return tokens / arm.block_seconds[place]
 
 
 async def run_comparison(
-    ours: Arm,
-    theirs: Arm,
+    ours: ServerArm,
+    theirs: ServerArm,
     workload: Workload,
     on_finished: Callable[[int], None] = lambda finished: None,
 ) -> Comparison:

@@ -15,7 +15,7 @@ from paceline.cli.terminal import printable, table
 from paceline.core.errors import ConfigError
 from paceline_lab.bench.figures import DETAILED_KEYS, parse_goodput, percentile_name
 from paceline_lab.bench.options import BenchServeOptions
-from paceline_lab.bench.runs import Arm, Comparison
+from paceline_lab.bench.runs import Comparison, ServerArm
 
 WIDTH, LABEL = 50, 40
 _TITLES = {
@@ -81,16 +81,16 @@ class Result:
     """Everything that was measured; ``counter`` says how prompts were, when they were made."""
 
     options: BenchServeOptions
-    arm: Arm
+    arm: ServerArm
     counter: str
     comparison: Comparison | None = None
     date: datetime = field(default_factory=datetime.now)
 
     @property
-    def arms(self) -> list[Arm]:
+    def arms(self) -> list[ServerArm]:
         return [self.arm] if self.comparison is None else [self.arm, self.comparison.theirs]
 
-    def figures(self, arm: Arm) -> dict[str, Any]:
+    def figures(self, arm: ServerArm) -> dict[str, Any]:
         """An arm's figures under vLLM's keys."""
         return arm.figures(percentiles(self.options), goodput(self.options))
 
@@ -109,7 +109,7 @@ class Result:
             found["comparison"] = self._comparison(self.comparison)
         return found
 
-    def _kept(self, arm: Arm) -> dict[str, Any]:
+    def _kept(self, arm: ServerArm) -> dict[str, Any]:
         target, dropped = arm.target, () if self.options.save_detailed else DETAILED_KEYS
         return {
             "base_url": target.url,

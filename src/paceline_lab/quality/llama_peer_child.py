@@ -47,7 +47,7 @@ class Params(ctypes.Structure):
     _fields_ = (("first", c_int32 * 4), ("rest", c_ubyte * 2048))
 
 
-class Batch(ctypes.Structure):
+class LlamaBatch(ctypes.Structure):
     """``llama_batch``, with the same room."""
 
     _fields_ = (
@@ -77,8 +77,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_vocab_n_tokens": (c_int32, [c_void_p]),
     "llama_get_memory": (c_void_p, [c_void_p]),
     "llama_memory_clear": (None, [c_void_p, c_bool]),
-    "llama_batch_init": (Batch, [c_int32, c_int32, c_int32]),
-    "llama_decode": (c_int32, [c_void_p, Batch]),
+    "llama_batch_init": (LlamaBatch, [c_int32, c_int32, c_int32]),
+    "llama_decode": (c_int32, [c_void_p, LlamaBatch]),
     "llama_get_logits": (ctypes.POINTER(c_float), [c_void_p]),
 }
 QUANTISING: dict[str, tuple[Any, list[Any]]] = {

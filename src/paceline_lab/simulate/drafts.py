@@ -104,7 +104,7 @@ class CachedDrafts(Drafter):
         self.name = config.method
         self._recorded = drafts
         self._trace_of = places
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, TracePlace] = {}
 
     def finish(self, request: Request) -> None:
         super().finish(request)
@@ -121,17 +121,17 @@ class CachedDrafts(Drafter):
         """How many output tokens of its trace a request holds."""
         return request.num_output_tokens
 
-    def place(self, request: Request) -> Place:
+    def place(self, request: Request) -> TracePlace:
         position = self.position(request)
         place = self._places.get(request.request_id)
         if place is None or place.position != position:
             trace = self._trace_of[request.request_id]
-            place = Place(position, *self._recorded.candidates(trace, position))
+            place = TracePlace(position, *self._recorded.candidates(trace, position))
             self._places[request.request_id] = place
         return place
 
 
-class Place:
+class TracePlace:
     """What was recorded at one position of a trace, found by the path that leads to it."""
 
     __slots__ = ("_children", "_probs", "_tokens", "position")

@@ -37,7 +37,7 @@ from paceline_lab.trace.experts import ExpertUnions
 from paceline_lab.trace.requests import trace_request
 
 
-class Clock:
+class ReplayClock:
     """A clock that stands still until it is moved on."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Clock:
 class Charged:
     """A proposer whose calls are charged, by moving the clock on, what they are said to take."""
 
-    def __init__(self, proposer: Proposer, cost: DraftingCost, clock: Clock) -> None:
+    def __init__(self, proposer: Proposer, cost: DraftingCost, clock: ReplayClock) -> None:
         self.inner = proposer
         self._cost, self._clock = cost, clock
         self._ms = 0.0
@@ -222,7 +222,7 @@ def replay(
     """
     assert not cost.learns, "nothing is measured here that it could learn from"
     limits = replace(config or EngineConfig(), max_num_seqs=concurrency)
-    clock = Clock()
+    clock = ReplayClock()
     charged = [Charged(each, drafting, clock) for each in proposers]
     loop = _Replay(charged, planner, cost, limits, clock, unions, believed)
     for index, trace in enumerate(traces):
@@ -237,7 +237,7 @@ class _Replay:
         planner: Planner,
         cost: CostModel,
         config: EngineConfig,
-        clock: Clock,
+        clock: ReplayClock,
         unions: ExpertUnions | None,
         believed: CostModel | None,
     ) -> None:

@@ -45,7 +45,7 @@ class DenseBatch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PackedBatch:
+class PackedTexts:
     """``size`` windows of ``time`` rows; a row sees the rows before it in its own window."""
 
     size: int
@@ -260,4 +260,4 @@ def dense_hidden(decoder: Rows, tokens: Tensor) -> Tensor:
     """Final hidden rows ``[size * time, hidden]`` of the windows ``tokens`` ``[size, time]``."""
     size, time = tokens.shape
     positions = torch.arange(time).repeat(size)
-    return decoder.hidden(tokens.reshape(-1), positions, PackedBatch(size, time))
+    return decoder.hidden(tokens.reshape(-1), positions, PackedTexts(size, time))

@@ -30,7 +30,7 @@ from paceline.models.weights import HEAD_TOKENS, PrunedHead
 from paceline_lab.train.configs import ModelShape
 from paceline_lab.train.data import TokenArray
 from paceline_lab.train.model_files import EMBEDDING, HYBRID, ROUTER, TrainableModel
-from paceline_lab.train.ops import COMPUTE_DTYPES, PackedBatch
+from paceline_lab.train.ops import COMPUTE_DTYPES, PackedTexts
 
 Tensor = torch.Tensor
 ROUTER_DEVIATION = 0.02
@@ -359,7 +359,7 @@ class HybridRows:
         self._layers = _layers(json.dumps(dict(model.raw), sort_keys=True))
         self._dtype, self._device = COMPUTE_DTYPES[dtype], device.partition(":")[0]
 
-    def hidden(self, input_ids: Tensor, positions: Tensor, batch: PackedBatch) -> Tensor:
+    def hidden(self, input_ids: Tensor, positions: Tensor, batch: PackedTexts) -> Tensor:
         params = {n.removeprefix("model."): p for n, p in self._params.items() if n != HEAD}
         tokens = {"input_ids": input_ids.view(batch.size, batch.time), "use_cache": False}
         with self._precision():

@@ -33,7 +33,7 @@ from paceline_lab.tune.setup import (
     usual_proposers,
     with_traced_model,
 )
-from paceline_lab.tune.tuning import Drafts, Row, SpeedUp, Tuning, tune
+from paceline_lab.tune.tuning import Drafts, SpeedUp, Tuning, TuningRow, tune
 from paceline_lab.tune.view import (
     configuration,
     doubt,
@@ -157,7 +157,7 @@ def _document(
     }
 
 
-def _row(simulator: Simulator, row: Row) -> dict[str, Any]:
+def _row(simulator: Simulator, row: TuningRow) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": row.name,
         **_speedup(row.speedup),

@@ -34,7 +34,7 @@ BRANCHINGS = (2, 4)
 """Of a draft model's trees; each takes a recording of its own."""
 JOINED = 3
 """The best of each proposer that are tried together, whatever their budgets."""
-Scores = Mapping["Candidate", float]
+Scores = Mapping["Setting", float]
 STRIDES = (8, 4, 2, 1)
 """Each round replays one in so many traces."""
 LEAST_TRACES = 4
@@ -43,7 +43,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Setting:
     """One way to speculate.
 
     Attributes:
@@ -88,13 +88,13 @@ def _shape(config: SpeculativeConfig) -> str:
 
 def configured_candidate(
     configs: Sequence[SpeculativeConfig], drafts: Mapping[str, SpeculativeConfig], planner: str
-) -> Candidate:
+) -> Setting:
     """Proposers as they are configured, which are called as those of ``drafts`` are.
 
     Each request is by itself, as in :func:`suffix_candidates`.
     """
     names = {(draft.method, draft.model): name for name, draft in drafts.items()}
-    return Candidate(
+    return Setting(
         tuple(names.get((each.method, each.model), each.method) for each in configs),
         max(config.tree_nodes for config in configs),
         without_memory(configs),
@@ -102,7 +102,7 @@ def configured_candidate(
     )
 
 
-def suffix_candidates(planners: Sequence[str]) -> list[Candidate]:
+def suffix_candidates(planners: Sequence[str]) -> list[Setting]:
     """``suffix``: chains and trees of every budget.
 
     Each request is by itself: the search replays a part of the answers, and those again and again.
@@ -111,16 +111,14 @@ def suffix_candidates(planners: Sequence[str]) -> list[Candidate]:
     return draft_candidates(SUFFIX, usual, planners)
 
 
-def draft_candidates(
-    name: str, draft: SpeculativeConfig, planners: Sequence[str]
-) -> list[Candidate]:
+def draft_candidates(name: str, draft: SpeculativeConfig, planners: Sequence[str]) -> list[Setting]:
     """A draft: chains of every budget, and trees, of models by depth and branching."""
     is_model = draft.needs_forwards
     budgets: Sequence[int] = DRAFT_NODES if is_model else SUFFIX_NODES
     shapes = _model_shapes if is_model else _free_shapes
     plain = replace(draft, max_tree_nodes=0, max_branching=1)
     return [
-        Candidate((name,), nodes, (config,), planner)
+        Setting((name,), nodes, (config,), planner)
         for nodes, planner in product(budgets, planners)
         for config in shapes(plain, nodes)
     ]
@@ -143,7 +141,7 @@ def _model_shapes(draft: SpeculativeConfig, nodes: int) -> list[SpeculativeConfi
     return trees if nodes > DEPTHS[-1] else [chain, *trees]
 
 
-def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list[Candidate]:
+def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list[Setting]:
     """``suffix`` and another draft together: the best of both at each budget, and the best.
 
     Args:
@@ -154,7 +152,7 @@ def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list
     best = [list(found.values())[:JOINED] for found in (free, drafts)]
     pairs |= dict.fromkeys((one, draft) for one in best[0] for draft in best[1])
     return [
-        Candidate((SUFFIX, name), max(c.tree_nodes for c in pair), pair, planner)
+        Setting((SUFFIX, name), max(c.tree_nodes for c in pair), pair, planner)
         for pair, planner in product(pairs, planners)
     ]
 
@@ -168,7 +166,7 @@ def _best_by_nodes(scores: Scores, family: str) -> dict[int, SpeculativeConfig]:
     return found
 
 
-def all_configs(candidates: Iterable[Candidate]) -> list[SpeculativeConfig]:
+def all_configs(candidates: Iterable[Setting]) -> list[SpeculativeConfig]:
     """The configurations of all candidates, each once."""
     return list(dict.fromkeys(config for each in candidates for config in each.configs))
 
@@ -182,13 +180,13 @@ class Found:
         num_left_out: that there was no time for, in one round or another.
     """
 
-    results: dict[Candidate, ReplayResult]
+    results: dict[Setting, ReplayResult]
     num_left_out: int = 0
 
 
 def search(
     simulator: Simulator,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Setting],
     until: float,
     clock: Clock = time.perf_counter,
 ) -> Found:
@@ -217,9 +215,9 @@ def _fits(simulator: Simulator, stride: int) -> bool:
 
 
 def _replayed(
-    simulator: Simulator, candidates: Sequence[Candidate], until: float, clock: Clock
-) -> dict[Candidate, ReplayResult]:
-    results: dict[Candidate, ReplayResult] = {}
+    simulator: Simulator, candidates: Sequence[Setting], until: float, clock: Clock
+) -> dict[Setting, ReplayResult]:
+    results: dict[Setting, ReplayResult] = {}
     for candidate in candidates:
         if results and clock() > until:
             break
@@ -227,9 +225,9 @@ def _replayed(
     return results
 
 
-def _survivors(results: Mapping[Candidate, ReplayResult], to_one: bool) -> list[Candidate]:
+def _survivors(results: Mapping[Setting, ReplayResult], to_one: bool) -> list[Setting]:
     """The better half of each group, or its best one; the best of all first."""
-    groups: dict[tuple[str, int, str], list[Candidate]] = {}
+    groups: dict[tuple[str, int, str], list[Setting]] = {}
     ranked = sorted(results, key=lambda candidate: (results[candidate].ms, candidate.size))
     for candidate in ranked:
         groups.setdefault(candidate.group, []).append(candidate)

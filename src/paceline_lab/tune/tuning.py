@@ -21,8 +21,8 @@ from paceline_lab.simulate.setup import num_learnt
 from paceline_lab.simulate.simulator import Simulator, best_of_each
 from paceline_lab.tune.search import (
     SUFFIX,
-    Candidate,
     Clock,
+    Setting,
     all_configs,
     configured_candidate,
     draft_candidates,
@@ -60,7 +60,7 @@ class SpeedUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TuningRow:
     """One way to decode all traces.
 
     Attributes:
@@ -71,7 +71,7 @@ class Row:
     """
 
     name: str
-    candidate: Candidate | None
+    candidate: Setting | None
     result: ReplayResult
     speedup: SpeedUp
     configs: Sequence[SpeculativeConfig] = ()
@@ -93,16 +93,16 @@ class Tuning:
         seconds: of searching, hindsight included.
     """
 
-    plain: Row
-    rows: list[Row]
-    oracles: list[Row]
+    plain: TuningRow
+    rows: list[TuningRow]
+    oracles: list[TuningRow]
     num_candidates: int
     num_left_out: int
     seconds: float
-    default: Row | None = None
+    default: TuningRow | None = None
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> TuningRow | None:
         """The fastest candidate that beats plain decoding; None where none does.
 
         The default remains the best until another candidate beats it as clearly. Rows whose
@@ -116,7 +116,7 @@ class Tuning:
         gain = self.gain(found)
         return found if gain is not None and is_clear(gain) else default
 
-    def gain(self, row: Row | None) -> SpeedUp | None:
+    def gain(self, row: TuningRow | None) -> SpeedUp | None:
         """How much faster a row is than the default."""
         if row is None or self.default is None:
             return None
@@ -127,20 +127,20 @@ class Tuning:
         """Whether there are enough answers for intervals."""
         return len(self.plain.result.traces) >= LEAST_ANSWERS
 
-    def distinct(self) -> list[list[Row]]:
+    def distinct(self) -> list[list[TuningRow]]:
         """Rows of one family and planner whose replays took the same steps, the smallest first."""
-        found: dict[tuple[object, ...], list[Row]] = {}
+        found: dict[tuple[object, ...], list[TuningRow]] = {}
         for row in self.rows:
             found.setdefault(_steps_of(row), []).append(row)
         return list(found.values())
 
-    def best_of(self, family: str) -> Row | None:
+    def best_of(self, family: str) -> TuningRow | None:
         """The fastest candidate of a family, whether it pays or not."""
         return next((row for row in self.rows if _candidate(row).family == family), None)
 
-    def by_budget(self) -> dict[tuple[str, str], list[Row]]:
+    def by_budget(self) -> dict[tuple[str, str], list[TuningRow]]:
         """The fastest candidate of every node budget, by family and planner."""
-        found: dict[tuple[str, str], dict[int, Row]] = {}
+        found: dict[tuple[str, str], dict[int, TuningRow]] = {}
         for row in self.rows:
             each = _candidate(row)
             found.setdefault((each.family, each.planner), {}).setdefault(each.nodes, row)
@@ -152,24 +152,24 @@ def is_clear(found: SpeedUp) -> bool:
     return (found.value if found.low is None else found.low) > WORTHWHILE
 
 
-def is_worthwhile(row: Row) -> bool:
+def is_worthwhile(row: TuningRow) -> bool:
     """Whether a row clearly beats plain decoding."""
     return is_clear(row.speedup)
 
 
-def is_recommendable(row: Row) -> bool:
+def is_recommendable(row: TuningRow) -> bool:
     """Whether a row clearly beats plain decoding, on prompts that it has not learnt."""
     return is_worthwhile(row) and not row.num_learnt
 
 
-def _steps_of(row: Row) -> tuple[object, ...]:
+def _steps_of(row: TuningRow) -> tuple[object, ...]:
     """Equal for candidates of a family and planner that did and cost the same in every step."""
     each, result = _candidate(row), row.result
     traces = tuple((trace.ms, *trace.emitted) for trace in result.traces)
     return each.family, each.planner, tuple(result.rows), traces
 
 
-def _candidate(row: Row) -> Candidate:
+def _candidate(row: TuningRow) -> Setting:
     assert row.candidate is not None
     return row.candidate
 
@@ -215,7 +215,7 @@ def tune(
     rows = [_row(simulator, plain, c, result) for c, result in results.items()]
     rows.sort(key=lambda row: planners.index(_candidate(row).planner))
     return Tuning(
-        plain=Row(PLAIN, None, plain, SpeedUp(1.0, None, None)),
+        plain=TuningRow(PLAIN, None, plain, SpeedUp(1.0, None, None)),
         rows=sorted(rows, key=lambda row: (-row.speedup.value, _candidate(row).size)),
         oracles=_oracles(simulator, drafts, plain, results),
         num_candidates=len(singles) + len(joint),
@@ -225,9 +225,11 @@ def tune(
     )
 
 
-def _row(simulator: Simulator, plain: ReplayResult, each: Candidate, result: ReplayResult) -> Row:
+def _row(
+    simulator: Simulator, plain: ReplayResult, each: Setting, result: ReplayResult
+) -> TuningRow:
     learnt = num_learnt(each.configs, simulator.learnt)
-    return Row(each.name, each, result, speedup(plain, result), each.configs, learnt)
+    return TuningRow(each.name, each, result, speedup(plain, result), each.configs, learnt)
 
 
 def _default(
@@ -235,7 +237,7 @@ def _default(
     plain: ReplayResult,
     drafts: Drafts,
     configs: Sequence[SpeculativeConfig],
-) -> Row:
+) -> TuningRow:
     candidate = configured_candidate(configs, drafts, DEFAULT_PLANNER)
     result = simulator.run(candidate.configs, PLANNERS[DEFAULT_PLANNER])
     row = _row(simulator, plain, candidate, result)
@@ -246,13 +248,13 @@ def _oracles(
     simulator: Simulator,
     drafts: Drafts,
     plain: ReplayResult,
-    results: Mapping[Candidate, ReplayResult],
-) -> list[Row]:
-    def row(name: str, result: ReplayResult, configs: Sequence[SpeculativeConfig]) -> Row:
+    results: Mapping[Setting, ReplayResult],
+) -> list[TuningRow]:
+    def row(name: str, result: ReplayResult, configs: Sequence[SpeculativeConfig]) -> TuningRow:
         learnt = num_learnt(configs, simulator.learnt)
-        return Row(name, None, result, speedup(plain, result), configs, learnt)
+        return TuningRow(name, None, result, speedup(plain, result), configs, learnt)
 
-    def best_steps(name: str, candidates: Iterable[Candidate]) -> Row:
+    def best_steps(name: str, candidates: Iterable[Setting]) -> TuningRow:
         configs = widest(all_configs(candidates))
         return row(f"{BEST_STEPS}: {name}", simulator.best_steps(configs), configs)
 

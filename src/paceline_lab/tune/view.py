@@ -16,7 +16,14 @@ from paceline_lab.simulate.command import figures
 from paceline_lab.simulate.setup import FOOTNOTE, MARK
 from paceline_lab.tune.draft_quality import TEMPERATURE, TOP, DraftQuality
 from paceline_lab.tune.setup import TuneOptions
-from paceline_lab.tune.tuning import LEAST_ANSWERS, Drafts, Row, SpeedUp, Tuning, is_worthwhile
+from paceline_lab.tune.tuning import (
+    LEAST_ANSWERS,
+    Drafts,
+    SpeedUp,
+    Tuning,
+    TuningRow,
+    is_worthwhile,
+)
 
 SHOWN = 12
 """Rows of the ranking, beside the best of each family and planner."""
@@ -48,7 +55,7 @@ def ranking(tuning: Tuning, is_relative: bool) -> str:
     return "\n".join([table(cells), *([FOOTNOTE] if marked else [])])
 
 
-def _cells(row: Row, num_larger: int, is_relative: bool) -> dict[str, str]:
+def _cells(row: TuningRow, num_larger: int, is_relative: bool) -> dict[str, str]:
     counted, larger = figures(row.result), f" (and {num_larger} larger)" if num_larger else ""
     return {
         "": printable(row.name) + larger + (MARK if row.num_learnt else ""),
@@ -61,7 +68,7 @@ def _cells(row: Row, num_larger: int, is_relative: bool) -> dict[str, str]:
     }
 
 
-def nodes_per_step(row: Row) -> float:
+def nodes_per_step(row: TuningRow) -> float:
     """Draft nodes that were verified in a step, those without any included."""
     return row.result.total("num_draft_tokens") / row.result.total("num_steps")
 
@@ -114,7 +121,7 @@ def _recommended(tuning: Tuning) -> str:
     return f"best: {said}" + ("" if gain is None else f", {_times(gain, 'the default')}")
 
 
-def _said(row: Row) -> str:
+def _said(row: TuningRow) -> str:
     return _times(row.speedup, "plain decoding")
 
 

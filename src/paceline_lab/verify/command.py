@@ -42,7 +42,7 @@ Work = Sequence[tuple[list[int], SamplingParams]]
 
 
 @dataclass(slots=True)
-class Arms:
+class IdentityArms:
     """Both arms, and what they have done.
 
     The plain one answers one request at a time: that is what plain decoding means. Two arms that
@@ -80,7 +80,7 @@ def verify_command(options: VerifyOptions) -> int:
         options.model, configs, settings, is_timed=False, json=options.json, max_num_seqs=1
     )
     with opened as (plain, llm, screen):
-        arms = Arms(plain, llm)
+        arms = IdentityArms(plain, llm)
         ids = encoder_of(llm.checkpoint.tokenizer, options).encode_all(prompts)
         for work in _rounds(options, arms, ids, configs):
             arms.run(work)
@@ -113,7 +113,7 @@ def _prompts(options: VerifyOptions) -> list[Prompt]:
 
 def _rounds(
     options: VerifyOptions,
-    arms: Arms,
+    arms: IdentityArms,
     prompts: list[list[int]],
     configs: tuple[SpeculativeConfig, ...],
 ) -> Iterator[Work]:
@@ -158,7 +158,7 @@ def _progress(tally: Tally, wanted: int | None) -> str:
 
 
 def _report(
-    arms: Arms, options: VerifyOptions, configs: Sequence[SpeculativeConfig], screen: Screen
+    arms: IdentityArms, options: VerifyOptions, configs: Sequence[SpeculativeConfig], screen: Screen
 ) -> int:
     bound = DEFAULT_MAX_REGRET if options.max_regret is None else options.max_regret
     llm, figures = arms.speculative, arms.tally.figures()

@@ -46,7 +46,7 @@ CONTROL = f"{PEER} F32"
 
 
 @dataclass(slots=True)
-class Arms:
+class QualityArms:
     """The arithmetics that could be opened, and those that could not.
 
     Attributes:
@@ -131,7 +131,7 @@ def quality_command(options: VerifyOptions) -> int:
     source = load_checkpoint(options.model, load_format=options.load_format)
     pieces, screen = _pieces(options, source), Screen(json=options.json)
     with ExitStack() as stack:
-        arms = Arms(stack, source, engine_options(replace(options, max_num_seqs=1)))
+        arms = QualityArms(stack, source, engine_options(replace(options, max_num_seqs=1)))
         reference = arms.reference()
         for dtype in dtypes:
             arms.add_dtype(dtype)
@@ -143,7 +143,7 @@ def quality_command(options: VerifyOptions) -> int:
     return 0
 
 
-def _add_peers(arms: Arms, options: VerifyOptions, longest: int) -> None:
+def _add_peers(arms: QualityArms, options: VerifyOptions, longest: int) -> None:
     settings: dict[str, Any] = {
         "python": options.llama,
         "longest": longest,
@@ -253,7 +253,7 @@ def _told(pieces: Sequence[Window], screen: Screen) -> Iterator[Window]:
 def _report(
     options: VerifyOptions,
     pieces: Sequence[Window],
-    arms: Arms,
+    arms: QualityArms,
     rows: Mapping[str, Quality],
     screen: Screen,
 ) -> None:

@@ -24,10 +24,10 @@ from paceline_lab.train.acceptance import continue_prompts
 from paceline_lab.train.configs import HeadTrainingConfig
 from paceline_lab.train.heads import train as train_module
 from paceline_lab.train.heads.features import (
-    Batch,
+    FeatureRows,
     Grid,
+    HeadBatch,
     Packs,
-    Rows,
     join_rows,
     make_features,
     num_rows,
@@ -86,23 +86,23 @@ def random_traces() -> list[Trace]:
     return traces
 
 
-def _rows(trace: Trace) -> Rows:
+def _rows(trace: Trace) -> FeatureRows:
     generator = torch.Generator().manual_seed(trace.prompt_index)
     count = num_wanted(trace)
     probs, ids = torch.randn(count, 50, generator=generator).softmax(-1).topk(5)
-    return Rows(torch.randn(num_rows(trace), 48, generator=generator), ids, probs)
+    return FeatureRows(torch.randn(num_rows(trace), 48, generator=generator), ids, probs)
 
 
-def _batch() -> Batch:
+def _batch() -> HeadBatch:
     traces = random_traces()
-    return Batch.of(traces, join_rows([_rows(trace) for trace in traces]))
+    return HeadBatch.of(traces, join_rows([_rows(trace) for trace in traces]))
 
 
-def one_text(tokens: torch.Tensor, features: torch.Tensor) -> Batch:
+def one_text(tokens: torch.Tensor, features: torch.Tensor) -> HeadBatch:
     """A batch whose row ``j`` reads token ``j``, all of them wanted."""
     every, nothing = torch.arange(len(tokens)), torch.zeros(len(tokens), 1)
     grid = Grid(1, len(tokens), every)
-    return Batch(
+    return HeadBatch(
         tokens=tokens,
         positions=every,
         features=features,

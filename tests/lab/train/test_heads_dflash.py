@@ -26,7 +26,13 @@ from paceline.proposers.heads.blocks import DFlashProposer
 from paceline.proposers.heads.checkpoint import load_head
 from paceline.request.span import Span
 from paceline.request.traces import Trace, read_traces
-from paceline_lab.train.heads.features import Batch, Rows, join_rows, num_rows, num_wanted
+from paceline_lab.train.heads.features import (
+    FeatureRows,
+    HeadBatch,
+    join_rows,
+    num_rows,
+    num_wanted,
+)
 from paceline_lab.train.heads.initial import TargetWeights, dflash_params
 from paceline_lab.train.heads.kinds import dflash_layers
 from paceline_lab.train.heads.losses import AcceptanceCount, head_loss
@@ -52,15 +58,17 @@ def written(
     return folder
 
 
-def _batch(texts: list[Trace], width: int, vocab_size: int) -> Batch:
+def _batch(texts: list[Trace], width: int, vocab_size: int) -> HeadBatch:
     """Texts with random features and distributions."""
-    made = list[Rows]()
+    made = list[FeatureRows]()
     for text in texts:
         generator = torch.Generator().manual_seed(len(made))
         logits = torch.randn(num_wanted(text), vocab_size, generator=generator)
         probs, ids = logits.softmax(-1).topk(5)
-        made.append(Rows(torch.randn(num_rows(text), width, generator=generator), ids, probs))
-    return Batch.of(texts, join_rows(made))
+        made.append(
+            FeatureRows(torch.randn(num_rows(text), width, generator=generator), ids, probs)
+        )
+    return HeadBatch.of(texts, join_rows(made))
 
 
 def _trained_head(folder: Path, target: Path) -> tuple[DFlash, dict[str, torch.Tensor]]:

@@ -20,7 +20,13 @@ from paceline.proposers.heads import build
 from paceline.proposers.heads.proposer import HeadProposer
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.traces import Trace, read_traces
-from paceline_lab.train.heads.features import Batch, Rows, join_rows, num_rows, num_wanted
+from paceline_lab.train.heads.features import (
+    FeatureRows,
+    HeadBatch,
+    join_rows,
+    num_rows,
+    num_wanted,
+)
 from paceline_lab.train.heads.initial import TargetWeights
 from paceline_lab.train.heads.kinds import layers_config
 from paceline_lab.train.heads.losses import head_loss
@@ -55,12 +61,12 @@ def _texts(folder: Path) -> tuple[list[Trace], list[torch.Tensor]]:
     ]
 
 
-def _batch(texts: list[Trace], features: list[torch.Tensor]) -> Batch:
-    made = list[Rows]()
+def _batch(texts: list[Trace], features: list[torch.Tensor]) -> HeadBatch:
+    made = list[FeatureRows]()
     for text, rows in zip(texts, features, strict=True):
         probs, ids = torch.randn(num_wanted(text), 280).softmax(-1).topk(5)
-        made.append(Rows(rows, ids, probs))
-    return Batch.of(texts, join_rows(made))
+        made.append(FeatureRows(rows, ids, probs))
+    return HeadBatch.of(texts, join_rows(made))
 
 
 def _head(folder: Path, target: Path) -> tuple[Mtp, dict[str, torch.Tensor], torch.Tensor]:

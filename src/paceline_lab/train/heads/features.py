@@ -69,7 +69,7 @@ def num_wanted(trace: Trace) -> int:
     return max(0, len(trace.token_ids) - trace.prompt_len - 1)
 
 
-class Rows(NamedTuple):
+class FeatureRows(NamedTuple):
     """What the target makes of a trace.
 
     Attributes:
@@ -82,17 +82,17 @@ class Rows(NamedTuple):
     top_probs: Tensor
 
 
-ReadRows = Callable[[Sequence[int]], Rows]
+ReadRows = Callable[[Sequence[int]], FeatureRows]
 """Those of traces, one after another, by the traces' numbers."""
 
 
-def join_rows(parts: Sequence[Rows]) -> Rows:
+def join_rows(parts: Sequence[FeatureRows]) -> FeatureRows:
     """The rows of several texts, one after another."""
-    return Rows(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return FeatureRows(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class HeadBatch:
     """Rows of several texts, one after another, and what the target said where they predict.
 
     Attributes:
@@ -118,13 +118,13 @@ class Batch:
     top_probs: Tensor
 
     @staticmethod
-    def of(traces: Sequence[Trace], made: Rows) -> Batch:
+    def of(traces: Sequence[Trace], made: FeatureRows) -> HeadBatch:
         rows = np.array([num_rows(t) for t in traces])
         wanted = np.array([num_wanted(t) for t in traces])
         positions, ends = _ranges(rows), np.cumsum(rows)
         ranks = _ranges(wanted)
         places = np.repeat(ends - wanted, wanted) + ranks
-        return Batch(
+        return HeadBatch(
             tokens=_joined([t.token_ids[1:-1] for t in traces]),
             positions=torch.as_tensor(positions),
             features=made.features,
@@ -206,10 +206,10 @@ class Packs:
         self._epoch, self._first = -1, 0
         self._packs: list[Ints] = []
 
-    def take(self, start: int, count: int) -> Batch:
+    def take(self, start: int, count: int) -> HeadBatch:
         """Packs ``start`` to ``start + count`` as one batch."""
         numbers = np.concatenate([self._pack(n) for n in range(start, start + count)])
-        return Batch.of([self._traces[i] for i in numbers], self._read(numbers.tolist()))
+        return HeadBatch.of([self._traces[i] for i in numbers], self._read(numbers.tolist()))
 
     def _pack(self, number: int) -> Ints:
         while not self._first <= number < self._first + len(self._packs):
@@ -278,11 +278,11 @@ class FeatureFiles:
             parts = (np.split(a, at) for a, at in zip((rows, tops), ends, strict=True))
             self._places += zip(*parts, strict=True)
 
-    def __call__(self, numbers: Sequence[int]) -> Rows:
+    def __call__(self, numbers: Sequence[int]) -> FeatureRows:
         parts = zip(*(self._places[number] for number in numbers), strict=True)
         rows, tops = (np.concatenate(each) for each in parts)
         probs = torch.as_tensor(tops["logprobs"].astype(np.float32)).exp()
-        return Rows(unpack_rows(rows), torch.as_tensor(tops["ids"].astype(np.int64)), probs)
+        return FeatureRows(unpack_rows(rows), torch.as_tensor(tops["ids"].astype(np.int64)), probs)
 
 
 def _files(path: Path) -> tuple[Path, Path]:

@@ -33,7 +33,7 @@ from paceline.request.traces import Trace
 from paceline.tensors.arrays import floats
 from paceline.tensors.stored import RenamedTensors, StoredTensors
 from paceline.tensors.torch_arrays import to_numpy, to_torch
-from paceline_lab.train.heads.features import Rows, join_rows, likeliest
+from paceline_lab.train.heads.features import FeatureRows, join_rows, likeliest
 from paceline_lab.train.heads.modules import (
     ATTENTION,
     EAGLE3_LAYER,
@@ -43,7 +43,7 @@ from paceline_lab.train.heads.modules import (
     MTP_LAYER,
 )
 from paceline_lab.train.model_files import EMBEDDING, TrainableModel
-from paceline_lab.train.ops import PackedBatch, TrainingOps, differentiable_decoder
+from paceline_lab.train.ops import PackedTexts, TrainingOps, differentiable_decoder
 
 Tensor = torch.Tensor
 HEAD = "lm_head.weight"
@@ -394,7 +394,7 @@ class LiveFeatures:
                 weights.config, tensors, TrainingOps(dtype), longest
             )
 
-    def __call__(self, numbers: Sequence[int]) -> Rows:
+    def __call__(self, numbers: Sequence[int]) -> FeatureRows:
         return join_rows([self._forward(part) for part in self._parts(numbers)])
 
     def _parts(self, numbers: Sequence[int]) -> Iterator[list[Trace]]:
@@ -409,7 +409,7 @@ class LiveFeatures:
         yield part
 
     @torch.no_grad()
-    def _forward(self, traces: Sequence[Trace]) -> Rows:
+    def _forward(self, traces: Sequence[Trace]) -> FeatureRows:
         count, width = len(traces), max(len(trace.token_ids) for trace in traces) - 1
         tokens = np.zeros((count, width), np.int64)
         known, wanted = (np.zeros((count, width), bool) for _ in range(2))
@@ -426,10 +426,10 @@ class LiveFeatures:
             if layer in self._taps:
                 features.append(x[keep].float())
 
-        batch = PackedBatch(count, width)
+        batch = PackedTexts(count, width)
         hidden = self._decoder.hidden(ids, torch.arange(width).repeat(count), batch, take=take)
         hidden = hidden[torch.as_tensor(wanted).flatten()]
         parts = hidden.split(LOGITS // self._decoder.config.vocab_size)
         best = [likeliest(self._decoder.logits(part).float()) for part in parts]
         top_ids, logprobs = (torch.cat(each) for each in zip(*best, strict=True))
-        return Rows(torch.cat(features, dim=1), top_ids, logprobs.exp())
+        return FeatureRows(torch.cat(features, dim=1), top_ids, logprobs.exp())

@@ -21,7 +21,7 @@ from paceline.models.heads import EAGLE3, MTP
 from paceline.models.shapes import RopeConfig
 from paceline.request.traces import Trace
 from paceline_lab.train.configs import HeadTrainingConfig
-from paceline_lab.train.heads.features import Batch
+from paceline_lab.train.heads.features import HeadBatch
 from paceline_lab.train.heads.initial import (
     TargetWeights,
     dflash_params,
@@ -30,7 +30,7 @@ from paceline_lab.train.heads.initial import (
     mtp_params,
     rarest_token,
 )
-from paceline_lab.train.heads.losses import Head
+from paceline_lab.train.heads.losses import TrainableHead
 from paceline_lab.train.heads.modules import DFlash, Eagle3, Mtp
 from paceline_lab.train.ops import TrainingOps
 
@@ -75,9 +75,9 @@ class Kind(Protocol):
 
     def head(
         self, params: Mapping[str, Tensor], embedding: Tensor, ops: TrainingOps, max_len: int
-    ) -> Head: ...
+    ) -> TrainableHead: ...
 
-    def chosen(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def chosen(self, batch: HeadBatch, generator: torch.Generator) -> Tensor:
         """The wanted rows after which a training step drafts to the end, ascending."""
         ...
 
@@ -117,7 +117,7 @@ class _ChainKind:
             f"{c.deep_share:.0%} of the positions beyond the first)"
         )
 
-    def chosen(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def chosen(self, batch: HeadBatch, generator: torch.Generator) -> Tensor:
         drawn = _drawn(len(batch.wanted), generator)
         return ((drawn < self.config.deep_share) & (batch.left > 0)).nonzero().squeeze(1)
 
@@ -138,7 +138,7 @@ class _Eagle3Kind(_ChainKind):
 
     def head(
         self, params: Mapping[str, Tensor], embedding: Tensor, ops: TrainingOps, max_len: int
-    ) -> Head:
+    ) -> TrainableHead:
         return Eagle3(self.layers, params, embedding, ops, max_len)
 
 
@@ -153,7 +153,7 @@ class _MtpKind(_ChainKind):
 
     def head(
         self, params: Mapping[str, Tensor], embedding: Tensor, ops: TrainingOps, max_len: int
-    ) -> Head:
+    ) -> TrainableHead:
         return Mtp(self.layers, params, embedding, ops, max_len)
 
 
@@ -192,11 +192,11 @@ class _DFlashKind:
 
     def head(
         self, params: Mapping[str, Tensor], embedding: Tensor, ops: TrainingOps, max_len: int
-    ) -> Head:
+    ) -> TrainableHead:
         size = self.config.block_size
         return DFlash(self.layers, params, embedding, ops, max_len, size, self.mask_token)
 
-    def chosen(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def chosen(self, batch: HeadBatch, generator: torch.Generator) -> Tensor:
         drawn = _drawn(len(batch.wanted), generator)
         share = BLOCKS_PER_POSITION / self.config.block_size
         found = (drawn < share).nonzero().squeeze(1)

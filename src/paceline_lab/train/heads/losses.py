@@ -14,18 +14,18 @@ from typing import Any, Protocol
 import torch
 
 from paceline_lab.train.acceptance import DepthAcceptance
-from paceline_lab.train.heads.features import Batch
+from paceline_lab.train.heads.features import HeadBatch
 
 Tensor = torch.Tensor
 SLICE = 1 << 20  # logits that exist at once: they should stay in a core's cache
 SLICE_ON_GPU = 1 << 28  # there they should occupy all cores
 
 
-class Head(Protocol):
+class TrainableHead(Protocol):
     """A head of any kind, for one forward and backward."""
 
     def steps(
-        self, batch: Batch, num_steps: int, chosen: Tensor
+        self, batch: HeadBatch, num_steps: int, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """What the head drafts after wanted rows of a batch, depth by depth.
 
@@ -60,7 +60,7 @@ class Wanted:
     emitted: Tensor
 
     @staticmethod
-    def of(batch: Batch, column_of: Tensor) -> Wanted:
+    def of(batch: HeadBatch, column_of: Tensor) -> Wanted:
         """``column_of`` ``[vocab_size]``: each token's column, -1 for none."""
         columns = column_of[batch.top_ids]
         probs = batch.top_probs * (columns >= 0)
@@ -127,9 +127,9 @@ def cross_entropy(hidden: Tensor, head: Tensor, wanted: Wanted, size: int = SLIC
 
 
 def head_loss(
-    head: Head,
+    head: TrainableHead,
     matrix: Tensor,
-    batch: Batch,
+    batch: HeadBatch,
     column_of: Tensor,
     num_steps: int,
     decay: float,
@@ -141,7 +141,7 @@ def head_loss(
     Args:
         matrix: the head's output, ``[columns, hidden_size]``.
         column_of: each token's column, ``[vocab_size]``.
-        num_steps, chosen: as :meth:`Head.steps` takes them.
+        num_steps, chosen: as :meth:`TrainableHead.steps` takes them.
         size: logits that exist at once.
     """
     wanted = Wanted.of(batch, column_of)
@@ -164,7 +164,7 @@ class AcceptanceCount:
         self._overlap, self._loss = ([0.0] * num_steps for _ in range(2))
 
     @torch.no_grad()
-    def add(self, head: Head, matrix: Tensor, batch: Batch, column_of: Tensor) -> None:
+    def add(self, head: TrainableHead, matrix: Tensor, batch: HeadBatch, column_of: Tensor) -> None:
         wanted = Wanted.of(batch, column_of)
         every = torch.arange(len(batch.wanted))
         alive = torch.ones(len(every), dtype=torch.bool)  # by the row where the chain begins

@@ -34,7 +34,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.rope import RotaryTable
 from paceline.models.weights import Ends
-from paceline_lab.train.heads.features import Batch, Grid
+from paceline_lab.train.heads.features import Grid, HeadBatch
 from paceline_lab.train.ops import TrainingOps
 
 Tensor = torch.Tensor
@@ -112,9 +112,9 @@ class ChainHead(ABC):
         """The residual stream of rows, and what queries, keys and values are made of."""
 
     def steps(
-        self, batch: Batch, num_steps: int, continued: Tensor
+        self, batch: HeadBatch, num_steps: int, continued: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What :class:`~paceline_lab.train.heads.losses.Head` asks for.
+        """What :class:`~paceline_lab.train.heads.losses.TrainableHead` asks for.
 
         The first step is of all wanted rows, and those that are ``continued`` go on. Step ``k`` of
         a chain predicts what the first step of the ``k``-th row after it does.
@@ -342,9 +342,9 @@ class DFlash:
         self._decoder = Rows(Decoder(config, tensors, cast(Any, ops), max_len, lent))
 
     def steps(
-        self, batch: Batch, num_steps: int, chosen: Tensor
+        self, batch: HeadBatch, num_steps: int, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As :class:`~paceline_lab.train.heads.losses.Head` has it: a block for each row."""
+        """See :class:`~paceline_lab.train.heads.losses.TrainableHead`; a block for each row."""
         places, size = batch.wanted[chosen], self._size
         last = batch.positions[places]
         blocks = Blocks(batch.grid, batch.part(chosen), last, size)

@@ -26,9 +26,9 @@ from paceline_lab.train.checkpoint import remove_state
 from paceline_lab.train.configs import HeadTrainingConfig
 from paceline_lab.train.data import TokenDocuments
 from paceline_lab.train.heads.features import (
+    FeatureRows,
     Packs,
     ReadRows,
-    Rows,
     make_features,
     num_wanted,
     split_prompts,
@@ -45,7 +45,13 @@ from paceline_lab.train.heads.initial import (
     vocabulary_maps,
 )
 from paceline_lab.train.heads.kinds import Kind, kind_of, speculators_config
-from paceline_lab.train.heads.losses import SLICE, SLICE_ON_GPU, AcceptanceCount, Head, head_loss
+from paceline_lab.train.heads.losses import (
+    SLICE,
+    SLICE_ON_GPU,
+    AcceptanceCount,
+    TrainableHead,
+    head_loss,
+)
 from paceline_lab.train.lm import fingerprint
 from paceline_lab.train.model_files import TrainableModel, check_output, save_model
 from paceline_lab.train.ops import TrainingOps
@@ -221,7 +227,7 @@ class _Task:
     def _of(self, numbers: Sequence[int], size: int) -> Packs:
         chosen = [self.traces[i] for i in numbers]
 
-        def read(which: Sequence[int]) -> Rows:
+        def read(which: Sequence[int]) -> FeatureRows:
             return self.features([numbers[i] for i in which])
 
         return Packs(chosen, read, size, self.config.seed)
@@ -248,7 +254,7 @@ class _Task:
             SLICE if is_cpu(self.config.device) else SLICE_ON_GPU,
         )
 
-    def _head(self) -> Head:
+    def _head(self) -> TrainableHead:
         ops = TrainingOps(resolve_dtype(self.config))
         return self.kind.head(self.params, self._embedding, ops, self._length)
 

@@ -13,7 +13,7 @@ from paceline.core.checks import memory_bytes
 if TYPE_CHECKING:
     from paceline_lab.train.ngram.config import NgramTrainingConfig
     from paceline_lab.train.ngram.train import (
-        Acceptance,
+        NgramAcceptance,
         NgramReport,
         NgramTrainingResult,
     )
@@ -110,7 +110,7 @@ def _show(result: NgramTrainingResult, report: NgramReport, screen: Screen) -> N
     )
 
 
-def _cells(acceptance: Acceptance) -> dict[str, str]:
+def _cells(acceptance: NgramAcceptance) -> dict[str, str]:
     from paceline_lab.train.ngram.train import CANDIDATES
 
     names = ["drafted", *(f"top {most}" for most in CANDIDATES)]

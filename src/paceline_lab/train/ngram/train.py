@@ -49,7 +49,7 @@ _LEAST_PROB = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class NgramAcceptance:
     """Shares of all tokens: with any draft, and whose token was among so many of its candidates."""
 
     drafted: float
@@ -70,7 +70,7 @@ class NgramReport:
     num_tokens: int
     hit_rates: dict[int, float]
     cross_entropy: float
-    acceptance: Acceptance
+    acceptance: NgramAcceptance
 
 
 def measure(tables: NgramTables, held_out: Sequence[Example]) -> NgramReport:
@@ -91,7 +91,7 @@ def measure(tables: NgramTables, held_out: Sequence[Example]) -> NgramReport:
     )
 
 
-def measure_others(tables: NgramTables, held_out: Sequence[Example]) -> dict[str, Acceptance]:
+def measure_others(tables: NgramTables, held_out: Sequence[Example]) -> dict[str, NgramAcceptance]:
     """The model with what each text itself teaches, and prompt lookup on the same texts."""
     makers: dict[str, Callable[[], Proposer]] = {
         "with the text itself": _trained(tables),
@@ -100,7 +100,7 @@ def measure_others(tables: NgramTables, held_out: Sequence[Example]) -> dict[str
     return {name: acceptance_of(make, held_out) for name, make in makers.items()}
 
 
-def acceptance_of(make: Callable[[], Proposer], held_out: Sequence[Example]) -> Acceptance:
+def acceptance_of(make: Callable[[], Proposer], held_out: Sequence[Example]) -> NgramAcceptance:
     """What a proposer's first candidates are worth, token by token."""
     proposer, accepted, drafted, count = make(), [0] * len(CANDIDATES), 0, 0
     budget = DraftBudget([max(CANDIDATES)], [1])
@@ -120,7 +120,7 @@ def acceptance_of(make: Callable[[], Proposer], held_out: Sequence[Example]) -> 
             proposer.observe(request, VerifyResult((0,), (token,), (TARGET_ORIGIN,)))
         proposer.finish(request)
     total = max(1, count)
-    return Acceptance(drafted / total, tuple(each / total for each in accepted))
+    return NgramAcceptance(drafted / total, tuple(each / total for each in accepted))
 
 
 def _trained(tables: NgramTables, **settings: Any) -> Callable[[], Proposer]:
@@ -145,7 +145,7 @@ class NgramTrainingResult:
     num_ngrams: int
     seconds: float
     report: NgramReport | None = None
-    others: dict[str, Acceptance] = field(default_factory=dict)
+    others: dict[str, NgramAcceptance] = field(default_factory=dict)
 
 
 def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
