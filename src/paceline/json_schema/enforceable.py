@@ -71,17 +71,17 @@ def enforceable(schema: Any) -> Enforceable:
     >>> enforceable({"type": "array", "uniqueItems": True})
     Enforceable(schema={'type': 'array'}, unenforced=('uniqueItems',))
     """
-    found: set[str] = set()
-    kept, left = with_lone_references(_Relaxation(schema, found).relaxed(schema))
-    return Enforceable(kept, tuple(sorted(found | left)))
+    left_out: set[str] = set()
+    kept, left = with_lone_references(_Relaxation(schema, left_out).relaxed(schema))
+    return Enforceable(kept, tuple(sorted(left_out | left)))
 
 
 class _Relaxation:
-    """One schema while it is gone through; ``found`` collects the keywords that are left out."""
+    """One schema while it is gone through; ``left_out`` collects the keywords that are."""
 
-    def __init__(self, root: Any, found: set[str]) -> None:
+    def __init__(self, root: Any, left_out: set[str]) -> None:
         self._references = References(root)
-        self._found = found
+        self._left_out = left_out
         self._num_compared = 0
 
     def relaxed(self, schema: Any) -> Any:
@@ -107,7 +107,7 @@ class _Relaxation:
             )
         asks = (key, value) not in _ASKS_FOR_NOTHING
         if drops and asks:
-            self._found.add(key)
+            self._left_out.add(key)
         return drops
 
     def _leads_too_far(self, schema: Mapping[str, Any]) -> bool:
@@ -117,7 +117,7 @@ class _Relaxation:
         named = mapping(kept, "patternProperties")
         supported = {name: each for name, each in named.items() if is_supported_pattern(name)}
         if len(supported) < len(named):
-            self._found.add("patternProperties")
+            self._left_out.add("patternProperties")
             kept["patternProperties"] = supported
             kept.pop("additionalProperties", None)  # it would hold for their values too
 
@@ -129,7 +129,7 @@ class _Relaxation:
         rest = {key: value for key, value in kept.items() if key != "oneOf"}
         self._num_compared += len(branches)
         if self._num_compared > MOST_COMPARED or not are_disjoint(branches, self._references):
-            self._found.add("oneOf")
+            self._left_out.add("oneOf")
         if "anyOf" not in rest:
             return {**rest, "anyOf": branches}
         others = rest.get("allOf")
@@ -257,15 +257,15 @@ def _loops(direct: Mapping[str, set[str]]) -> dict[str, str]:
     for name, targets in direct.items():
         for each in targets:
             against[each].add(name)
-    found = dict[str, str]()
+    loop_of = dict[str, str]()
     for first in reversed(_by_end(direct)):
         waiting = [first]
         while waiting:
             name = waiting.pop()
-            if name not in found:
-                found[name] = first
+            if name not in loop_of:
+                loop_of[name] = first
                 waiting += against[name]
-    return found
+    return loop_of
 
 
 def _by_end(direct: Mapping[str, set[str]]) -> list[str]:
@@ -338,8 +338,8 @@ def _traits(schema: Any, references: References) -> _Traits:
 
 
 def _behind(schema: Any, references: References) -> Mapping[str, Any]:
-    found = references.behind(schema)
-    return found if isinstance(found, Mapping) else {}
+    target = references.behind(schema)
+    return target if isinstance(target, Mapping) else {}
 
 
 def _values(schema: Mapping[str, Any]) -> frozenset[str] | None:

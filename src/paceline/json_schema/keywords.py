@@ -57,8 +57,8 @@ def kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     types = [named] if isinstance(named, str) else named
     if not isinstance(types, list):
         return KINDS
-    found = [_OF_TYPE.get(each, {each}) for each in types if isinstance(each, str)]
-    return frozenset(itertools.chain.from_iterable(found))
+    of_types = [_OF_TYPE.get(each, {each}) for each in types if isinstance(each, str)]
+    return frozenset(itertools.chain.from_iterable(of_types))
 
 
 def is_schema(value: Any) -> bool:

@@ -32,7 +32,7 @@ def normal_form(schema: Any) -> Any:
     The normal form of a normal form is itself, but for definitions that nothing refers to.
     """
     steps = with_plain_references, in_plain_words, with_closed_objects
-    return functools.reduce(lambda found, step: step(found), steps, schema)
+    return functools.reduce(lambda changed, step: step(changed), steps, schema)
 
 
 _NARROWS = {"type", "enum", "const", "$ref", *COMBINERS}
@@ -52,25 +52,25 @@ def in_plain_words(schema: Any) -> Any:
 
 
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    found = with_parts(schema, _nullable)
+    changed = with_parts(schema, _nullable)
     for key in (f"{end}{each}" for end in ("min", "max") for each in _COUNTS):
-        number = found.get(key)
+        number = changed.get(key)
         if isinstance(number, float) and number.is_integer():
-            found[key] = int(number)
-    return found
+            changed[key] = int(number)
+    return changed
 
 
 def _nullable(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    found = _plain(schema)
-    if found.get("nullable") is not True or not _NARROWS & found.keys():
-        return found
-    del found["nullable"]
-    types = found.get("type")
-    if isinstance(types, str) and not (_NARROWS - {"type"}) & found.keys():
-        return {**found, "type": [types, "null"]} if types != "null" else found
-    return {"anyOf": [found, {"type": "null"}]}
+    changed = _plain(schema)
+    if changed.get("nullable") is not True or not _NARROWS & changed.keys():
+        return changed
+    del changed["nullable"]
+    types = changed.get("type")
+    if isinstance(types, str) and not (_NARROWS - {"type"}) & changed.keys():
+        return {**changed, "type": [types, "null"]} if types != "null" else changed
+    return {"anyOf": [changed, {"type": "null"}]}
 
 
 MOST_STEPS = 50_000
@@ -153,14 +153,14 @@ class _Closing:
         if not own | others and len(groups) == 1 and "allOf" not in groups:
             return self._transparent(schema)
         kept = self._with_closed_parts(schema)
-        found = {key: self._names_of_all(group) for key, group in groups.items()}
+        names_of = {key: self._names_of_all(group) for key, group in groups.items()}
         for key, group in groups.items():
-            around = others.union(own, *(found[each] for each in found if each != key))
+            around = others.union(own, *(names_of[each] for each in names_of if each != key))
             if key == "$ref":
                 self._refer(kept, group[0], around, is_open)
             else:
                 kept[key] = self._branches(key, group, around, is_open)
-        return self._with_end(kept, others.union(own, *found.values()), is_open)
+        return self._with_end(kept, others.union(own, *names_of.values()), is_open)
 
     def _transparent(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """A schema that is a reference or a choice, and itself says nothing of properties."""
@@ -228,9 +228,9 @@ class _Closing:
 
     def _groups(self, schema: Mapping[str, Any]) -> dict[str, list[Any]]:
         """The schemas in place of which a schema stands, or of which it is one, by keyword."""
-        found = {key: elements(schema, key) for key in COMBINERS if elements(schema, key)}
+        groups = {key: elements(schema, key) for key in COMBINERS if elements(schema, key)}
         target = self._references.target(schema)
-        return found if target is None else {**found, "$ref": [target]}
+        return groups if target is None else {**groups, "$ref": [target]}
 
     def _names_of_all(self, schemas: list[Any]) -> frozenset[str]:
         return frozenset().union(*map(self._names_in_place, schemas))
@@ -243,9 +243,9 @@ class _Closing:
             self._names[id(schema)] = frozenset()  # while it leads back to itself
             groups = self._groups(schema).values()
             with self._deeper():
-                found = _own_names(schema).union(*map(self._names_of_all, groups))
-            self._spend(len(found))
-            self._names[id(schema)] = found
+                names = _own_names(schema).union(*map(self._names_of_all, groups))
+            self._spend(len(names))
+            self._names[id(schema)] = names
         return self._names[id(schema)]
 
     def _says_otherwise(self, schema: Any) -> bool:
@@ -278,23 +278,23 @@ def _is_open(schema: Mapping[str, Any], count: int) -> bool:
 
 def _own_names(schema: Mapping[str, Any]) -> frozenset[str]:
     """Names that a schema itself speaks of, conditions included."""
-    found = {*mapping(schema, "properties"), *required(schema)}
+    names = {*mapping(schema, "properties"), *required(schema)}
     for key in _ASIDES[:4]:
-        found |= _names_anywhere(schema.get(key))
+        names |= _names_anywhere(schema.get(key))
     for key in _DEPENDENT:
         for name, value in mapping(schema, key).items():
             listed = value if isinstance(value, list) else []
-            found |= {name, *_names_anywhere(value)}
-            found |= {each for each in listed if isinstance(each, str)}
-    return frozenset(found)
+            names |= {name, *_names_anywhere(value)}
+            names |= {each for each in listed if isinstance(each, str)}
+    return frozenset(names)
 
 
 def _names_anywhere(schema: Any) -> set[str]:
     """Names in a schema and in those in it, whatever they describe: rather too many than not."""
-    found, waiting = set[str](), [schema]
+    names, waiting = set[str](), [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, Mapping) and is_schema(node):
-            found |= {*mapping(node, "properties"), *required(node)}
+            names |= {*mapping(node, "properties"), *required(node)}
             waiting += parts(node)
-    return found
+    return names

@@ -44,10 +44,10 @@ class References:
         if not isinstance(reference, str):
             return None
         if id(schema) not in self._targets:
-            found = self._led_to(reference, self._bases.get(id(schema), ""))
+            target = self._led_to(reference, self._bases.get(id(schema), ""))
             if not self.holds(schema):
-                return found
-            self._targets[id(schema)] = found
+                return target
+            self._targets[id(schema)] = target
         return self._targets[id(schema)]
 
     def _led_to(self, reference: str, base: str) -> Any:
@@ -57,10 +57,10 @@ class References:
             address = urljoin(base, address) if address else base
         except ValueError:  # no address at all
             return None
-        found = self._found(address, fragment)
-        if isinstance(found, Mapping) and id(found) not in self._bases:
-            self._index(found, address)
-        return found if is_schema(found) else None
+        target = self._found(address, fragment)
+        if isinstance(target, Mapping) and id(target) not in self._bases:
+            self._index(target, address)
+        return target if is_schema(target) else None
 
     def holds(self, schema: Any) -> bool:
         """Whether it is a schema of the document, not one that was made of it."""
@@ -70,8 +70,8 @@ class References:
         if fragment and not fragment.startswith("/"):
             return self._anchors.get((address, unquote(fragment)))
         resource = self._resources.get(address)
-        found = _pointed(resource, unquote(fragment))
-        return _pointed(resource, fragment) if found is None else found
+        target = _pointed(resource, unquote(fragment))
+        return _pointed(resource, fragment) if target is None else target
 
     def _index(self, schema: Any, base: str) -> None:
         """Note where the schema and those in it stand, and what they are called."""
@@ -159,14 +159,14 @@ def _needed(
     target = references.target(schema)
     if isinstance(target, Mapping):
         yield schema["$ref"], target
-    found = []
+    schemas = []
     for key in COMBINERS:
         branches = elements(schema, key)
         if key == "allOf" or len(branches) == 1:
-            found += branches
+            schemas += branches
     properties, names = mapping(schema, "properties"), set(required(schema))
-    found += [each for name, each in properties.items() if name in names]
-    yield from (("", each) for each in found if isinstance(each, Mapping))
+    schemas += [each for name, each in properties.items() if name in names]
+    yield from (("", each) for each in schemas if isinstance(each, Mapping))
 
 
 def with_plain_references(schema: Any) -> Any:

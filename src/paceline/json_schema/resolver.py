@@ -93,14 +93,14 @@ class Resolver:
         self._spend(1)
         if id(schema) in self._conjuncts:
             return self._conjuncts[id(schema)]
-        found: list[Mapping[str, Any]] = [
+        conjuncts: list[Mapping[str, Any]] = [
             {key: node[key] for key in node if key not in ("$ref", "allOf")}
             for node in joined(schema, self._references)
         ]
-        self._spend(len(found))
+        self._spend(len(conjuncts))
         if self._references.holds(schema):
-            self._conjuncts[id(schema)] = found
-        return found
+            self._conjuncts[id(schema)] = conjuncts
+        return conjuncts
 
     def place(self, schema: Any) -> int:
         """What tells the schema behind references from the others of the document."""
@@ -111,34 +111,34 @@ class Resolver:
         known = self._kinds.get(id(schema))
         if known is not None or not depth:
             return KINDS if known is None else known
-        found = KINDS
+        allowed = KINDS
         for node in self.conjuncts(schema):
-            found &= kinds(node)
+            allowed &= kinds(node)
             values = enumerated(node)
             if values is not None:
                 self._spend(len(values))
-                found &= frozenset(map(kind_of, values))
+                allowed &= frozenset(map(kind_of, values))
             for branches in _choices(node):
                 self._spend(len(branches))
-                found &= frozenset().union(*(self.kinds(each, depth - 1) for each in branches))
+                allowed &= frozenset().union(*(self.kinds(each, depth - 1) for each in branches))
         if self._references.holds(schema):
-            self._kinds[id(schema)] = found
-        return found
+            self._kinds[id(schema)] = allowed
+        return allowed
 
     def values(self, schema: Any) -> list[Any] | None:
         """The values of the right types that alone may match; None where the schema lists none."""
-        found: list[Any] | None = None
+        listed: list[Any] | None = None
         for node in self.conjuncts(schema):
             values = enumerated(node)
             if values is not None:
                 self._spend(len(values))
-                found = values if found is None else _in_both(found, values)
+                listed = values if listed is None else _in_both(listed, values)
         allowed = KINDS.intersection(*map(kinds, self.conjuncts(schema)))
-        return found and [each for each in found if kind_of(each) in allowed]
+        return listed and [each for each in listed if kind_of(each) in allowed]
 
     def narrowing(self, schema: Any) -> frozenset[str]:
         """All keywords that narrow a value, of whatever type it is."""
-        found, seen, waiting = set[str](), set[int](), [schema]
+        keywords, seen, waiting = set[str](), set[int](), [schema]
         while waiting:
             node = waiting.pop()
             if not isinstance(node, Mapping) or id(node) in seen:
@@ -147,11 +147,11 @@ class Resolver:
             self._spend(1)
             if len(seen) > _MOST_BRANCHES:
                 return frozenset(NARROWING)
-            found |= NARROWING & node.keys()
+            keywords |= NARROWING & node.keys()
             for key in ("allOf", *CHOICES):
                 waiting += elements(node, key)
             waiting.append(self._references.target(node))
-        return frozenset(found)
+        return frozenset(keywords)
 
     def members(self, schema: Any) -> Members:
         """The properties of the objects that match a schema."""
@@ -169,49 +169,49 @@ class Resolver:
         named = {name: _all_of(node.of_name(name) for node in nodes) for name in names}
         possible = {n: each for n, each in named.items() if n in needed or self.kinds(each)}
         others = _all_of(node.others for node in nodes)
-        found = Members(possible, needed, others if self.kinds(others) else False, frozenset())
-        left = frozenset().union(*(node.unenforced(found) for node in nodes))
-        return Members(found.named, needed, found.others, left)
+        members = Members(possible, needed, others if self.kinds(others) else False, frozenset())
+        left = frozenset().union(*(node.unenforced(members) for node in nodes))
+        return Members(members.named, needed, members.others, left)
 
     def _member_choices(
         self, node: Mapping[str, Any], seen: set[int], depth: int
     ) -> Iterator[dict[str, Any]]:
         """For each choice of a schema, the properties that its branches name."""
         for branches in _choices(node) if depth else ():
-            found: dict[str, list[Any]] = {}
+            schemas_of: dict[str, list[Any]] = {}
             for branch in branches:
                 if id(branch) not in seen:
                     seen.add(id(branch))
                     for name, each in self._members(branch, seen, depth - 1).named.items():
-                        found.setdefault(name, []).append(each)
-            yield {name: _any_of(schemas) for name, schemas in found.items()}
+                        schemas_of.setdefault(name, []).append(each)
+            yield {name: _any_of(schemas) for name, schemas in schemas_of.items()}
 
     def definitions(self, schema: Any) -> dict[str, Any]:
         """The definitions that plain references in a schema lead to, directly or not."""
         known = mapping(self._references.root, "$defs")
-        found, waiting = dict[str, Any](), [*self.named_in(schema)]
+        definitions, waiting = dict[str, Any](), [*self.named_in(schema)]
         while waiting:
             name = waiting.pop()
-            if name in found:
+            if name in definitions:
                 continue
-            found[name] = known[name]
+            definitions[name] = known[name]
             self._spend(1)
             if name not in self._direct:
                 self._direct[name] = self.named_in(known[name])
             waiting += self._direct[name]
-        return found
+        return definitions
 
     def named_in(self, schema: Any) -> set[str]:
         """Names of the definitions that plain references in a schema lead to directly."""
         root = self._references.root
         known = mapping(root, "$defs") if isinstance(root, Mapping) else {}
-        found, waiting = set[str](), [schema]
+        names, waiting = set[str](), [schema]
         while waiting:
             node = waiting.pop()
             if isinstance(node, Mapping):
-                found.add(str(node.get("$ref", "")).removeprefix("#/$defs/"))
+                names.add(str(node.get("$ref", "")).removeprefix("#/$defs/"))
                 waiting += parts(node)
-        return found & known.keys()
+        return names & known.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class _Object:
     @property
     def named(self) -> dict[str, Any]:
         return functools.reduce(
-            lambda found, more: {**found, **more}, self.choices, {**self._properties}
+            lambda named, more: {**named, **more}, self.choices, {**self._properties}
         )
 
     @property
@@ -258,16 +258,16 @@ class _Object:
 
 def joined(schema: Any, references: References, most: int = MOST_JOINED) -> list[Mapping[str, Any]]:
     """A schema and what ``allOf`` and references in it say of the same value, up to a number."""
-    found, seen, waiting = list[Mapping[str, Any]](), set[int](), deque([schema])
-    while waiting and len(found) < most:
+    schemas, seen, waiting = list[Mapping[str, Any]](), set[int](), deque([schema])
+    while waiting and len(schemas) < most:
         node = waiting.popleft()
         if node is False:
             node = NOTHING
         if isinstance(node, Mapping) and id(node) not in seen:
             seen.add(id(node))
-            found.append(node)
+            schemas.append(node)
             waiting += [references.target(node), *elements(node, "allOf")]
-    return found
+    return schemas
 
 
 def _in_both(values: list[Any], others: list[Any]) -> list[Any]:
@@ -287,10 +287,10 @@ def _choices(schema: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 def _all_of(schemas: Any) -> Any:
     """One schema for several that hold together, simple where they are."""
-    found = [each for each in schemas if each is not True and each != {}]
-    if any(each is False for each in found):
+    telling = [each for each in schemas if each is not True and each != {}]
+    if any(each is False for each in telling):
         return False
-    return found[0] if len(found) == 1 else {"allOf": found} if found else {}
+    return telling[0] if len(telling) == 1 else {"allOf": telling} if telling else {}
 
 
 def _any_of(schemas: list[Any]) -> Any:

@@ -135,8 +135,10 @@ class _Expression:
         if number in within or len(within) == MAX_EXPRESSION_DEPTH:
             raise _NotRegularError
         body, within = self._bodies[number], within | {number}
-        found = ["".join(self._item(item, within) for item in line) for line in sequences(body)]
-        whole = f"({'|'.join(dict.fromkeys(found))})"
+        alternatives = [
+            "".join(self._item(item, within) for item in line) for line in sequences(body)
+        ]
+        whole = f"({'|'.join(dict.fromkeys(alternatives))})"
         return whole + counts(body.least, body.most) if isinstance(body, Repetition) else whole
 
     def _item(self, item: Element, within: frozenset[int]) -> str:
@@ -169,13 +171,13 @@ def with_runs(bodies: Mapping[int, Body], root: int, *, is_whole: bool) -> Mappi
     if names_tokens or sum(len(line) + 1 for line in lines) > MAX_RULES_WITH_RUNS:
         return bodies
     plain = _without_names_of_characters(bodies)
-    found, loops = _with_all_runs(plain)
-    follow = Follow(found, root, loops)
+    with_all, loops = _with_all_runs(plain)
+    follow = Follow(with_all, root, loops)
     return {
         number: _without_runs(number, body, plain)
         if _begins_with_run(body) and not follow.is_certain(number, may_be_last=is_whole)
         else body
-        for number, body in found.items()
+        for number, body in with_all.items()
     }
 
 
@@ -229,7 +231,7 @@ def _with_all_runs(bodies: Mapping[int, Body]) -> tuple[dict[int, Body], frozens
     Returns:
         And the numbers of the repetitions that begin again behind a run only with another thing.
     """
-    found = dict(bodies)
+    changed = dict(bodies)
     loops = set()
     for number, body in bodies.items():
         if not isinstance(body, Repetition) or body.most == 1 or len(body.items) != 1:
@@ -237,16 +239,16 @@ def _with_all_runs(bodies: Mapping[int, Body]) -> tuple[dict[int, Body], frozens
         item = body.items[0]
         if isinstance(item, Characters):
             nothing: list[list[Element]] = [] if body.least else [[]]
-            found[number] = [[CharacterRun(item.ranges, body.least or 1, body.most)], *nothing]
+            changed[number] = [[CharacterRun(item.ranges, body.least or 1, body.most)], *nothing]
         elif isinstance(item, Reference) and body.least <= 1 and body.most is None:
             inner = bodies[item.number]
             character, others = (None, []) if isinstance(inner, Repetition) else _parted(inner)
             if character is not None:
-                own = max(found) + 1  # since others may refer to the rule, too
-                found[own] = [[CharacterRun(character.ranges)], *others]
-                found[number] = Repetition([Reference(own)], body.least, None)
+                own = max(changed) + 1  # since others may refer to the rule, too
+                changed[own] = [[CharacterRun(character.ranges)], *others]
+                changed[number] = Repetition([Reference(own)], body.least, None)
                 loops.add(number)
-    return found, frozenset(loops)
+    return changed, frozenset(loops)
 
 
 def _without_runs(number: int, body: Body, bodies: Mapping[int, Body]) -> Body:

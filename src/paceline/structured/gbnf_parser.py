@@ -84,9 +84,9 @@ class Scanner:
         at = self.at if at is None else at
         lines = NEWLINE.split(self.text[:at])
         ahead = self.text[at : at + 20]
-        found = f"where {ahead!r} is" if ahead else "where it ends"
+        place = f"where {ahead!r} is" if ahead else "where it ends"
         return RequestError(
-            f"{problem} at line {len(lines)}, column {len(lines[-1]) + 1} of the GBNF, {found}"
+            f"{problem} at line {len(lines)}, column {len(lines[-1]) + 1} of the GBNF, {place}"
         )
 
 
@@ -171,11 +171,11 @@ class _Parser(Scanner):
         return len(self._met) - 1
 
     def _alternatives(self, number: int, *, is_nested: bool) -> None:
-        found = [self._sequence(is_nested)]
+        alternatives = [self._sequence(is_nested)]
         while self.take("|"):
             self.skip(_BLANK_LINES)
-            found.append(self._sequence(is_nested))
-        self._rules.bodies[number] = found
+            alternatives.append(self._sequence(is_nested))
+        self._rules.bodies[number] = alternatives
 
     def _sequence(self, is_nested: bool) -> list[Element]:
         items: list[Element] = []
@@ -219,11 +219,11 @@ class _Parser(Scanner):
 
     def _literal(self) -> list[Element]:
         self.at += 1
-        found: list[Element] = []
+        characters: list[Element] = []
         while not self.take('"'):
             code = self.character()
-            found.append(Characters.among([(code, code)]))
-        return found
+            characters.append(Characters.among([(code, code)]))
+        return characters
 
     def _class(self) -> list[Element]:
         self.at += 1
@@ -286,9 +286,9 @@ class _Parser(Scanner):
         return least, most if most <= MAX_REPETITIONS else None
 
     def _count(self, blanks: re.Pattern[str]) -> int:
-        found = self.number("a number", MAX_COUNT)
+        count = self.number("a number", MAX_COUNT)
         self.skip(blanks)
-        return found
+        return count
 
     def _weight(self, weight: int, counts: tuple[int, int | None], at: int) -> int:
         """For how many symbols an item of this weight stands when it is repeated."""
@@ -407,8 +407,8 @@ def without_dead_ends(bodies: Mapping[int, Body]) -> dict[int, Body]:
     alive = {number: dict(enumerate(sequences(body))) for number, body in bodies.items()}
     users: dict[int, list[tuple[int, int]]] = {}
     dead: list[tuple[int, int]] = []
-    for number, found in alive.items():
-        for index, sequence in found.items():
+    for number, rows in alive.items():
+        for index, sequence in rows.items():
             for item in sequence:
                 if isinstance(item, Reference):
                     users.setdefault(item.number, []).append((number, index))
@@ -419,9 +419,7 @@ def without_dead_ends(bodies: Mapping[int, Body]) -> dict[int, Body]:
         was_alive = alive[number].pop(index, None) is not None
         if was_alive and not alive[number] and not _is_optional(bodies[number]):
             dead += users.get(number, [])
-    kept = {
-        number: _left_of(bodies[number], list(found.values())) for number, found in alive.items()
-    }
+    kept = {number: _left_of(bodies[number], list(rows.values())) for number, rows in alive.items()}
     return {number: body for number, body in kept.items() if body is not None}
 
 
@@ -473,15 +471,15 @@ def _are_all(items: Sequence[Element], numbers: set[int]) -> bool:
 
 def _leftmost(body: Body, empty: set[int]) -> list[int]:
     """What a body may begin with."""
-    found = []
+    references = []
     for sequence in sequences(body):
         for item in sequence:
             if not isinstance(item, Reference):
                 break
-            found.append(item.number)
+            references.append(item.number)
             if item.number not in empty:
                 break
-    return found
+    return references
 
 
 def _in_a_circle(edges: Mapping[int, Sequence[int]]) -> int | None:

@@ -132,32 +132,32 @@ class GrammarCompiler:
         tables = self._tables.get()
         key = f"{'gap ' if has_gap else ''}{spec.key}"
         with self._lock:
-            found = self._cache.get(key)
-        if found is None:
-            found = _tried(spec, tables.lookup, tables.trial, tables.names, has_gap)
+            compiled = self._cache.get(key)
+        if compiled is None:
+            compiled = _tried(spec, tables.lookup, tables.trial, tables.names, has_gap)
         with self._lock:
-            self._cache[key] = found
+            self._cache[key] = compiled
             self._cache.move_to_end(key)
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
-        if isinstance(found, ShapeError):
+        if isinstance(compiled, ShapeError):
             # Whoever asks for what a program composed has not seen the grammar.
-            reason = _PLACE.sub("", found.reason) if spec.composed else found.reason
-            raise ShapeError(found.field, found.problem, reason)
-        return found
+            reason = _PLACE.sub("", compiled.reason) if spec.composed else compiled.reason
+            raise ShapeError(compiled.field, compiled.problem, reason)
+        return compiled
 
     def _marks(self, marks: ThoughtMarks) -> Marks:
         key = marks.opening, marks.closing
         with self._lock:
-            found = self._known_marks.get(key)
-        if found is not None:
-            return found
-        found = Marks.of(marks, self._tables.get().vocabulary.pieces, self._eos)
+            known = self._known_marks.get(key)
+        if known is not None:
+            return known
+        known = Marks.of(marks, self._tables.get().vocabulary.pieces, self._eos)
         with self._lock:
-            self._known_marks[key] = found
+            self._known_marks[key] = known
             while len(self._known_marks) > MAX_MARKS:
                 self._known_marks.popitem(last=False)
-        return found
+        return known
 
     def prepare(self) -> None:
         """Make the tables of the vocabulary, where they can be made, before a grammar needs them.

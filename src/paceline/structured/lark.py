@@ -209,17 +209,17 @@ class _Composer:
         be where one follows; elsewhere it ends as soon as it can.
         """
         bytes_only = [end for end in ends if not self._has_token(end)]
-        found = []
+        alternatives = []
         if bytes_only or not ends:
             stop = f"(?:{'|'.join(map(escaped_text, bytes_only))})" if ends else ""
-            found.append(self._terminal(stop, excludes, patterns, "[lazy]" if ends else ""))
+            alternatives.append(self._terminal(stop, excludes, patterns, "[lazy]" if ends else ""))
         for end in ends:
             if end not in bytes_only:
                 head, *_ = self._parts(end)
                 text = "" if head in self._tokens else head
                 words = self._terminal(escaped_text(text), excludes, patterns)
-                found.append(_joined(words, self._literal(end[len(text) :])))
-        return _one_of(found)
+                alternatives.append(_joined(words, self._literal(end[len(text) :])))
+        return _one_of(alternatives)
 
     def _terminal(
         self, stop: str, excludes: Iterable[str], patterns: Iterable[str], how: str = ""
@@ -287,5 +287,5 @@ def _joined(*parts: str) -> str:
 
 
 def _one_of(parts: Iterable[str]) -> str:
-    found = list(dict.fromkeys(parts))
-    return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+    alternatives = list(dict.fromkeys(parts))
+    return alternatives[0] if len(alternatives) == 1 else f"({' | '.join(alternatives)})"

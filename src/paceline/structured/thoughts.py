@@ -288,33 +288,33 @@ class Marks:
 
 def _closers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, list[int]]:
     rests = {(mark[:at], mark[at:]) for mark in marks for at in range(len(mark))}
-    found: dict[bytes, list[int]] = {}
+    closers: dict[bytes, list[int]] = {}
     for token, piece in enumerate(pieces):
         for before, rest in rests:
             at = piece.find(rest)
             if at >= 0 and len(piece) > len(rest) and (at == 0 or not before):
-                found.setdefault(before, []).append(token)
-    return found
+                closers.setdefault(before, []).append(token)
+    return closers
 
 
 def _openers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
+    openers: dict[bytes, list[int]] = {}
     for token, piece in enumerate(pieces):
         for mark in marks if piece else ():
             for at in range(len(mark)):
                 if piece.startswith(mark[at:]) or mark.startswith(piece, at):
-                    found.setdefault(mark[:at], []).append(token)
-    return found
+                    openers.setdefault(mark[:at], []).append(token)
+    return openers
 
 
 def _spellings(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, int]:
     rests = {mark[at:] for mark in marks for at in range(len(mark))}
-    firsts, found = {rest[0] for rest in rests}, dict[bytes, int]()
+    firsts, spellings = {rest[0] for rest in rests}, dict[bytes, int]()
     for token, piece in enumerate(pieces):
         if piece and piece[0] in firsts:
             for rest in rests:
-                known = found.get(rest)
+                known = spellings.get(rest)
                 is_longest = known is None or len(piece) > len(pieces[known])
                 if is_longest and rest.startswith(piece):
-                    found[rest] = token
-    return found
+                    spellings[rest] = token
+    return spellings

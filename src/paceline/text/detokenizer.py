@@ -71,11 +71,11 @@ class TextStream:
             self._release(len(self._held))
             return None
         views = [(self._view(marks), stops) for marks, stops in self._views.items()]
-        found = [each for view, stops in views for each in view.complete(stops)]
-        if not found:
+        ends = [each for view, stops in views for each in view.complete(stops)]
+        if not ends:
             self._release(min(view.certain(stops) for view, stops in views))
             return None
-        _, start, string = min(found)
+        _, start, string = min(ends)
         self._release(start)
         if self._include_stop:
             self._released.append(string)

@@ -222,7 +222,7 @@ def _special(
         or metadata.get("general.architecture") in _PHI3_ARCHITECTURES
     )
     mask = _LEFT_STRIPPED.get(text_value(metadata, "pre"))
-    found = []
+    matched_whole = []
     for token, kind in zip(tokens, types, strict=True):
         special = kind in (UNKNOWN, CONTROL)
         if token and (special or (kind == USER_DEFINED and (splits or _SPACE not in token))):
@@ -230,13 +230,13 @@ def _special(
                 "lstrip": token == mask,
                 "rstrip": is_phi3 and token not in _PHI3_KEEPS_SPACE,
             }
-            found.append(AddedToken(token, normalized=False, special=special, **options))
-    return found
+            matched_whole.append(AddedToken(token, normalized=False, special=special, **options))
+    return matched_whole
 
 
-def _add_special(backend: tokenizers.Tokenizer, found: list[AddedToken]) -> None:
-    backend.add_special_tokens([token for token in found if token.special])
-    backend.add_tokens([token for token in found if not token.special])
+def _add_special(backend: tokenizers.Tokenizer, added: list[AddedToken]) -> None:
+    backend.add_special_tokens([token for token in added if token.special])
+    backend.add_tokens([token for token in added if not token.special])
 
 
 def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
@@ -514,14 +514,14 @@ def _spelled_ends(metadata: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(tokens, list):
         return {}
     kinds = types if isinstance(types, list) else [CONTROL] * len(tokens)
-    found = {}
+    ends = {}
     for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
         special = kind in (UNKNOWN, CONTROL)
         if (token in _WORDLIKE_ENDS and special) or (
             token in _MARKED_ENDS and (special or kind == USER_DEFINED)
         ):
-            found[token] = index
-    return found
+            ends[token] = index
+    return ends
 
 
 def role_id(metadata: Mapping[str, Any], key: str) -> int | None:

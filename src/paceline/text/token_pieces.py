@@ -85,8 +85,8 @@ class TokenNames:
         added = tokenizer.shown_added_tokens()
 
         def token_of(text: str) -> int | None:
-            found = tokenizer.encode(text, add_special_tokens=False)
-            return found[0] if len(found) == 1 else None
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            return ids[0] if len(ids) == 1 else None
 
         return cls(
             min(tokenizer.vocab_size, vocab_size),

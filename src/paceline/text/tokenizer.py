@@ -134,8 +134,8 @@ class Tokenizer:
 
     def _id_of_role(self, role: str) -> int | None:
         token = self._special_tokens.get(role)
-        found = None if token is None else self._backend.token_to_id(token)
-        return None if found is None else int(found)
+        token_id = None if token is None else self._backend.token_to_id(token)
+        return None if token_id is None else int(token_id)
 
     @property
     def vocab_size(self) -> int:
@@ -305,10 +305,10 @@ class Tokenizer:
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids without any added around them, and the characters that each stands for."""
         try:
-            found = self._backend.encode(text, add_special_tokens=False)
+            encoding = self._backend.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:
             raise not_encodable([text], error) from error
-        return found.ids, found.offsets
+        return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
@@ -339,14 +339,14 @@ class Tokenizer:
 
     def special_tokens_in(self, text: str) -> dict[int, str]:
         """The tokens that decoding leaves out and that a text spells out, with their spellings."""
-        found = dict[int, str]()
+        spelled_out = dict[int, str]()
         ids, lengths = self._special_spellings
         for start, character in enumerate(text):
             for length in lengths.get(character, ()):
                 spelling = text[start : start + length]
                 if spelling in ids:
-                    found[ids[spelling]] = spelling
-        return found
+                    spelled_out[ids[spelling]] = spelling
+        return spelled_out
 
     @functools.cached_property
     def _special_spellings(self) -> tuple[dict[str, int], dict[str, set[int]]]:
@@ -476,13 +476,13 @@ REPLACEMENT = "\ufffd"
 
 def byte_tokens(token_id: Callable[[str], int | None]) -> dict[int, int]:
     """The byte of each byte token of a vocabulary, by the token's id."""
-    found = dict[int, int]()
+    byte_of = dict[int, int]()
     for byte in range(256):
         for spelling in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):
             index = token_id(spelling)
             if index is not None:
-                found[index] = byte
-    return found
+                byte_of[index] = byte
+    return byte_of
 
 
 def is_whole(ids: Sequence[int], bytes_of: Mapping[int, int]) -> bool:
@@ -505,14 +505,14 @@ def mended(
     it is no UTF-8. Here its complete characters are kept, and what is between them becomes one
     U+FFFD for each beginning of a character or stray byte, as in llama.cpp b11549.
     """
-    found = list[str]()
+    spellings = list[str]()
     for is_byte, run in itertools.groupby(ids, bytes_of.__contains__):
         if is_byte:
             text = bytes(bytes_of[each] for each in run).decode(errors="replace")
-            found += [token for character in text for token in _spelled(character)]
+            spellings += [token for character in text for token in _spelled(character)]
         else:
-            found += [spelling(each) or "" for each in run]
-    return found
+            spellings += [spelling(each) or "" for each in run]
+    return spellings
 
 
 def _spelled(character: str) -> list[str]:

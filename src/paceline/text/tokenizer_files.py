@@ -138,11 +138,11 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted(folder.glob(_ADDITIONAL))}
-    found = {
+    templates = {
         name: read_text(path, _MAX_TEMPLATE_BYTES) for name, path in files.items() if path.is_file()
     }
-    if found:
-        return found
+    if templates:
+        return templates
     path = folder / "chat_template.json"
     for source in (config, _optional_json(path)):
         if source.get("chat_template") is not None:
@@ -163,15 +163,15 @@ def _templates_of(entry: Any) -> dict[str, str]:
 
 def named_templates(entries: list[Any]) -> dict[str, str]:
     """Templates of a list of objects with a ``name`` and a ``template``."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for entry in entries:
         name, template = (
             (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
         )
         if not isinstance(name, str) or not isinstance(template, str):
             raise ModelLoadError("each entry of chat_template needs a name and a template")
-        found[name] = template
-    return found
+        templates[name] = template
+    return templates
 
 
 ROLES = (

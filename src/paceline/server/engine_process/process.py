@@ -382,17 +382,17 @@ class _Waiting:
         """Take out what is to be sent at this time."""
         if not self.entries or at - self._sent_at >= self._interval:
             return self.taken(at)
-        found = [entry for entry in self.entries if _sample(entry) in edges] if edges else []
-        if found:
+        due = [entry for entry in self.entries if _sample(entry) in edges] if edges else []
+        if due:
             self.entries = [entry for entry in self.entries if _sample(entry) not in edges]
-        return found
+        return due
 
     def taken(self, at: float) -> list[Entry]:
         """Take out everything."""
-        found, self.entries = self.entries, []
-        if found:
+        taken, self.entries = self.entries, []
+        if taken:
             self._sent_at = at
-        return found
+        return taken
 
 
 def _sample(entry: Entry) -> Sample:
@@ -453,10 +453,10 @@ def start_beating(
     def beat() -> None:
         while True:
             time.sleep(interval)
-            found = None if told.empty() else told.get()
-            if found is not None:
+            counters = None if told.empty() else told.get()
+            if counters is not None:
                 is_wanted.release()
-            send(found)
+            send(counters)
 
     for name, target in (("counters", ask), ("heartbeat", beat)):
         threading.Thread(target=target, name=f"paceline-{name}", daemon=True).start()

@@ -32,17 +32,17 @@ class TokenTexts:
 
     def text(self, token_id: int) -> str:
         """What the token adds to a text; bytes that are no whole character as ``bytes:\\xe2``."""
-        found = self._texts.get(token_id)
-        if found is None:
-            found = self._texts[token_id] = self._spelled(token_id)
-        return found
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self._spelled(token_id)
+        return text
 
     def raw(self, token_id: int) -> bytes:
         """The bytes that the token adds to a text."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = self._bytes[token_id] = self._raw(token_id)
-        return found
+        raw = self._bytes.get(token_id)
+        if raw is None:
+            raw = self._bytes[token_id] = self._raw(token_id)
+        return raw
 
     def _spelled(self, token_id: int) -> str:
         raw = self.raw(token_id)
@@ -134,10 +134,10 @@ class LegacyLogprobs:
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         # Tokens can be spelled alike: the chosen one's figure stays, then the likeliest one's.
-        found = {self._texts.text(entry.token_id): finite(entry.logprob)}
+        top = {self._texts.text(entry.token_id): finite(entry.logprob)}
         for token_id, logprob in entry.top[: self._count]:
-            found.setdefault(self._texts.text(token_id), finite(logprob))
-        return found
+            top.setdefault(self._texts.text(token_id), finite(logprob))
+        return top
 
     def _advance(self, token_id: int) -> int:
         """Where the token's text begins."""

@@ -98,8 +98,8 @@ class Models:
             return self.first
         names = asked, asked.removesuffix(LATEST)
         known = (find(name) for find in (self._by_name.get, self.of_adapter) for name in names)
-        found = next(filter(None, known), None)
-        if found is None:
+        model = next(filter(None, known), None)
+        if model is None:
             adapters = (name for each in self.all for name in each.client.adapters)
             served = (*self.names, *adapters)
             shown, more = ", ".join(served[:_MAX_NAMED]), len(served) - _MAX_NAMED
@@ -111,7 +111,7 @@ class Models:
                 param="model",
                 code="model_not_found",
             )
-        return found
+        return model
 
     def of_adapter(self, name: str) -> Serving | None:
         """The model of an adapter; None where there is no such adapter."""

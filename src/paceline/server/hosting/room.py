@@ -232,11 +232,11 @@ class Room:
         Raises:
             ModelTooLargeError: it is loaded, and larger than all of the memory.
         """
-        found = Resident(self, model, "loaded" if is_loaded else "unloaded")
-        self._residents.append(found)
+        resident = Resident(self, model, "loaded" if is_loaded else "unloaded")
+        self._residents.append(resident)
         if is_loaded:
-            self._check_size(found)
-        return found
+            self._check_size(resident)
+        return resident
 
     @property
     def is_shared(self) -> bool:

@@ -57,10 +57,10 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         raise ClientGoneError("the client left before its request was complete") from error
     value = _parsed(raw)
     ignored: set[str] = set()
-    found = model.model_validate(value, context=ignored)
+    body = model.model_validate(value, context=ignored)
     if ignored:
         log.debug("ignored unknown keys inside a body: %s", ", ".join(sorted(ignored)))
-    return found
+    return body
 
 
 def _parsed(raw: bytes) -> Any:

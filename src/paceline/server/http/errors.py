@@ -288,8 +288,8 @@ def _misdirected(request: Request, error: ApiError, routes: Sequence[Route]) -> 
 
 def _ends_alike(path: str, listed: Iterable[str]) -> list[str]:
     """The endpoint with which a path ends, as where a prefix is doubled or of another server."""
-    found = [each for each in listed if each != "/" and path.endswith(each)]
-    return sorted(found, key=len)[-1:]
+    endings = [each for each in listed if each != "/" and path.endswith(each)]
+    return sorted(endings, key=len)[-1:]
 
 
 OLLAMA_PATHS = "/api/"

@@ -82,10 +82,10 @@ class Guard:
         """A name for the key that was brought."""
         brought = _key(scope, headers)
         # Every key is compared, whichever fits, so that time does not tell which one was near.
-        found = [key for key in self._keys if hmac.compare_digest(key, brought)]
-        if not found:
+        fitting = [key for key in self._keys if hmac.compare_digest(key, brought)]
+        if not fitting:
             raise _unauthorised(scope)
-        return hashlib.sha256(found[0]).hexdigest()
+        return hashlib.sha256(fitting[0]).hexdigest()
 
     def _check_length(self, length: str) -> None:
         if not length.isdecimal() or int(length[:20]) > self._max_body_bytes:
