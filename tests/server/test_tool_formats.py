@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -94,9 +95,14 @@ def test_tools_that_were_not_offered_stay_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_text_that_is_cut_short_adds_up_too(name: str) -> None:
-    text = SAMPLES[name]
-    for end in range(len(text)):
-        assert read(name, text[:end]) == read(name, [text[:end]])
+    text, form = SAMPLES[name], TOOL_FORMATS[name]
+    reader, told = ToolCallReader(form, SCHEMAS), list[Part]()
+    for end, character in enumerate(text):
+        # Read up to here one character after the other, it ends here, and goes on as well.
+        ending = copy.deepcopy(reader, {id(form): form, id(SCHEMAS): SCHEMAS})
+        _, words, calls = added_up([*told, *ending.push(PlacedText(), final=True)])
+        assert (words, calls) == read(name, [text[:end]])
+        told += reader.push(PlacedText(character), final=False)
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLES) - {*BARE, "olmo3", "lfm2"}))
