@@ -23,11 +23,7 @@ from paceline.engine.engine import Engine
 from paceline.request.request import FinishReason, StepOutput
 
 log = logging.getLogger(__name__)
-
-
 Result = TypeVar("Result")
-
-
 Sink = Callable[[Sequence[StepOutput]], None]
 """Takes what one step has for the requests that are attached to it."""
 

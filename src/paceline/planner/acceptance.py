@@ -24,44 +24,24 @@ from paceline.request.request import VerifyResult
 from paceline.request.span import DraftTree
 
 logger = logging.getLogger(__name__)
-
-
 OFFSET_RATE = 0.1
-
-
 DRIFT_RATE = 0.08
 """The drift is a mean error over about the inverse of this, in labelled nodes."""
-
-
 HASTE = 6.0
 """How much faster the offset moves per squared unit of drift: chance alone drifts by a tenth, and
 errors that keep one sign are no accident. A change of text is followed within 32 tokens."""
-
-
 CURVATURE = 0.25
 """The most that the log-loss of one label bends, over its log-odds. A draft's labels arrive
 together, so each step goes to the minimum of a parabola above their log-loss, which many labels
 cannot overshoot."""
-
-
 MAX_OFFSET = 8.0
-
-
 SHARED_RATE = 0.02
-
-
 SHRINKAGE = 0.05
 """How strongly what is shared is drawn back to none; it also bounds it."""
-
-
 PROMISE_MEMORY = 0.995
 """Weight of the past in each step: about two hundred of them."""
-
-
 PROMISE_TRUST = 8.0
 """Tokens that are always taken to have been kept as promised."""
-
-
 PROMISE_DOUBT = 2.0
 """Standard deviations of the number of accepted tokens that are put down to chance."""
 

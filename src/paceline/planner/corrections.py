@@ -23,67 +23,37 @@ from paceline.planner.cost_table import ExpertCost
 
 NOISE = 0.06
 """Spread of the logarithm of a step's time about its mean."""
-
-
 MEASURED, ASSUMED = 0.1, 0.5
 """Spread of the logarithm of a table's own error at one width, measured here or only assumed."""
-
-
 DRIFT = 0.1
 """Variance that the scale gains with every step, in units of NOISE squared."""
-
-
 SURPRISE = 3.0
 """Standard deviations beyond which one observation is not believed alone."""
-
-
+MOST_DISK = 64.0
+"""Steps that what was seen of a cache is worth at most; what is expected of it is worth one."""
 MAX_VISITS = 6.0
 """Visits that a residual remembers."""
-
-
 RESIDUAL_MEMORY, SLOPE_MEMORY = 300.0, 1000.0
 """Steps after which what was seen of a width, or of the slope, counts 1/e."""
-
-
 AFTER_CHANGE = 0.05
 """What the visits of a width are worth after its residual has changed."""
-
-
 SLOPE_VARIANCE = (0.1 / NOISE) ** 2
 """Of a slope of which nothing was seen, in units of NOISE squared: it is the machine's, so it does
 not depend on the table."""
-
-
 FULL_WIDTH = 16
 """The slope counts fully from this width on, and not at all for a single row; up to here each width
 has a residual, wider ones share one per part of an octave."""
-
-
 PARTS_OF_OCTAVE = 8
-
-
 MAX_WIDTH = 1024
 """Wider steps are like this one."""
-
-
-UNION_TRUST, MOST_SEEN = 0.1, 1.0
-"""Steps of many rows that the table's union is worth, and that what was seen is worth at most."""
-
-
+UNION_TRUST = 0.1
+"""Steps of many rows that the table's union is worth; what was seen is worth one at most."""
 GUESS = 0.01
 """The same where no table says it: no more than a beginning."""
-
-
 BISECTIONS = 40
-
-
 DISK = 8.0
 """By how many times weights take longer that come from disk, about. Where most experts do, reading
 them is all that a step takes, whatever this is."""
-
-
-DISK_TRUST, MOST_DISK = 1.0, 64.0
-"""Steps that what is expected of a cache is worth, and that what was seen is worth at most."""
 
 
 class Estimate:
@@ -101,7 +71,7 @@ class Estimate:
 
     __slots__ = ("_at", "_memory", "_most", "_prior", "_seen", "_trust", "_weight")
 
-    def __init__(self, prior: float, trust: float, most: float, memory: float = inf) -> None:
+    def __init__(self, prior: float, trust: float, most: float = inf, memory: float = inf) -> None:
         self._prior, self._trust, self._most, self._memory = prior, trust, most, memory
         self._seen = self._weight = self._at = 0.0
 
@@ -133,11 +103,7 @@ def _place(width: int) -> int:
 
 
 PLACES = [_place(width) for width in range(MAX_WIDTH + 1)]
-
-
 WIDEST = [*{at: width for width, at in enumerate(PLACES)}.values()]
-
-
 SHARES = [min(1.0, log2(width) / log2(FULL_WIDTH)) for width in WIDEST]
 """By place: how far the slope counts there."""
 
@@ -296,7 +262,7 @@ class ExpertUnion:
     def __init__(self, cost: ExpertCost, is_measured: bool = True) -> None:
         self._cost = cost
         first, trust = (1.0, UNION_TRUST) if is_measured else (cost.number / cost.per_token, GUESS)
-        self._times = Estimate(first, trust, MOST_SEEN)
+        self._times = Estimate(first, trust, 1.0)
 
     def read(self, steps: Iterable[tuple[int, float]], requests: int = 1) -> list[float]:
         """Experts that steps are expected to read, of all layers together.
@@ -404,7 +370,7 @@ class ExpertPrices:
         self.union, self._ms = ExpertUnion(cost, is_measured), cost.ms
         self._price = Estimate(1.0, trust, MAX_VISITS)
         self._plain = min(1.0, cost.least * cost.ms / plain_ms)
-        self._from_disk = Estimate(from_disk, DISK_TRUST, MOST_DISK) if from_disk else None
+        self._from_disk = Estimate(from_disk, 1.0, MOST_DISK) if from_disk else None
         self._in_table = self._longer() if is_measured else 1.0
 
     @property

@@ -29,20 +29,11 @@ from paceline.planner.cost_table import (
 )
 
 CurveKey = tuple[int, int, int, int, int]
-
-
-CONTEXT_GRAIN = 64
-"""Contexts are rounded to multiples of this, so that curves can be kept."""
-
-
-COUNT_GRAIN = 64
-"""Curves are read from the table in pieces of so many nodes."""
-
-
+GRAIN = 64
+"""Contexts are rounded to multiples of this, so that curves can be kept, which are read from the
+table in pieces of so many nodes."""
 HOPE = 0.125
 """What width may be hoped to cost where nothing was seen of it, as a part of what is believed."""
-
-
 MAX_CURVES = 4096
 """Curves, and times of single steps, that are kept."""
 
@@ -93,7 +84,7 @@ class CostModel:
         self._latest = NO_STEP, self.table.step(NO_STEP)
 
     def predict(self, shape: StepShape) -> float:
-        """Milliseconds of a step; contexts count as rounded to :data:`CONTEXT_GRAIN`."""
+        """Milliseconds of a step; contexts count as rounded to :data:`GRAIN`."""
         time = self._time(shape)
         return time * self._filter.factor(shape.rows) if self.learns else time
 
@@ -201,22 +192,22 @@ class CostModel:
         curve = self._curves.get(key)
         if curve is None or len(curve) <= count:
             _make_room(self._curves)
-            curve = self.table.growth(_rounded(key), count + -count % COUNT_GRAIN).tolist()
+            curve = self.table.growth(_rounded(key), count + -count % GRAIN).tolist()
             self._curves[key] = curve
         return curve
 
 
 def _key(shape: StepShape) -> CurveKey:
     rows, rows_x_context, context_sum, samples, requests, *_ = shape
-    of_row = round(rows_x_context / (rows or 1) / CONTEXT_GRAIN)
-    of_request = round(context_sum / (requests or 1) / CONTEXT_GRAIN)
+    of_row = round(rows_x_context / (rows or 1) / GRAIN)
+    of_request = round(context_sum / (requests or 1) / GRAIN)
     return rows, samples, requests, of_row, of_request
 
 
 def _rounded(key: CurveKey) -> StepShape:
     """The step that stands for all of one key."""
     rows, samples, requests, of_row, of_request = key
-    seen, read = of_row * CONTEXT_GRAIN * rows, of_request * CONTEXT_GRAIN
+    seen, read = of_row * GRAIN * rows, of_request * GRAIN
     return StepShape(rows, seen, requests * read, samples, requests)
 
 
@@ -231,8 +222,6 @@ def _requests(shape: StepShape) -> int:
 
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)
-
-
 _RATIOS = {
     "native amx": (1.0, 1.05, 1.16, 1.30, 1.58, 2.26),
     "native avx512vnni": (1.0, 1.05, 1.18, 1.40, 2.28, 4.17),
@@ -247,8 +236,6 @@ with AMX on a Xeon (the steps of ``paceline profile``), with AVX2 on AMD Zen 3 a
 of a run that a later one replaced in the saved results. Reading the weights bounds the narrow
 steps, arithmetic the wide ones: beyond the last point every row costs the same.
 """
-
-
 _WIDER = (64, 128, 256)
 """Widths that matter where reading takes longer than what the widths before them compute."""
 

@@ -29,32 +29,14 @@ from paceline.core.checks import check_number
 from paceline.core.errors import ProfileError
 
 MAX_POINTS = 100_000
-
-
 MAX_COUNT = 1 << 24
-
-
 MAX_MS = 1e12
-
-
 MAX_NAME = 300
-
-
 _LEAST = {"requests": 1, "context": 0, "width": 1, "samples": 0, "experts": 0}
-
-
 _DRAFTING = "drafting"
-
-
 _NOT_ALWAYS_MEASURED = {"ask", "node", "calls", "merge", _DRAFTING}
-
-
 _KEYS = ("name", "is_relative", "columns", "points")
-
-
 _HOST = "host"  # which tables of other engines do not have
-
-
 _EXPERTS = "experts"  # which only tables of mixtures have
 
 
@@ -82,8 +64,6 @@ class StepShape(NamedTuple):  # made several times per step: a frozen dataclass 
 
 
 NO_STEP = StepShape(0, 0, 0, 0, 0)
-
-
 PLAIN_STEP = StepShape(1, 0, 0, 1)
 
 
@@ -111,8 +91,6 @@ class CostPoint:
 
 
 EXPERT_COLUMNS = [field.name for field in fields(CostPoint)]
-
-
 COLUMNS = EXPERT_COLUMNS[:-1]
 """Of tables of models without mixtures."""
 
@@ -318,11 +296,7 @@ class HostTime:
 
 
 NO_HOST_TIME = HostTime()
-
-
 Floats = npt.NDArray[np.float64]
-
-
 Curve = Sequence[tuple[float, float]]
 """Points (x, y) with ascending x."""
 

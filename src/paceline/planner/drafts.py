@@ -38,8 +38,6 @@ class TextDrafter(Protocol):
 
 Member = tuple[str, int, int, Sequence[TextDrafter | None]]
 """One proposer's name, its most nodes and depth, and what drafts for each text; None for none."""
-
-
 LEAST_LEFT = 0.001
 """Who leaves less than this to other tokens is taken to leave so much."""
 

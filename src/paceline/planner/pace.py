@@ -19,30 +19,18 @@ from paceline.request.request import Request
 
 MEMORY = 0.95
 """Weight of the past in each step: about twenty steps."""
-
-
 USUAL_ASK_MS = 0.1
 """What a step takes longer about if any proposer is asked, where it was not measured."""
-
-
 USUAL_DRAFT_MS = 0.1, 0.015
 """What a draft adds to that about, and the draft of each further request."""
-
-
 HOST_PACE = 0.1
 """Weight of the latest step in what multiplies these. They are not learnt from the first drafts
 alone: those are slow in every program, and a planner that takes drafts to be dear for them hardly
 sees others."""
-
-
-MOST_AHEAD, MOST_BEHIND = 16.0, 4.0
+MOST_AHEAD = 16.0
 """Tokens; what goes beyond is forgotten."""
-
-
 AT_FIRST, FIRST_PART = 6.0, 1 / 16
 """Tokens that a request may lose before it gains any: so many, or this part of those to come."""
-
-
 ENOUGH = 0.5
 """A step with drafts costs a request about so many tokens: one that has less must gain by it."""
 
@@ -184,7 +172,7 @@ class Credits:
         return ahead
 
     def _set(self, request_id: int, ahead: float) -> None:
-        self._ahead[request_id] = min(max(ahead, -MOST_BEHIND), MOST_AHEAD)
+        self._ahead[request_id] = min(ahead, MOST_AHEAD)
 
     def finish(self, request: Request) -> None:
         """Forget a request, what it emits in the step that is running included."""

@@ -38,43 +38,23 @@ from paceline.sampling.sampler import kernels
 
 ENOUGH_TOKENS = 1.0
 """Expected tokens of free drafts beyond which a fixed plan does not pay for more."""
-
-
 SLOWDOWN = 0.03
 """Share of its plain speed that a request may lose to its neighbours' drafts in the long run."""
-
-
 MAX_NODES = 64
-
-
 NODES_PER_REQUEST = 8
 """So many draft nodes of a step are considered: :data:`MAX_NODES`, or more in large batches."""
-
-
 MOST_NODES, NEARLY_FREE = 256, 1.5
 """Or that many where :data:`MAX_NODES` make a step no more than so many times as long, which is so
 where weights are read from disk meanwhile."""
-
-
 PLAIN_DOUBT = 0.13
 """Standard deviation of the logarithm of a plain step's time beyond which one is to be seen."""
-
-
 MOST_LONGER = 2.0
 """By how many plain steps a step is taken to be longer at most: clocks have hiccups."""
-
-
 MAX_SKIPPED = 64
 """Steps for which the planner need not be asked at most."""
-
-
 THOUGHT_MS = 0.1
 """Time of a second choice, about."""
-
-
 THOUGHT, WIDTH = "another choice", "width"
-
-
 Pick = Callable[[Sequence[float]], int]
 
 
@@ -479,11 +459,7 @@ class WideSteps:
 
 
 MakePlanner = Callable[[CostModel, Objective], Planner]
-
-
 new_drafts: Any = getattr(kernels, "Drafts", drafts.Drafts)
-
-
 is_sound: Callable[[DraftTree, int], bool] = getattr(kernels, "is_sound", lambda tree, size: False)
 """Whether a tree over a vocabulary of this size is known to be valid, without a closer look."""
 

@@ -14,7 +14,6 @@ LEAST_DEPTHS = (1, 2, 3, 5, 9)
 """The least depth of each range of depths."""
 MAX_DEPTH = LEAST_DEPTHS[-1]
 """Depths from here on are one."""
-
 # Slope and intercept, per range of depths, of the log-odds of acceptance over those of the
 # proposer's estimate: logistic regressions on a half of the prompts (code, prose and edits, greedy
 # and at 0.8 and 1.3, the embedded models); the other half is in `calibration.json` of the results.

@@ -29,52 +29,28 @@ from paceline.request.request import Request
 
 SITUATIONS = (0.25, 0.75, 1.5)
 """Expected tokens of the drafts that are there already; between these situations are told apart."""
-
-
 MATCHES = (2, 3, 5, 12)
 """Lengths of matches in tokens, from which on situations are told apart."""
-
-
 FIRST_VALUE = 0.5
 """Tokens that are expected of a proposer that was never asked: enough to be asked some times."""
-
-
 PACE = 0.1
 """Weight of the latest draft in what is learnt of a proposer."""
-
-
 MOST_TIMES = 3.0
 """A measurement counts as at most this many times the expected one: the machine may have paused."""
-
-
 USUAL_LAG = 16
 """Tokens that a proposer lacks after a step; more than that is catching up."""
-
-
 SHARE = 0.004
 """Part of the time since it was last explored that exploring an estimate may cost."""
-
-
 SAVED = 4
 """Of the dearest prices, how many can be saved up."""
-
-
 LONGEST_MS = 1e6
 """Time that may pass at once; a clock that says more has jumped."""
-
-
 LEAST_MATCHES = 0, *MATCHES
 """Tokens from which on a match is in each situation of a source that knows its matches."""
 NUM_SITUATIONS = len(LEAST_MATCHES)
-
-
 READ_ROWS, READ_SHARE = 64, 1 / 24
 """A token that a source was not yet seen to catch up with takes as long as a row of so wide a step
 of the target, and as so much of its plain step, at most."""
-
-
-MAX_ASLEEP = 64
-"""Steps for which no match is looked at, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +423,7 @@ class Asking:
     def sleeps(self, requests: Sequence[Request]) -> int:
         """For how many steps no source that knows its matches is to be asked before the pause is
         over; 0 where one is now. A match grows by a token per step at most."""
-        shortest = MAX_ASLEEP
+        shortest = MATCHES[-1]
         for source, adapter, is_asked in self._watched:
             assert source.matched is not None
             least = LEAST_MATCHES[is_asked.index(True)]

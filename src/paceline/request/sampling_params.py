@@ -21,13 +21,10 @@ from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
 
 __all__ = ["SamplingParams", "SpeculativeParams", "StructuredOutputs"]
-
-
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this one mean arg-max."""
 DRAWN_SEED = -1
 """A seed that is drawn for each request, as in vLLM, llama.cpp and Ollama; None is the same."""
-
 POOLINGS = ("mean", "last", "cls", "max", "weightedmean")
 """Ways in which hidden states become one vector: the mean of all tokens, the last token's, the
 first token's, the highest of each number, and a mean that weights tokens by their positions."""
@@ -37,7 +34,6 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
 MAX_BAD_WORDS = 512
 MAX_LOGPROB_TOKEN_IDS = 128
-
 MAX_BIAS = 100.0
 MAX_DRAFT_DEPTH = 64
 LARGEST = (1 << 31) - 1
@@ -349,11 +345,9 @@ LLAMA_CPP: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95
 """llama.cpp's defaults (``common_params_sampling`` of b11549)."""
 OLLAMA: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's (``DefaultOptions`` of its API), without the penalty, which counts 64 tokens there."""
-
 FROM_FILES = "the model's files"
 FROM_CARD = "its model card"
 UNSTATED = "llama.cpp's defaults; the model states none"
-
 log = logging.getLogger(__name__)
 
 

@@ -22,38 +22,16 @@ from paceline.request.sampling_params import SamplingParams
 from paceline.sampling.logit_edits import SamplingRow, edit_logits
 
 U64 = npt.NDArray[np.uint64]
-
-
 Logits = npt.NDArray[np.float32]
-
-
 Floats = npt.NDArray[np.float64]
-
-
 Ints = npt.NDArray[np.int64]
-
-
 kernels: Any = native_module() if why_not_native() is None else None
-
-
 SEED_MASK = 2**64 - 1
-
-
 MOST_TOP_K = 2**31 - 1
-
-
 KEPT_RULES = 4  # a request's own parameters and those of whoever drafts for it
-
-
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-
-
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
-
-
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
-
-
 _ROUNDS = 10
 
 
