@@ -8,6 +8,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "bind/arrays.h"
 #include "bind/decoder.h"
@@ -25,14 +26,27 @@ using Features = Array<float, 3>;
 using States = Array<float, 4>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
-// Reads the decoder's description, dictionaries of numbers, vectors and linears.
+// Reads fields of Python's objects by their names: numbers, vectors and linears. What it has read is
+// kept in a list, which the decoder keeps alive.
 class Reader {
   public:
-    explicit Reader(nb::dict fields) : fields_(fields) {}
+    Reader(nb::object of, nb::list read) : of_(std::move(of)), read_(std::move(read)) {}
 
-    nb::handle get(const char* name) const {
-        require(fields_.contains(name), std::string("the decoder needs ") + name);
-        return fields_[name];
+    nb::object get(const char* name) const { return keep(of_.attr(name)); }
+    bool has(const char* name) const { return !get(name).is_none(); }
+    explicit operator bool() const { return !of_.is_none(); }
+    Reader part(const char* name) const { return {get(name), read_}; }
+    // What a method says of a layer.
+    Reader of_layer(const char* method, int layer) const {
+        return {keep(of_.attr(method)(layer)), read_};
+    }
+    template <typename T> T number_of(const char* method, int layer) const {
+        return nb::cast<T>(of_.attr(method)(layer));
+    }
+    template <typename Read> void each(const char* name, const Read& read) const {
+        for (nb::handle item : get(name)) {
+            read(Reader(nb::borrow(item), read_));
+        }
     }
     template <typename T> T number(const char* name) const { return nb::cast<T>(get(name)); }
     int positive(const char* name) const {
@@ -40,117 +54,152 @@ class Reader {
         require(value > 0, std::string(name) + " must be positive");
         return value;
     }
-    // A vector of `size` floats; null where the field is None.
-    const float* vector(const char* name, int size) const {
-        const nb::handle value = get(name);
+    // `size` floats; null where the field is None. A vector is repeated `times` times.
+    const float* vector(const char* name, int size, int times = 1) const {
+        nb::object value = get(name);
         if (value.is_none()) {
             return nullptr;
         }
-        const Vector found = array<Vector>(value, name);
-        require(static_cast<int>(found.shape(0)) == size, std::string(name) + " has another size");
+        if (times > 1) {
+            value = keep(nb::module_::import_("numpy").attr("tile")(value, times));
+        }
+        const auto found = array<Floats>(value, name);
+        require(found.size() == static_cast<size_t>(size), std::string(name) + " has another size");
         return found.data();
     }
-    Linear linear(const char* name, int n, int k) const {
-        const Linear found = linear_of(get(name));
-        require(found.n() == n && found.k() == k, std::string(name) + " has another shape");
-        return found;
-    }
+    Linear linear(const char* name, int n, int k) const { return checked(get(name), name, n, k); }
     std::vector<Linear> linears(const char* name, int count, int n, int k) const {
         std::vector<Linear> found;
-        for (nb::handle each : nb::cast<nb::list>(get(name))) {
-            found.push_back(linear_of(each));
-            require(found.back().n() == n && found.back().k() == k,
-                  std::string(name) + " has another shape");
+        for (nb::handle item : get(name)) {
+            found.push_back(checked(item, name, n, k));
         }
         require(static_cast<int>(found.size()) == count, std::string(name) + ": another number of them");
         return found;
     }
     // What is added to the embedding at each position; null where the field is None.
     const float* places(int max_len, int hidden) const {
-        const nb::handle value = get("places");
-        if (value.is_none()) {
+        if (!has("places")) {
             return nullptr;
         }
-        const Rows table = array<Rows>(value, "places");
+        const Rows table = array<Rows>(get("places"), "places");
         require(static_cast<int>(table.shape(0)) >= max_len &&
-                  static_cast<int>(table.shape(1)) == hidden,
-              "places has another shape");
+                    static_cast<int>(table.shape(1)) == hidden,
+                "places has another shape");
         return table.data();
     }
+    // A RotaryTable of Python's; of None one without dimensions.
     RotaryTable rotary(int max_len, int head_dim) const {
+        if (of_.is_none()) {
+            return {};
+        }
         const Rows cos = array<Rows>(get("cos"), "cos"), sin = array<Rows>(get("sin"), "sin");
         const int dim = static_cast<int>(cos.shape(1));
         require(static_cast<int>(cos.shape(0)) >= max_len && sin.shape(0) == cos.shape(0) &&
-                  sin.shape(1) == cos.shape(1) && dim <= head_dim && dim % 2 == 0,
-              "the rotary tables have another shape");
+                    sin.shape(1) == cos.shape(1) && dim <= head_dim && dim % 2 == 0,
+                "the rotary tables have another shape");
         return {cos.data(), sin.data(), dim, vector("q_scale", max_len)};
     }
+    // Rows of `dim` floats: how many there are, and where.
+    std::pair<int, const float*> rows(const char* name, int dim) const {
+        if (!has(name)) {
+            return {0, nullptr};
+        }
+        const auto found = array<Floats>(get(name), name);
+        require(found.size() % static_cast<size_t>(dim) == 0, std::string(name) + " has another size");
+        return {static_cast<int>(found.size()) / dim, found.data()};
+    }
+    nb::list all() const { return read_; }
 
   private:
+    using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+
+    nb::object keep(nb::object value) const {
+        nb::list(read_).append(value);
+        return value;
+    }
     // Not converted: what a conversion makes lives no longer than this call.
     template <typename A> static A array(nb::handle value, const char* name) {
         A found;
         require(nb::try_cast(value, found, false), std::string(name) + " must be contiguous float32");
         return found;
     }
+    static Linear checked(nb::handle value, const char* name, int n, int k) {
+        const Linear& found = linear_of(value);
+        require(found.n() == n && found.k() == k, std::string(name) + " has another shape");
+        return found;
+    }
 
-    nb::dict fields_;
+    nb::object of_;
+    nb::list read_;
 };
 
-DecoderShape shape_of(const Reader& r) {
+// A decoder's configuration and its parts, by the names of paceline/models/config.py.
+struct Config {
+    Reader own, attention, norms, mlp, multipliers, entry;
+
+    explicit Config(const Reader& decoder)
+        : own(decoder.part("config")),
+          attention(own.part("attention")),
+          norms(own.part("norms")),
+          mlp(own.part("mlp")),
+          multipliers(own.part("multipliers")),
+          entry(own.part("entry")) {}
+};
+
+DecoderShape shape_of(const Config& c, int max_len) {
     DecoderShape s{};
-    s.hidden = r.positive("hidden_size");
-    s.vocab = r.positive("vocab_size");
-    s.num_logits = r.positive("num_logits");
-    s.max_len = r.positive("max_len");
-    s.norm_eps = r.number<float>("norm_eps");
-    s.embedding_multiplier = r.number<float>("embedding_multiplier");
-    s.residual_multiplier = r.number<float>("residual_multiplier");
-    s.logits_divisor = r.number<float>("logits_divisor");
-    s.logits_softcap = r.number<float>("logits_softcap");
-    const std::string activation = r.number<std::string>("activation");
+    s.hidden = c.own.positive("hidden_size");
+    s.vocab = c.own.positive("vocab_size");
+    s.num_logits = c.own.positive("num_logits");
+    s.max_len = max_len;
+    s.norm_eps = c.norms.number<float>("eps");
+    s.layer_norm = c.norms.number<bool>("layer_norm");
+    s.embedding_multiplier = c.multipliers.number<float>("embedding");
+    s.residual_multiplier = c.multipliers.number<float>("residual");
+    s.attention_out_scale = c.multipliers.number<float>("attention_out");
+    s.gate_multiplier = c.multipliers.number<float>("gate");
+    s.mlp_out_scale = c.multipliers.number<float>("mlp_out");
+    s.logits_divisor = c.multipliers.number<float>("logits_divisor");
+    s.logits_softcap = c.multipliers.number<float>("logits_softcap");
+    const auto activation = c.mlp.number<std::string>("activation");
     require(find_activation(activation.c_str(), &s.activation), "activation: one that kernels.h names");
-    s.layer_norm = r.number<bool>("layer_norm");
-    s.gated = r.number<bool>("gated_mlp");
-    s.attention_gate = r.number<bool>("attention_gate");
-    s.attention_out_scale = r.number<float>("attention_out_scale");
-    s.gate_multiplier = r.number<float>("gate_multiplier");
-    s.mlp_out_scale = r.number<float>("mlp_out_scale");
-    s.parallel = r.number<bool>("parallel_residual");
-    s.heads_normed_last = r.number<bool>("qk_norm_last");
+    s.gated = c.mlp.number<bool>("gated");
+    s.parallel = c.mlp.number<bool>("parallel");
+    s.attention_gate = c.attention.number<bool>("gate");
+    s.heads_normed_last = c.attention.number<bool>("qk_norm_last");
     return s;
 }
 
-// The attention of a layer `r`, of which `d` says what all layers share.
-AttentionShape attention_of(const Reader& d, const Reader& r) {
+AttentionShape attention_of(const Config& c, int layer) {
+    const Reader heads = c.own.of_layer("heads_of", layer);
     AttentionShape a{};
-    a.heads = d.positive("num_heads");
-    a.kv_heads = r.positive("kv_heads");
-    a.head_dim = r.positive("head_dim");
+    a.heads = c.own.positive("num_heads");
+    a.kv_heads = heads.positive("kv_heads");
+    a.head_dim = heads.positive("dim");
     require(a.heads % a.kv_heads == 0, "num_heads must be a multiple of kv_heads");
     require(a.head_dim <= MAX_HEAD_DIM, "head_dim: heads of this size are not supported");
     a.v_stride = round_up(a.head_dim, TILE);
-    a.scale = d.number<float>("attention_scale");
-    a.softcap = d.number<float>("attention_softcap");
-    a.window = r.number<bool>("sliding") ? d.number<int>("sliding_window") : 0;
-    a.ahead = r.number<bool>("ahead");
-    a.chunks = d.number<bool>("window_chunks");
+    a.scale = c.own.number<float>("attention_scale");
+    a.softcap = c.attention.number<float>("softcap");
+    const bool slides = c.attention.number_of<bool>("is_sliding", layer);
+    a.window = slides ? c.attention.number<int>("sliding_window") : 0;
+    a.chunks = c.attention.number<bool>("window_chunks");
+    a.ahead = c.own.number_of<bool>("sees_ahead", layer);
     return a;
 }
 
-std::optional<Entry> entry_of(const nb::handle fields, const DecoderShape& s) {
-    if (fields.is_none()) {
+std::optional<Entry> entry_of(const Reader& weights, const Config& c, const DecoderShape& s) {
+    if (!weights) {
         return std::nullopt;
     }
-    const Reader r(nb::cast<nb::dict>(fields));
     Entry entry{};
-    entry.token_norm = r.vector("token_norm", s.hidden);
-    entry.input_norm = r.vector("input_norm", s.hidden);
-    if (!r.get("join").is_none()) {
-        entry.join = r.linear("join", s.hidden, 2 * s.hidden);
+    entry.token_norm = weights.vector("token_norm", s.hidden);
+    entry.input_norm = weights.vector("input_norm", s.hidden);
+    if (weights.has("join")) {
+        entry.join = weights.linear("join", s.hidden, 2 * s.hidden);
     }
-    entry.norm_before_residual = r.number<bool>("norm_before_residual");
-    entry.is_residual = r.number<bool>("is_residual");
+    entry.norm_before_residual = c.entry.number<bool>("norm_before_residual");
+    entry.is_residual = c.entry.number<std::string>("kind") == "residual";
     return entry;
 }
 
@@ -160,15 +209,16 @@ FeedForward feed_forward_of(const Reader& r, const DecoderShape& s, int width) {
 }
 
 MixtureNorms mixture_norms_of(const Reader& r, const DecoderShape& s) {
-    if (r.get("norms").is_none()) {
+    const Reader n = r.part("norms");
+    if (!n) {
         return {};
     }
-    const Reader n(nb::cast<nb::dict>(r.get("norms")));
     return {n.vector("router", s.hidden), n.vector("experts", s.hidden),
             n.vector("routed", s.hidden), n.vector("shared", s.hidden)};
 }
 
-Mixture mixture_of(const Reader& r, const DecoderShape& s) {
+// `r` says of what kind and size it is, `w` has its weights.
+Mixture mixture_of(const Reader& r, const Reader& w, const DecoderShape& s) {
     Mixture mixture{};
     const int width = r.positive("width"), number = r.positive("number");
     mixture.per_token = r.positive("per_token");
@@ -176,13 +226,13 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.shared_gate = r.number<bool>("shared_gate");
     mixture.scale = r.number<float>("scale");
     mixture.sigmoid = r.number<bool>("sigmoid");
-    mixture.choice_bias = r.vector("choice_bias", number);
+    mixture.choice_bias = w.vector("choice_bias", number);
     mixture.groups = r.positive("groups");
     mixture.groups_per_token = r.positive("groups_per_token");
     mixture.group_best = r.positive("group_best");
     mixture.least_sum = r.number<float>("least_sum");
-    mixture.scales = r.vector("scales", number);
-    mixture.norms = mixture_norms_of(r, s);
+    mixture.scales = w.vector("scales", number);
+    mixture.norms = mixture_norms_of(w, s);
     require(!mixture.norms.router || !s.layer_norm, "norms: a mixture's own are RMS norms");
     mixture.jitter = r.number<float>("jitter");
     mixture.weighs_inputs = r.number<bool>("weighs_inputs");
@@ -191,35 +241,33 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
           "groups: of one size, and no more chosen than there are");
     require(mixture.per_token <= number / mixture.groups * mixture.groups_per_token,
           "per_token: as many experts as can be chosen, or fewer");
-    for (nb::handle each : nb::cast<nb::list>(r.get("experts"))) {
-        const Reader expert(nb::cast<nb::dict>(each));
+    w.each("experts", [&](const Reader& expert) {
         mixture.experts.push_back(feed_forward_of(expert, s, width));
-    }
+    });
     require(static_cast<int>(mixture.experts.size()) == number, "experts: another number of them");
-    if (!r.get("shared").is_none()) {
-        const Reader shared(nb::cast<nb::dict>(r.get("shared")));
+    if (const Reader shared = w.part("shared")) {
         mixture.shared = feed_forward_of(shared, s, r.positive("shared_width"));
     }
     require(!mixture.shared_gate || mixture.shared, "shared_gate: there is no shared expert");
-    mixture.router = r.linear("router", number + (mixture.shared_gate ? 1 : 0), s.hidden);
+    mixture.router = w.linear("router", number + (mixture.shared_gate ? 1 : 0), s.hidden);
     return mixture;
 }
 
-LatentAttention latent_of(const Reader& r, const AttentionShape& a) {
+LatentAttention latent_of(const Reader& r, const Reader& w, const AttentionShape& a) {
     LatentAttention latent{};
     latent.rank = r.positive("rank");
     latent.q_rank = r.number<int>("q_rank");
     latent.nope_dim = r.positive("nope_dim");
     latent.rope_dim = r.positive("rope_dim");
     latent.value_dim = r.positive("value_dim");
-    latent.norm_eps = r.number<float>("norm_eps");
-    latent.kv_norm = r.vector("kv_norm", latent.rank);
-    latent.k_b = r.linears("k_b", a.heads, latent.rank, latent.nope_dim);
-    latent.v_b = r.linears("v_b", a.heads, latent.value_dim, latent.rank);
+    latent.norm_eps = r.number<float>("NORM_EPS");
+    latent.kv_norm = w.vector("kv_norm", latent.rank);
+    latent.k_b = w.linears("k_b", a.heads, latent.rank, latent.nope_dim);
+    latent.v_b = w.linears("v_b", a.heads, latent.value_dim, latent.rank);
     require(latent.q_rank >= 0 && latent.kv_norm, "latent: a norm is missing, or q_rank negative");
     if (latent.q_rank > 0) {
-        latent.q_norm = r.vector("q_norm", latent.q_rank);
-        latent.q_b = r.linear("q_b", latent.queries(), latent.q_rank);
+        latent.q_norm = w.vector("q_norm", latent.q_rank);
+        latent.q_b = w.linear("q_b", latent.queries(), latent.q_rank);
         require(latent.q_norm, "latent: the norm of the queries is missing");
     }
     require(a.kv_heads == 1 && a.head_dim == latent.rope_dim + latent.rank,
@@ -235,8 +283,7 @@ RecurrentKind kind_of(const std::string& name) {
                               : RecurrentKind::short_conv;
 }
 
-// The fields of paceline/models/shapes.py, shape and weights.
-RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
+RecurrentLayer recurrent_of(const Reader& r, const Reader& w, const DecoderShape& s) {
     RecurrentLayer layer{};
     layer.kind = kind_of(r.number<std::string>("kind"));
     const bool short_conv = layer.kind == RecurrentKind::short_conv;
@@ -251,29 +298,31 @@ RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
     conv.channels = shape.inner() + 2 * shape.keys();
     conv.kernel = r.positive("kernel");
     require(conv.kernel <= MAX_KERNEL, "kernel: more rows than are supported");
-    conv.weight = r.vector("conv", conv.channels * conv.kernel);
-    conv.bias = r.vector("conv_bias", conv.channels);
+    conv.weight = w.vector("conv", conv.channels * conv.kernel);
+    conv.bias = w.vector("conv_bias", conv.channels);
     conv.silu = !short_conv;
-    layer.numbers = {r.vector("decay", shape.heads), r.vector("step_bias", shape.heads),
+    layer.numbers = {w.vector("decay", shape.heads), w.vector("step_bias", shape.heads),
                      r.number<float>("beta_scale"), r.number<float>("least_step"), INFINITY};
-    layer.skip = r.vector("skip", shape.heads);
-    layer.in_scale = r.vector("in_scale", layer.parts().width);
+    layer.skip = w.vector("skip", shape.heads);
+    layer.in_scale = w.vector("in_scale", layer.parts().width);
     layer.out_scale = r.number<float>("out_scale");
     require(conv.weight && (short_conv || (layer.numbers.decay && layer.numbers.step_bias)),
           "recurrent: a weight is missing");
-    require(find_norm(r.number<std::string>("norm_kind").c_str(), &layer.gating),
-          "norm_kind: one that recurrent.h names");
-    layer.norm_groups = r.positive("norm_groups");
+    require(find_norm(r.number<std::string>("norm").c_str(), &layer.gating),
+          "norm: one that recurrent.h names");
+    // The delta rule norms each head by itself.
+    const int each_head = layer.kind == RecurrentKind::delta ? shape.heads : 1;
+    layer.norm_groups = r.positive("norm_groups") * each_head;
     require(shape.inner() % layer.norm_groups == 0, "norm_groups: parts of different sizes");
-    layer.norm = r.vector("norm", shape.inner());
+    layer.norm = w.vector("norm", shape.inner(), each_head);
     require(layer.norm || layer.gating == GatedNorm::none, "recurrent: its norm is missing");
     layer.norm_eps = r.number<float>("norm_eps");
-    layer.first = r.linear("first", layer.parts().width, s.hidden);
-    layer.last = r.linear("last", s.hidden, shape.inner());
+    layer.first = w.linear("first", layer.parts().width, s.hidden);
+    layer.last = w.linear("last", s.hidden, shape.inner());
     return layer;
 }
 
-// How layer `index` takes its input of `width` numbers.
+// How a layer takes its input of `width` numbers.
 LayerGate gate_of(const Reader& r, const DecoderShape& s, int width) {
     return {r.linear("gate", width, s.hidden), r.linear("projection", s.hidden, width),
             r.vector("norm", s.hidden)};
@@ -296,119 +345,132 @@ AltUpLayer altup_layer_of(const Reader& r, const DecoderShape& s, const AltUp& a
     return layer;
 }
 
-std::optional<AltUp> altup_of(const nb::handle fields, const DecoderShape& s) {
-    if (fields.is_none()) {
+std::optional<AltUp> altup_of(const Reader& r, const Reader& w, const DecoderShape& s) {
+    if (!r || !w) {
         return std::nullopt;
     }
-    const Reader r(nb::cast<nb::dict>(fields));
     AltUp altup{r.positive("streams"), r.number<int>("active"), {}, {}};
     require(altup.active >= 0 && altup.active < altup.streams, "altup: no such stream is active");
-    altup.spread = r.linears("spread", altup.streams - 1, s.hidden, s.hidden);
-    altup.gather = r.linears("gather", altup.streams - 1, s.hidden, s.hidden);
+    altup.spread = w.linears("spread", altup.streams - 1, s.hidden, s.hidden);
+    altup.gather = w.linears("gather", altup.streams - 1, s.hidden, s.hidden);
     return altup;
 }
 
-// `read` is the width of what its queries, keys and values read, `told` that of its own input.
-DecoderLayer layer_of(const Reader& d, const Reader& r, const DecoderShape& s, int read, int told) {
+// The norms of heads, which are equal for all query and for all key heads or are not.
+void read_head_norms(const Config& c, const Reader& r, DecoderLayer* layer) {
+    const AttentionShape& a = layer->attention;
+    const auto [rows, norms] = r.rows("qk_norm", a.head_dim);
+    if (!norms) {
+        return;
+    }
+    layer->norms_whole = c.attention.number<bool>("qk_norm_whole");
+    require(rows == a.heads + a.kv_heads || (rows == a.heads && !layer->norms_whole),
+            "qk_norm has another number of heads");
+    layer->q_norm = norms;
+    layer->k_norm = norms + ptrdiff_t(layer->norms_whole ? a.heads : rows - 1) * a.head_dim;
+}
+
+// Layer `index`, whose weights `r` has. `read` is the width of what its queries, keys and values
+// read, `told` that of its own input.
+DecoderLayer layer_of(const Config& c, const Reader& r, int index, const DecoderShape& s, int read,
+                      int told) {
     DecoderLayer layer{};
-    const AttentionShape& a = layer.attention = attention_of(d, r);
+    const AttentionShape& a = layer.attention = attention_of(c, index);
     const int q_width = layer.q_width(), kv_width = layer.kv_width();
-    layer.owns_kv = r.number<bool>("owns_kv");
-    layer.values_are_keys = !r.number<bool>("has_values");
+    layer.owns_kv = c.own.number_of<bool>("owns_kv", index);
+    layer.values_are_keys = !c.own.of_layer("heads_of", index).number<bool>("has_values");
     layer.v_norm = r.vector("v_norm", a.head_dim);
     layer.scale = r.number<float>("scale");
-    layer.sparse_deviations = r.number<float>("sparse_deviations");
+    layer.sparse_deviations = c.mlp.number_of<float>("sparse_deviations", index);
     layer.input_norm = r.vector("input_norm", s.norm_size());
     layer.mlp_norm = r.vector("mlp_norm", s.norm_size());
     layer.learnt = r.vector("learnt", 3);
     require(layer.learnt || s.activation != Activation::xielu, "xielu: what it learnt is missing");
-    layer.norms_whole = r.number<bool>("norms_whole");
-    layer.q_norm = r.vector("q_norm", layer.norms_whole ? q_width : a.head_dim);
-    layer.k_norm = r.vector("k_norm", layer.norms_whole ? kv_width : a.head_dim);
-    require(!layer.norms_whole || (layer.q_norm && layer.k_norm), "norms_whole: there is no norm");
+    read_head_norms(c, r, &layer);
     layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
     layer.sinks = r.vector("sinks", a.heads);
-    require(r.get("recurrent").is_none() || read == s.hidden,
-          "a layer that reads joined rows has attention");
-    if (!r.get("recurrent").is_none()) {
-        layer.recurrent = recurrent_of(Reader(nb::cast<nb::dict>(r.get("recurrent"))), s);
-        require(r.get("latent").is_none(), "a recurrence has no latent attention beside it");
+    if (const Reader recurrent = r.part("recurrent")) {
+        require(read == s.hidden, "a layer that reads joined rows has attention");
+        require(!r.has("latent"), "a recurrence has no latent attention beside it");
+        layer.recurrent = recurrent_of(c.own.of_layer("recurrent_of", index), recurrent, s);
     }
-    if (!r.number<bool>("attends")) {
-        require(r.get("qkv").is_none() && r.get("o").is_none(), "a layer without attention has none");
-    } else if (r.get("latent").is_none()) {
+    if (!c.own.number_of<bool>("has_attention", index)) {
+        require(!r.has("qkv") && !r.has("o"), "a layer without attention has none");
+    } else if (!r.has("latent")) {
         const int kv_parts = !layer.owns_kv ? 0 : layer.values_are_keys ? 1 : 2;
         require(!s.attention_gate || kv_parts == 2, "attention_gate: of layers with keys and values");
         layer.qkv = r.linear("qkv", (s.attention_gate ? 2 : 1) * q_width + kv_parts * kv_width, read);
         layer.o = r.linear("o", s.hidden, q_width);
     } else {
-        layer.latent = latent_of(Reader(nb::cast<nb::dict>(r.get("latent"))), a);
+        layer.latent = latent_of(c.attention.part("latent"), r.part("latent"), a);
         layer.qkv = r.linear("qkv", layer.latent->first_width(), read);
         layer.o = r.linear("o", s.hidden, layer.latent->results());
     }
-    if (r.get("mixture").is_none() && r.get("down").is_none()) {
+    const Reader mixture = r.part("mixture");
+    if (!mixture && !r.has("down")) {
         require(!layer.post_attention_norm && !layer.post_mlp_norm && !s.parallel,
               "a layer without a feed-forward has no norms after its branches");
-    } else if (r.get("mixture").is_none()) {
-        layer.mlp = feed_forward_of(r, s, r.positive("intermediate_size"));
+    } else if (!mixture) {
+        layer.mlp = feed_forward_of(r, s, c.own.number_of<int>("mlp_width", index));
     } else {
         require(!s.parallel && s.gate_multiplier == 1.0f && s.mlp_out_scale == 1.0f,
               "mixtures come after the attention, without the factors of dense layers");
-        layer.mixture = mixture_of(Reader(nb::cast<nb::dict>(r.get("mixture"))), s);
+        layer.mixture = mixture_of(c.mlp.of_layer("experts_of", index), mixture, s);
     }
-    layer.rotary = r.rotary(s.max_len, a.head_dim);
-    require(told > 0 || r.get("gate").is_none(), "gate: there are no inputs of layers");
+    require(told > 0 || !r.has("gate"), "gate: there are no inputs of layers");
     if (told > 0) {
-        layer.gate = gate_of(Reader(nb::cast<nb::dict>(r.get("gate"))), s, told);
+        layer.gate = gate_of(r.part("gate"), s, told);
         require(layer.gate->norm, "gate: its norm is missing");
     }
     return layer;
 }
 
-std::optional<LayerInputs> layer_inputs_of(const nb::handle fields, const DecoderShape& s) {
-    if (fields.is_none()) {
+std::optional<LayerInputs> layer_inputs_of(const Reader& r, const Reader& w, const DecoderShape& s) {
+    if (!r || !w) {
         return std::nullopt;
     }
-    const Reader r(nb::cast<nb::dict>(fields));
     LayerInputs inputs{};
     inputs.width = r.positive("width");
     const int total = r.positive("layers") * inputs.width;
     inputs.multiplier = r.number<float>("multiplier");
-    inputs.embedding = r.linear("embedding", r.positive("vocab_size"), total);
-    inputs.projection = r.linear("projection", total, s.hidden);
-    inputs.norm = r.vector("norm", inputs.width);
+    inputs.embedding = w.linear("embedding", r.positive("vocab_size"), total);
+    inputs.projection = w.linear("projection", total, s.hidden);
+    inputs.norm = w.vector("norm", inputs.width);
     require(inputs.norm, "layer_inputs: the norm is missing");
     return inputs;
 }
 
-// Fields of `spec`: see paceline/backends/native/cpu.py, which fills it.
-void make_decoder(Decoder* self, nb::dict spec) {
-    const Reader r(spec);
-    const DecoderShape shape = shape_of(r);
-    const std::optional<Entry> entry = entry_of(r.get("entry"), shape);
-    const std::optional<LayerInputs> inputs = layer_inputs_of(r.get("layer_inputs"), shape);
-    const std::optional<AltUp> altup = altup_of(r.get("altup"), shape);
+// `of` is a paceline.models.decoder.Decoder.
+void make_decoder(Decoder* self, nb::object of) {
+    const Reader r(of, nb::list());
+    const Config c(r);
+    const DecoderShape shape = shape_of(c, r.positive("max_len"));
+    const std::optional<Entry> entry = entry_of(r.part("entry"), c, shape);
+    const std::optional<LayerInputs> inputs =
+        layer_inputs_of(c.own.part("layer_inputs"), r.part("layer_inputs"), shape);
+    const std::optional<AltUp> altup = altup_of(c.own.part("altup"), r.part("altup"), shape);
     require(!altup || (inputs && !shape.layer_norm), "altup: there are no inputs of layers");
     require(!inputs || !entry, "layer_inputs: rows of a decoder that has an entry have none");
     std::vector<DecoderLayer> layers;
     size_t num_recurrent = 0;
-    for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
+    r.each("layers", [&](const Reader& weights) {
+        const int index = static_cast<int>(layers.size());
         const bool reads_joined = layers.empty() && entry && entry->is_read_joined();
         const int read = (reads_joined ? 2 : 1) * shape.hidden, told = inputs ? inputs->width : 0;
-        const Reader own(nb::cast<nb::dict>(each));
-        layers.push_back(layer_of(r, own, shape, read, told));
-        if (layers.back().recurrent) {
-            layers.back().recurrent->index = num_recurrent++;
+        layers.push_back(layer_of(c, weights, index, shape, read, told));
+        DecoderLayer& layer = layers.back();
+        layer.rotary = r.of_layer("rotary", index).rotary(shape.max_len, layer.attention.head_dim);
+        if (layer.recurrent) {
+            layer.recurrent->index = num_recurrent++;
         }
         if (altup) {
-            const Reader streams(nb::cast<nb::dict>(own.get("altup")));
-            layers.back().altup = altup_layer_of(streams, shape, *altup);
-            require(layers.back().post_attention_norm && layers.back().post_mlp_norm &&
-                      layers.back().has_mlp() && !layers.back().mixture,
-                  "altup: layers are dense, with norms after both branches");
+            layer.altup = altup_layer_of(weights.part("altup"), shape, *altup);
+            require(layer.post_attention_norm && layer.post_mlp_norm && layer.has_mlp() &&
+                        !layer.mixture,
+                    "altup: layers are dense, with norms after both branches");
         }
-    }
+    });
     require(!layers.empty(), "a decoder needs a layer");
     require(!inputs || inputs->layers() >= static_cast<int>(layers.size()),
           "layer_inputs: of fewer layers than there are");
@@ -421,7 +483,7 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const float* norm = r.vector("norm", shape.norm_size());
     const float* places = r.places(shape.max_len, shape.hidden);
     new (self) Decoder(shape, entry, std::move(layers), inputs, altup, embedding, head, norm, places,
-                       kept(spec));
+                       kept(r.all()));
 }
 
 // One layer's keys and values, of any number of blocks.
@@ -569,7 +631,7 @@ Tokens forward_greedy(Decoder& decoder, const Batch& batch, std::optional<Rows> 
 
 void bind_forward(nb::module_& module) {
     nb::class_<Decoder>(module, "Decoder")
-        .def("__init__", &make_decoder, nb::arg("spec"))
+        .def("__init__", &make_decoder, nb::arg("decoder"))
         .def("set_stream", [](Decoder& decoder, nb::object stream) {
             if (nb::isinstance<ExpertCache>(stream)) {
                 set_experts(decoder, stream);

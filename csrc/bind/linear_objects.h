@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "forward/linear.h"
-#include "threads/thread_pool.h"
 
 namespace paceline {
 
@@ -26,17 +25,6 @@ struct LinearObject {
 // must outlive the reference.
 inline const Linear& linear_of(nanobind::handle object) {
     return nanobind::cast<const LinearObject&>(object).linear;
-}
-
-// All tiles, by the pool's threads. Not within `pool().each`.
-inline void run_linear(const Linear& linear, const Inputs& x, const LinearOut& out) {
-    constexpr int PIECES_PER_THREAD = 4;  // evens out threads that are disturbed
-    const int tiles = linear.tiles();
-    const int piece = (tiles - 1) / (pool().size() * PIECES_PER_THREAD) + 1;
-    pool().each((tiles + piece - 1) / piece, [&](int i, int) {
-        const int begin = i * piece;
-        linear.run(x, out, begin, begin + piece < tiles ? begin + piece : tiles);
-    });
 }
 
 }  // namespace paceline

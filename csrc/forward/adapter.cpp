@@ -40,39 +40,39 @@ void find_next(std::vector<AddedLayer>& layers) {
     }
 }
 
-void Decoder::plan_adapters(const Batch& batch, const Slice& slice) {
-    adapted_.clear();
+void AddedLinears::plan(const Batch& batch, int first, int end) {
+    rows_.clear();
     if (batch.adapters.empty()) {
         return;
     }
     int ranks = 0;
-    for (int row = slice.first; row < slice.end; ++row) {
+    for (int row = first; row < end; ++row) {
         const Adapter* adapter = batch.adapters[batch.span_of[row]];
-        const bool goes_on = !adapted_.empty() && adapted_.back().adapter == adapter &&
-                             adapted_.back().first + adapted_.back().count == row - slice.first;
+        const bool goes_on = !rows_.empty() && rows_.back().adapter == adapter &&
+                             rows_.back().first + rows_.back().count == row - first;
         if (adapter && goes_on) {
-            ++adapted_.back().count;
+            ++rows_.back().count;
         } else if (adapter) {
-            adapted_.push_back({row - slice.first, 1, adapter});
+            rows_.push_back({row - first, 1, adapter});
             ranks = std::max(ranks, adapter->most_ranks);
         }
     }
-    std::stable_sort(adapted_.begin(), adapted_.end(), [](const auto& a, const auto& b) {
+    std::stable_sort(rows_.begin(), rows_.end(), [](const auto& a, const auto& b) {
         return std::less<const Adapter*>()(a.adapter, b.adapter);
     });
-    adapted_groups_.clear();
-    for (int run = 0; run < static_cast<int>(adapted_.size()); ++run) {
-        if (adapted_groups_.empty() || adapted_groups_.back().adapter != adapted_[run].adapter) {
-            adapted_groups_.push_back({adapted_[run].adapter, run, run});
+    groups_.clear();
+    for (int run = 0; run < static_cast<int>(rows_.size()); ++run) {
+        if (groups_.empty() || groups_.back().adapter != rows_[run].adapter) {
+            groups_.push_back({rows_[run].adapter, run, run});
         }
-        adapted_groups_.back().runs_end = run + 1;
+        groups_.back().runs_end = run + 1;
     }
-    added_ranks_ = added_ranks_buffer_.view(slice.end - slice.first, ranks);
+    ranks_ = ranks_buffer_.view(end - first, ranks);
 }
 
-void Decoder::cut_added(size_t layer, AddedLinear AddedLayer::*which, bool ups) {
+void AddedLinears::cut(size_t layer, AddedLinear AddedLayer::*which, bool ups) {
     const auto each_whole = [&](const auto& visit) {
-        for (const AdaptedGroup& group : adapted_groups_) {
+        for (const AdaptedGroup& group : groups_) {
             const AddedLinear& added = group.adapter->layers[layer].*which;
             if (!ups && added.down) {
                 visit(AddedPiece{&added, nullptr, group, 0, added.down->tiles()});
@@ -86,67 +86,65 @@ void Decoder::cut_added(size_t layer, AddedLinear AddedLayer::*which, bool ups) 
     int tiles = 0;
     each_whole([&](const AddedPiece& whole) { tiles += whole.tiles_end; });
     const int step = std::max(LEAST_TILES, tiles_per_piece(tiles));
-    added_pieces_.clear();
+    pieces_.clear();
     each_whole([&](AddedPiece piece) {
         for (const int end = piece.tiles_end; piece.tile < end; piece.tile += step) {
             piece.tiles_end = std::min(piece.tile + step, end);
-            added_pieces_.push_back(piece);
+            pieces_.push_back(piece);
         }
     });
 }
 
-void Decoder::adapted_linear(const DecoderLayer& layer, const Linear& weights,
-                             AddedLinear AddedLayer::*which, const Inputs& x,
-                             const LinearOut& out) {
-    if (adapted_.empty()) {
-        linear(weights, x, out);
+void AddedLinears::run(size_t layer, const Linear& weights, AddedLinear AddedLayer::*which,
+                       const Inputs& x, const LinearOut& out) {
+    if (rows_.empty()) {
+        run_linear(weights, x, out);
         return;
     }
-    const size_t layer_index = size_t(&layer - layers_.data());
-    cut_added(layer_index, which, false);
+    cut(layer, which, false);
     const Inputs read = weights.first_inputs(x);
     const int per_piece = tiles_per_piece(weights.tiles());
-    const int downs = static_cast<int>(added_pieces_.size());
+    const int downs = static_cast<int>(pieces_.size());
     const int own = (weights.tiles() + per_piece - 1) / per_piece, all = downs + own;
     pool().each(all, [&](int piece, int) {  // in turns: some wait for memory, others compute
         const int before = piece * downs / all, index = piece - before;
         if ((piece + 1) * downs / all > before) {
-            run_down(added_pieces_[before], read);
+            run_down(pieces_[before], read);
         } else {
             LinearOut to = out;
-            to.next = share_of_next(layer_index, which, index, own);
+            to.next = share_of_next(layer, which, index, own);
             const int tile = index * per_piece;
             weights.run(x, to, tile, std::min(tile + per_piece, weights.tiles()));
         }
     });
-    cut_added(layer_index, which, true);
-    pool().each(static_cast<int>(added_pieces_.size()),
-                [&](int piece, int) { run_up(added_pieces_[piece], out); });
+    cut(layer, which, true);
+    pool().each(static_cast<int>(pieces_.size()),
+                [&](int piece, int) { run_up(pieces_[piece], out); });
 }
 
-NextRead Decoder::share_of_next(size_t layer, AddedLinear AddedLayer::*which, int piece,
+NextRead AddedLinears::share_of_next(size_t layer, AddedLinear AddedLayer::*which, int piece,
                                 int pieces) const {
     // As if all adapters' lay one after another: pieces before `piece` have fetched so many of them.
-    const int groups = static_cast<int>(adapted_groups_.size());
+    const int groups = static_cast<int>(groups_.size());
     const int group = piece * groups / pieces;
     const int first = (group * pieces + groups - 1) / groups;
     const int end = ((group + 1) * pieces + groups - 1) / groups;
-    const NextRead& all = (adapted_groups_[group].adapter->layers[layer].*which).next;
+    const NextRead& all = (groups_[group].adapter->layers[layer].*which).next;
     const ptrdiff_t begin = all.bytes * (piece - first) / (end - first);
     return {all.at + begin, all.bytes * (piece + 1 - first) / (end - first) - begin};
 }
 
-void Decoder::run_down(const AddedPiece& piece, const Inputs& x) const {
+void AddedLinears::run_down(const AddedPiece& piece, const Inputs& x) const {
     const AddedLinear& added = *piece.added;
-    const FloatRows& ranks = added_ranks_.floats;
+    const FloatRows& ranks = ranks_.floats;
     const int code_ranks = std::min(piece.tiles_end * TILE, added.code_ranks);
     for (int run = piece.group.runs; run < piece.group.runs_end; ++run) {
-        const int first = adapted_[run].first, count = adapted_[run].count;
+        const int first = rows_[run].first, count = rows_[run].count;
         added.down->run(x.some(first, count),
                         {ranks.x + ptrdiff_t(first) * ranks.stride, nullptr, ranks.stride, 1.0f},
                         piece.tile, piece.tiles_end);
         for (int rank = piece.tile * TILE; rank < code_ranks; rank += STRETCH) {
-            QuantRows codes = added_ranks_.codes;
+            QuantRows codes = ranks_.codes;
             codes.data = codes.at(rank / STRETCH, 0);
             codes.k = STRETCH;
             for (int row = first; row < first + count; ++row) {
@@ -156,14 +154,14 @@ void Decoder::run_down(const AddedPiece& piece, const Inputs& x) const {
     }
 }
 
-void Decoder::run_up(const AddedPiece& piece, const LinearOut& out) const {
+void AddedLinears::run_up(const AddedPiece& piece, const LinearOut& out) const {
     const LowRank& part = *piece.part;
-    Inputs ranks = added_ranks_;
+    Inputs ranks = ranks_;
     ranks.codes.data = ranks.codes.at(part.first_rank / STRETCH, 0);
     ranks.floats.x += part.first_rank;
     ranks.codes.k = ranks.floats.k = part.up->k();
     for (int run = piece.group.runs; run < piece.group.runs_end; ++run) {
-        const int first = adapted_[run].first, count = adapted_[run].count;
+        const int first = rows_[run].first, count = rows_[run].count;
         float* y = out.y + ptrdiff_t(first) * out.ld + part.first;
         part.up->run(ranks.some(first, count), {y, y, out.ld, out.alpha * part.scale}, piece.tile,
                      piece.tiles_end);

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "forward/buffers.h"
 #include "forward/linear.h"
 
 namespace paceline {
@@ -46,7 +47,7 @@ struct AdaptedRows {
     const Adapter* adapter;
 };
 
-// What follows one another in `adapted_`: all rows with an adapter.
+// What follows one another there: all rows with an adapter.
 struct AdaptedGroup {
     const Adapter* adapter;
     int runs, runs_end;
@@ -62,5 +63,30 @@ struct AddedPiece {
 
 // Sets each `next`.
 void find_next(std::vector<AddedLayer>& layers);
+
+struct Batch;
+
+// What adapters add to the linears of a slice's rows. Owns which rows have which adapter.
+class AddedLinears {
+  public:
+    // For rows first..end - 1 of the batch.
+    void plan(const Batch& batch, int first, int end);
+    // A linear of layer `layer` with what is added to it: beside it all `down`, then all `up`.
+    void run(size_t layer, const Linear& weights, AddedLinear AddedLayer::*which, const Inputs& x,
+             const LinearOut& out);
+
+  private:
+    void cut(size_t layer, AddedLinear AddedLayer::*which, bool ups);
+    // What a piece of a linear fetches of adapters.
+    NextRead share_of_next(size_t layer, AddedLinear AddedLayer::*which, int piece, int pieces) const;
+    void run_down(const AddedPiece& piece, const Inputs& x) const;
+    void run_up(const AddedPiece& piece, const LinearOut& out) const;
+
+    std::vector<AdaptedRows> rows_;  // by adapters; empty where no row has one
+    std::vector<AdaptedGroup> groups_;
+    InputBuffer ranks_buffer_;
+    Inputs ranks_{};  // of the slice's rows
+    std::vector<AddedPiece> pieces_;
+};
 
 }  // namespace paceline

@@ -80,7 +80,7 @@ void Decoder::spread_streams(int rows) {
             normed(x_row(row), nullptr, scratch(thread));
             to.take(scratch(thread), in_hidden_, row, spare(thread));
         });
-        linear(to, in_hidden_, {branch_.get(), nullptr, ld_hidden_, 1.0f});
+        run_linear(to, in_hidden_, {branch_.get(), nullptr, ld_hidden_, 1.0f});
         pool().each(rows, [&](int row, int) {
             const float* found = branch_.get() + size_t(row) * ld_hidden_;
             const float wanted = root_mean_square(x_row(row), n);
@@ -100,7 +100,7 @@ void Decoder::gather_streams(int rows) {
             normed(stream(row, i), nullptr, scratch(thread));
             from.take(scratch(thread), in_hidden_, row, spare(thread));
         });
-        linear(from, in_hidden_, {branch_.get(), nullptr, ld_hidden_, 1.0f});
+        run_linear(from, in_hidden_, {branch_.get(), nullptr, ld_hidden_, 1.0f});
         pool().each(rows, [&](int row, int) {
             const float* found = branch_.get() + size_t(row) * ld_hidden_;
             const float wanted = root_mean_square(stream(row, 0), n);
@@ -141,12 +141,12 @@ void Decoder::predict_streams(const DecoderLayer& layer, int rows) {
         std::copy_n(stream(row, altup_->active), n, x_row(row));
         norm_for(w.left, row, layer.input_norm, thread);
     });
-    linear(w.left, in_hidden_, {ranks_.get(), nullptr, ld_rank, 1.0f});
+    run_linear(w.left, in_hidden_, {ranks_.get(), nullptr, ld_rank, 1.0f});
     const Inputs inner = inputs_.view(rows, w.left.n(), most_orders_);
     pool().each(rows, [&](int row, int thread) {
         w.right.take(ranks_.get() + size_t(row) * ld_rank, inner, row, spare(thread));
     });
-    linear(w.right, inner, {laurel_.get(), nullptr, ld_hidden_, 1.0f});
+    run_linear(w.right, inner, {laurel_.get(), nullptr, ld_hidden_, 1.0f});
     pool().each(rows, [&](int row, int thread) {
         float *laurel = laurel_.get() + size_t(row) * ld_hidden_, *read = scratch(thread);
         normed(laurel, w.norm, laurel);

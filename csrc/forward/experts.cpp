@@ -194,7 +194,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
         mixture.router.take(norms.router ? scratch(thread) : normed_row(row), in_hidden_, row,
                             spare(thread));
     });
-    linear(mixture.router, in_hidden_, {routed_.get(), nullptr, ld_router, 1.0f});
+    run_linear(mixture.router, in_hidden_, {routed_.get(), nullptr, ld_router, 1.0f});
     pool().each(rows, [&](int row, int) {
         const size_t at = size_t(row) * each;
         mixture.choose(router_row(row), &assignment_.ids[at], &assignment_.weights[at]);

@@ -206,7 +206,7 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
     planned_ = nullptr;
-    plan_adapters(batch, slice);
+    added_.plan(batch, slice.first, slice.end);
     if (recurrent_) {
         plan_recurrences(batch, slice);
     }
@@ -258,14 +258,6 @@ void Decoder::cut_rows(const Batch& batch, const Slice& slice, int most) {
         blocks_.push_back({row, end - row, batch.span_of[row]});
         row = end;
     }
-}
-
-void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile) {
-    const int tiles = weights.tiles() - first_tile, per_piece = tiles_per_piece(tiles);
-    pool().each((tiles + per_piece - 1) / per_piece, [&](int piece, int) {
-        const int begin = piece * per_piece, end = std::min(begin + per_piece, tiles);
-        weights.run(x, out, first_tile + begin, first_tile + end);
-    });
 }
 
 void Decoder::norm(const float* x, const float* weight, float* y) const {
@@ -370,7 +362,7 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
         }
     });
     if (entry_ && entry_->is_fused()) {
-        linear(entry_->join, in_joined_, {x_.get(), nullptr, ld_hidden_, 1.0f});
+        run_linear(entry_->join, in_joined_, {x_.get(), nullptr, ld_hidden_, 1.0f});
         pool().each(rows, begin_layer);
     }
     if (layer_inputs_) {
@@ -465,7 +457,7 @@ void Decoder::mix(const Batch& batch, const Slice& slice, size_t index, const In
         });
     }
     if (attends && !layer.latent) {
-        adapted_linear(layer, layer.qkv, &AddedLayer::qkv, in,
+        added_.run(index_of(layer), layer.qkv, &AddedLayer::qkv, in,
                        {qkv_.get(), nullptr, ld_qkv_, 1.0f});
     }
     if (layer.recurrent) {
@@ -537,9 +529,9 @@ void Decoder::mix_in(const DecoderLayer& layer, const Linear& last, const Inputs
     const LinearOut out{to, branch && !is_second ? nullptr : to, ld_hidden_,
                         scale * (branch ? 1.0f : shape_.residual_multiplier)};
     if (&last == &layer.o) {
-        adapted_linear(layer, last, &AddedLayer::o, in, out);
+        added_.run(index_of(layer), last, &AddedLayer::o, in, out);
     } else {
-        linear(last, in, out);
+        run_linear(last, in, out);
     }
 }
 
@@ -601,7 +593,7 @@ void Decoder::write_kv(const Batch& batch, const float* inputs) {
                 layer.qkv.take(scratch(thread), in_hidden_, row, spare(thread));
             });
             // The queries, which come first, are not needed.
-            linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f},
+            run_linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f},
                    layer.q_width() / TILE);
             turn_heads(batch, first, end, layer, caches_[index]);
         }
@@ -639,9 +631,9 @@ void Decoder::feed(const DecoderLayer& layer, const FeedForward& mlp, int rows,
     const auto run = [&](const Linear& weights, AddedLinear AddedLayer::*which, const Inputs& x,
                          const LinearOut& to) {
         if (is_dense) {
-            adapted_linear(layer, weights, which, x, to);
+            added_.run(index_of(layer), weights, which, x, to);
         } else {
-            linear(weights, x, to);
+            run_linear(weights, x, to);
         }
     };
     const float sparse_deviations = is_dense ? layer.sparse_deviations : -INFINITY;
@@ -671,7 +663,7 @@ void Decoder::head(int samples, float* logits) {
     pool().each(samples, [&](int row, int thread) {
         head_.take(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row, spare(thread));
     });
-    linear(head_, x, {logits, nullptr, shape_.num_logits, 1.0f / shape_.logits_divisor});
+    run_linear(head_, x, {logits, nullptr, shape_.num_logits, 1.0f / shape_.logits_divisor});
     if (shape_.logits_softcap != 0.0f) {
         pool().each(samples, [&](int row, int) {
             kernels().softcap(logits + static_cast<size_t>(row) * shape_.num_logits,

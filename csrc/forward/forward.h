@@ -101,9 +101,6 @@ struct Streams {
     }
 };
 
-constexpr int PIECES_PER_THREAD = 8;
-constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
-
 class Decoder {
   public:
     // `final_norm` may be null, and so may `places` [max_len, hidden], which are added to embeddings.
@@ -188,16 +185,6 @@ class Decoder {
     void plan_recurrences(const Batch& batch, const Slice& slice);
     void read_recurrent(const RecurrentLayer& layer, int rows, const Inputs& in);
     void recurrence(const DecoderLayer& layer, int rows);
-    // adapter.cpp: which rows of a slice have adapters, and a linear of a layer with what these
-    // add: beside it all `down`, to `added_ranks_`, and then all `up`.
-    void plan_adapters(const Batch& batch, const Slice& slice);
-    void adapted_linear(const DecoderLayer& layer, const Linear& weights,
-                        AddedLinear AddedLayer::*which, const Inputs& x, const LinearOut& out);
-    void cut_added(size_t layer, AddedLinear AddedLayer::*which, bool ups);
-    // What a piece of a linear fetches of adapters.
-    NextRead share_of_next(size_t layer, AddedLinear AddedLayer::*which, int piece, int pieces) const;
-    void run_down(const AddedPiece& piece, const Inputs& x) const;
-    void run_up(const AddedPiece& piece, const LinearOut& out) const;
     // The last linear of a layer's attention or recurrence, times `scale`: into the stream or, of
     // layers that have one, into the branch, to which a recurrence may have been written before.
     void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in, float scale,
@@ -251,12 +238,7 @@ class Decoder {
     // and their queries to `q_`.
     void turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
                     const KvLayer& kv);
-    void linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile = 0);
-    // Of a piece of work, where there are so many tiles.
-    static int tiles_per_piece(int tiles) {
-        const int share = std::max(1, tiles / (pool().size() * PIECES_PER_THREAD));
-        return round_up(share, TILES_TOGETHER);
-    }
+    size_t index_of(const DecoderLayer& layer) const { return size_t(&layer - layers_.data()); }
     // The queries and keys of rows of `qkv_` after norms over all heads.
     void norm_heads(const DecoderLayer& layer, int rows);
     // x[row] plus the branch's row, through its own norm where there is one.
@@ -327,11 +309,7 @@ class Decoder {
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;
-    std::vector<AdaptedRows> adapted_;  // of a slice, by adapters; empty where no row has one
-    std::vector<AdaptedGroup> adapted_groups_;
-    InputBuffer added_ranks_buffer_;
-    Inputs added_ranks_{};  // of the slice's rows
-    std::vector<AddedPiece> added_pieces_;
+    AddedLinears added_;
     const AttentionShape* planned_ = nullptr;  // what blocks and passes are for; null: nothing yet
     std::vector<float> best_values_;    // [threads, samples]
     std::vector<int32_t> best_tokens_;  // [threads, samples]

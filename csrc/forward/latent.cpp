@@ -11,7 +11,7 @@ void Decoder::latent_heads(const LatentAttention& a, const Linear& first_linear,
     const int ld_first = round_up(a.first_width(), TILE), ld_queries = round_up(a.queries(), TILE);
     down_.need(size_t(rows) * ld_first);
     const auto down_row = [&](int row) { return down_.get() + size_t(row) * ld_first; };
-    linear(first_linear, in, {down_.get(), nullptr, ld_first, 1.0f});
+    run_linear(first_linear, in, {down_.get(), nullptr, ld_first, 1.0f});
     const float* queries = down_.get();
     int ld = ld_first;
     if (a.q_rank > 0) {
@@ -24,7 +24,7 @@ void Decoder::latent_heads(const LatentAttention& a, const Linear& first_linear,
         });
         ld = ld_queries;
         queries = queries_.need(size_t(rows) * ld_queries);
-        linear(a.q_b, x, {queries_.get(), nullptr, ld_queries, 1.0f});
+        run_linear(a.q_b, x, {queries_.get(), nullptr, ld_queries, 1.0f});
     }
     const int key = a.key_dim();
     by_head(a.k_b, rows, {queries, ld, a.query_dim()}, qkv_.get() + a.rope_dim, ld_qkv_, key);

@@ -16,7 +16,7 @@ void Decoder::layer_inputs(const Batch& batch, const Slice& slice) {
         w.projection.take(scratch(thread), in_hidden_, row, spare(thread));
     });
     const float root = 1.0f / std::sqrt(float(shape_.hidden)), half = std::sqrt(0.5f);
-    linear(w.projection, in_hidden_, {told_.get(), nullptr, ld, root});
+    run_linear(w.projection, in_hidden_, {told_.get(), nullptr, ld, root});
     pool().each(rows, [&](int row, int thread) {
         float *told = told_.get() + size_t(row) * ld, *token = scratch(thread);
         float* read = spare(thread);
@@ -44,7 +44,7 @@ void Decoder::take_layer_input(const DecoderLayer& layer, size_t index, int rows
         normed(x_row(row), nullptr, scratch(thread));
         layer.gate->gate.take(scratch(thread), in_hidden_, row, spare(thread));
     });
-    linear(layer.gate->gate, in_hidden_, {gates_.get(), nullptr, ld, 1.0f});
+    run_linear(layer.gate->gate, in_hidden_, {gates_.get(), nullptr, ld, 1.0f});
     const Inputs inner = inputs_.view(rows, w.width, most_orders_);
     pool().each(rows, [&](int row, int thread) {
         const float* told = told_.get() + size_t(row) * ld_told + index * w.width;
@@ -55,7 +55,7 @@ void Decoder::take_layer_input(const DecoderLayer& layer, size_t index, int rows
         }
         layer.gate->projection.take(gated, inner, row, spare(thread));
     });
-    linear(layer.gate->projection, inner, {branch_.get(), nullptr, ld_hidden_, 1.0f});
+    run_linear(layer.gate->projection, inner, {branch_.get(), nullptr, ld_hidden_, 1.0f});
 }
 
 }  // namespace paceline

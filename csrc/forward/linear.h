@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "kernels/kernels.h"
+#include "threads/thread_pool.h"
 
 namespace paceline {
 
@@ -168,5 +169,24 @@ struct Linear {
         }
     }
 };
+
+constexpr int PIECES_PER_THREAD = 8;
+constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
+
+// Of a piece of work, where there are so many tiles.
+inline int tiles_per_piece(int tiles) {
+    const int share = std::max(1, tiles / (pool().size() * PIECES_PER_THREAD));
+    return round_up(share, TILES_TOGETHER);
+}
+
+// The tiles from `first_tile` on, by the pool's threads. Not within `pool().each`.
+inline void run_linear(const Linear& weights, const Inputs& x, const LinearOut& out,
+                       int first_tile = 0) {
+    const int tiles = weights.tiles() - first_tile, per_piece = tiles_per_piece(tiles);
+    pool().each((tiles + per_piece - 1) / per_piece, [&](int piece, int) {
+        const int begin = piece * per_piece, end = std::min(begin + per_piece, tiles);
+        weights.run(x, out, first_tile + begin, first_tile + end);
+    });
+}
 
 }  // namespace paceline

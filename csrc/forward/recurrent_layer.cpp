@@ -49,7 +49,7 @@ void Decoder::read_recurrent(const RecurrentLayer& layer, int rows, const Inputs
     const int ld = round_up(parts.width, TILE), inner = layer.shape.inner();
     const bool short_conv = layer.kind == RecurrentKind::short_conv;
     float* first = first_.need(size_t(rows) * ld);
-    linear(layer.first, in, {first, nullptr, ld, 1.0f});
+    run_linear(layer.first, in, {first, nullptr, ld, 1.0f});
     pool().each(layer.in_scale || short_conv ? rows : 0, [&](int row, int) {
         float* x = first + size_t(row) * ld;
         for (int i = 0; layer.in_scale && i < parts.width; ++i) {

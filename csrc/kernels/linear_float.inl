@@ -156,10 +156,8 @@ template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
         }
         const int inputs = round_up(w.k, TILE);
         int input = 0;
-        if constexpr (RUNS > 1) {
-            for (; input + RUNS * FLOAT_RUN <= inputs; input += RUNS * FLOAT_RUN) {
-                add<RUNS>(input, FLOAT_RUN);
-            }
+        for (; input + RUNS * FLOAT_RUN <= inputs; input += RUNS * FLOAT_RUN) {
+            add<RUNS>(input, FLOAT_RUN);
         }
         for (; input < inputs; input += FLOAT_RUN) {
             add<1>(input, inputs - input < FLOAT_RUN ? inputs - input : FLOAT_RUN);

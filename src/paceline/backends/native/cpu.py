@@ -28,19 +28,9 @@ from paceline.models.backend import (
     Taps,
     head_elements,
 )
-from paceline.models.config import RESIDUAL, ModelConfig
+from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.shapes import DELTA, AltUp, Experts, Latent, LayerInputs, Recurrent
 from paceline.models.threads import num_threads
-from paceline.models.weights import (
-    AltUpEnds,
-    EntryWeights,
-    LatentWeights,
-    Layer,
-    LayerInputWeights,
-    Mixture,
-    RecurrentWeights,
-)
 from paceline.request.span import Span
 from paceline.tensors.arrays import Array, Floats, sparse_zeros
 
@@ -155,7 +145,7 @@ class NativeForward:
         self._native = native_module()
         self._reach, self._reached, self._layers = decoder.reach, 0, decoder.layers
         self._per_token = decoder.config.mlp.experts.per_token if decoder.config.mlp.experts else 0
-        self._decoder = self._native.Decoder(_description(decoder))
+        self._decoder = self._native.Decoder(decoder)
         if decoder.stream is not None:
             self._decoder.set_stream(decoder.stream)
         count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
@@ -232,181 +222,6 @@ class NativeForward:
     ) -> Any:
         self._native.set_threads(num_threads())
         return forward(batch, inputs, taps.layers, taps.features)
-
-
-def _description(decoder: Decoder) -> dict[str, Any]:
-    """What ``csrc/bind/forward.cpp`` reads."""
-    c = decoder.config
-    attention, norms, mlp, multipliers = c.attention, c.norms, c.mlp, c.multipliers
-    return {
-        "hidden_size": c.hidden_size,
-        "vocab_size": c.vocab_size,
-        "num_logits": c.num_logits,
-        "num_heads": c.num_heads,
-        "attention_softcap": attention.softcap,
-        "attention_gate": attention.gate,
-        "qk_norm_last": attention.qk_norm_last,
-        "sliding_window": attention.sliding_window,
-        "window_chunks": attention.window_chunks,
-        "norm_eps": norms.eps,
-        "layer_norm": norms.layer_norm,
-        "activation": mlp.activation,
-        "gated_mlp": mlp.gated,
-        "parallel_residual": mlp.parallel,
-        "embedding_multiplier": multipliers.embedding,
-        "residual_multiplier": multipliers.residual,
-        "attention_out_scale": multipliers.attention_out,
-        "gate_multiplier": multipliers.gate,
-        "mlp_out_scale": multipliers.mlp_out,
-        "logits_divisor": multipliers.logits_divisor,
-        "logits_softcap": multipliers.logits_softcap,
-        "max_len": decoder.max_len,
-        "attention_scale": c.attention_scale,
-        "embedding": decoder.embedding,
-        "head": decoder.head,
-        "norm": _flat(decoder.norm),
-        "places": decoder.places,
-        "entry": None if decoder.entry is None else _entry(decoder.entry, c),
-        "altup": _altup(c.altup, decoder.altup),
-        "layer_inputs": _layer_inputs(c.layer_inputs, decoder.layer_inputs),
-        "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
-    }
-
-
-def _entry(entry: EntryWeights, config: ModelConfig) -> dict[str, Any]:
-    return {
-        "token_norm": entry.token_norm,
-        "input_norm": entry.input_norm,
-        "join": entry.join,
-        "norm_before_residual": config.entry.norm_before_residual,
-        "is_residual": config.entry.kind == RESIDUAL,
-    }
-
-
-def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
-    rope, none = decoder.rotary(index), np.empty((decoder.max_len, 0), np.float32)
-    heads = decoder.config.heads_of(index)
-    return {
-        "head_dim": heads.dim,
-        "kv_heads": heads.kv_heads,
-        "has_values": heads.has_values,
-        "attends": decoder.config.has_attention(index),
-        "owns_kv": decoder.config.owns_kv(index),
-        "intermediate_size": decoder.config.mlp_width(index),
-        "v_norm": layer.v_norm,
-        "gate": layer.gate and layer.gate._asdict(),
-        "scale": layer.scale,
-        "altup": layer.altup and layer.altup._asdict(),
-        "sparse_deviations": decoder.config.mlp.sparse_deviations(index),
-        "qkv": layer.qkv,
-        "o": layer.o,
-        "gate_up": layer.gate_up,
-        "down": layer.down,
-        "latent": _latent(decoder.config.attention.latent, layer.latent),
-        "recurrent": _recurrent(decoder.config.recurrent_of(index), layer.recurrent),
-        "mixture": _mixture(decoder.config.mlp.experts_of(index), layer.mixture),
-        "input_norm": _flat(layer.input_norm),
-        "mlp_norm": _flat(layer.mlp_norm),
-        "post_attention_norm": _flat(layer.post_attention_norm),
-        "post_mlp_norm": _flat(layer.post_mlp_norm),
-        "learnt": layer.learnt,
-        "sinks": layer.sinks,
-        **_head_norms(decoder.config, layer.qk_norm),
-        "cos": none if rope is None else rope.cos,
-        "sin": none if rope is None else rope.sin,
-        "q_scale": None if rope is None else rope.q_scale,
-        "sliding": decoder.config.attention.is_sliding(index),
-        "ahead": decoder.config.sees_ahead(index),
-    }
-
-
-def _altup(altup: AltUp | None, weights: AltUpEnds | None) -> dict[str, Any] | None:
-    if altup is None or weights is None:
-        return None
-    return {"streams": altup.streams, "active": altup.active, **weights._asdict()}
-
-
-def _layer_inputs(
-    inputs: LayerInputs | None, weights: LayerInputWeights | None
-) -> dict[str, Any] | None:
-    if inputs is None or weights is None:
-        return None
-    names = ("width", "layers", "vocab_size", "multiplier")
-    return {**{name: getattr(inputs, name) for name in names}, **weights._asdict()}
-
-
-def _flat(norm: Floats | None) -> Floats | None:
-    """Weights and, of a layer norm, biases after them."""
-    return None if norm is None else norm.reshape(-1)
-
-
-def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
-    """From a row per head, which is equal for all query and for all key heads or is not."""
-    whole = config.attention.qk_norm_whole
-    if norms is None:
-        return {"q_norm": None, "k_norm": None, "norms_whole": False}
-    heads = config.num_heads
-    q, k = (norms[:heads], norms[heads:]) if whole else (norms[0], norms[-1])  # or queries alone
-    flat = np.ascontiguousarray
-    return {"q_norm": flat(q).reshape(-1), "k_norm": flat(k).reshape(-1), "norms_whole": whole}
-
-
-def _latent(latent: Latent | None, weights: LatentWeights | None) -> dict[str, Any] | None:
-    if latent is None or weights is None:
-        return None
-    names = ("rank", "q_rank", "nope_dim", "rope_dim", "value_dim")
-    return {
-        **{name: getattr(latent, name) for name in names},
-        **weights._asdict(),
-        "norm_eps": latent.NORM_EPS,
-    }
-
-
-def _recurrent(shape: Recurrent | None, weights: RecurrentWeights | None) -> dict[str, Any] | None:
-    if shape is None or weights is None:
-        return None
-    names = (
-        "kind",
-        "heads",
-        "groups",
-        "key_dim",
-        "value_dim",
-        "kernel",
-        "beta_scale",
-        "least_step",
-        "out_scale",
-    )
-    # The delta rule norms each head by itself.
-    each_head = shape.heads if shape.kind == DELTA else 1
-    norm = None if weights.norm is None else np.tile(weights.norm, each_head)
-    return {
-        **{name: getattr(shape, name) for name in names},
-        **weights._asdict(),
-        "conv": weights.conv.reshape(-1),
-        "norm": norm,
-        "norm_kind": shape.norm,
-        "norm_groups": shape.norm_groups * each_head,
-        "norm_eps": shape.norm_eps,
-    }
-
-
-def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any] | None:
-    if experts is None or mixture is None:
-        return None
-    names = (
-        *("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate"),
-        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum", "jitter"),
-        "weighs_inputs",
-    )
-    return {
-        **{name: getattr(experts, name) for name in names},
-        "router": mixture.router,
-        "experts": [each._asdict() for each in mixture.experts],
-        "shared": mixture.shared and mixture.shared._asdict(),
-        "choice_bias": mixture.choice_bias,
-        "scales": mixture.scales,
-        "norms": mixture.norms and mixture.norms._asdict(),
-    }
 
 
 class NativeStates(StateArrays):
