@@ -254,7 +254,7 @@ class EngineServer:
         )
 
     def _send_entries(self, entries: Sequence[Entry]) -> None:
-        """As plain values, see :mod:`paceline.server.engine_process.wire`."""
+        """As plain values, see :mod:`paceline.server.engine_process.messages`."""
         self.tell(("step", [(handle, *piece) for handle, piece in entries]))
 
     def _forget(self, route: _Route) -> None:
