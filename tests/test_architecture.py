@@ -6,7 +6,8 @@ Owns the table of floors and the rules; reads source text alone and imports noth
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -261,6 +262,40 @@ def test_paceline_keeps_its_floors(check, paceline: Tree) -> None:
 def test_the_laboratory_has_no_circles(check) -> None:
     problems = check(Tree.read(SOURCE / LABORATORY, LABORATORY))
     assert not problems, "\n".join(problems)
+
+
+MOST_FILES = 25
+"""Of a folder, its sub-folders' left out."""
+
+
+def repeated_classes(trees: Sequence[Tree]) -> list[str]:
+    """Names of public classes that more than one module has."""
+    modules: dict[str, list[str]] = {}
+    for tree in trees:
+        for module, syntax in tree.modules.items():
+            for node in syntax.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    modules.setdefault(node.name, []).append(f"{tree.name}.{module}")
+    return [f"{name}: {', '.join(where)}" for name, where in modules.items() if len(where) > 1]
+
+
+def full_folders(tree: Tree) -> list[str]:
+    """Folders with more files than somebody looks through."""
+    counts = Counter(module.rpartition(".")[0] for module in tree.modules)
+    return [f"{folder}: {count} files" for folder, count in counts.items() if count > MOST_FILES]
+
+
+def test_a_class_name_has_one_meaning(paceline: Tree) -> None:
+    laboratory = Tree.read(SOURCE / LABORATORY, LABORATORY)
+    assert repeated_classes([paceline, laboratory]) == []
+    assert full_folders(paceline) == full_folders(laboratory) == []
+
+
+def test_names_and_folders_that_are_too_full_are_found(tmp_path: Path) -> None:
+    files = {f"core/a{number}.py": "" for number in range(MOST_FILES + 1)}
+    tree = make_tree(tmp_path, files | {"core/a0.py": "class A: ...", "api/b.py": "class A: ..."})
+    assert repeated_classes([tree]) == ["A: paceline.api.b, paceline.core.a0"]
+    assert full_folders(tree) == [f"core: {MOST_FILES + 1} files"]
 
 
 def make_tree(root: Path, files: dict[str, str]) -> Tree:
