@@ -52,12 +52,12 @@ from research.head_data import read
 
 from paceline.api.llm import embedded_model
 from paceline.api.outputs import Completion, GenerationOutput
-from paceline.build.drafts import EVERY_MODEL, draft_at, drafts_of
+from paceline.build.default_drafts import EVERY_MODEL, draft_at, drafts_of
 from paceline.cli.prompts import Encoder
 from paceline.config import SpeculativeConfig
 from paceline.config.speculative import HEAD_METHODS, without_memory
 from paceline.loading.fetching import named_model
-from paceline.request.metrics import SpeculationCounters
+from paceline.request.engine_stats import SpeculationCounters
 
 SUFFIX, NGRAM, TREE, MERGED = "suffix", "n-gram", "tree", "merged"
 TEXTS = "suffix and n-gram"

@@ -18,7 +18,7 @@ import numpy as np
 from harness import Report, Row, among, arguments, grid, note, numbers, table
 
 import paceline._native as native
-from paceline.tensors.blocks import row_bytes
+from paceline.tensors.quantised_blocks import row_bytes
 
 ROWS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512]
 SHAPES = ((4096, 1024), (1024, 3072), (1024, 1024), (32000, 1024))

@@ -36,7 +36,7 @@ from harness import (
 )
 
 from paceline.backends.resolve import resolve_dtype, resolve_ops
-from paceline.cache.blocks import blocks_for
+from paceline.cache.block_pool import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import KV_DTYPES

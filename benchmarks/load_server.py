@@ -31,7 +31,7 @@ from server_process import ENGINE, HTTP, Reading, ServerProcess, growth
 
 from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.api.outputs import Completion
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config.speculative import SuffixConfig
 from paceline_lab.bench.client import new_session
 

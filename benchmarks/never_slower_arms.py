@@ -21,7 +21,7 @@ from rivals import ARMS
 
 from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, FindTable, build_engine
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import without_memory
 from paceline.engine.engine import Engine
@@ -31,7 +31,7 @@ from paceline.planner.planner import Planner
 from paceline.profiling.profile import measure_profiles
 from paceline.profiling.profile_store import stored_table
 from paceline.proposers.base import Proposer
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.request import StepOutput
 from paceline.request.sampling_params import SamplingParams
 

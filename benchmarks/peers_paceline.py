@@ -15,7 +15,7 @@ from typing import Any
 from peers_worker import UnsupportedError, generated, serve, timed
 
 from paceline import LLM, SamplingParams
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import DTYPES
 from paceline.config.speculative import without_memory
 from paceline.engine.engine import Engine

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.llm import embedded_model
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import parse_speculative_config
 from paceline.loading.catalogue import embedded_ngram_model
 

@@ -53,7 +53,7 @@ from proposer_sets import DEFAULT, described, for_speedup
 from paceline import LLM, SamplingParams
 from paceline.api.llm import embedded_model
 from paceline.api.outputs import GenerationOutput
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.cli.prompts import Encoder
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import without_memory

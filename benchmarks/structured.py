@@ -35,7 +35,7 @@ from proposer_sets import DEFAULT, described
 from speedup import TEMPERATURES, comparison, count, open_engines
 
 from paceline import LLM, SamplingParams, StructuredOutputs
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config.speculative import without_memory
 
 Schema = dict[str, Any]

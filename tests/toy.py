@@ -27,7 +27,7 @@ from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_c
 from paceline.engine.engine import Engine
 from paceline.models.config import AttentionConfig, ModelConfig, Multipliers
 from paceline.models.decoder import Decoder
-from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV, Recurrent
+from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV, Recurrent
 from paceline.proposers.base import Proposer
 from paceline.request.request import Request, StepOutput
 from paceline.request.sampling_params import SamplingParams

@@ -29,7 +29,7 @@ from paceline.api.llm import embedded_model
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.planner.cost import prior_table
-from paceline.request.metrics import SpeculationCounters
+from paceline.request.engine_stats import SpeculationCounters
 from paceline.request.traces import Trace, read_traces
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.setup import open_simulator

@@ -1,5 +1,5 @@
 // Inputs that layers have beside the residual stream: weights, in the words of
-// paceline/models/layer_inputs.py. Owns no memory of rows.
+// paceline/models/layer_sizes.py. Owns no memory of rows.
 #pragma once
 
 #include "forward/linear.h"

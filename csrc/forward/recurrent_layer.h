@@ -1,4 +1,4 @@
-// A recurrent layer's weights, in the words of paceline/models/shapes.py. Owns no memory of rows.
+// A recurrent layer's weights, in the words of paceline/models/layer_sizes.py. Owns no memory of rows.
 #pragma once
 
 #include "forward/linear.h"

@@ -11,7 +11,7 @@ from paceline.backends.rows.reference import ReferenceOps
 from paceline.build.build import DRAFT_SHARE, open_states
 from paceline.cache import memory_needs
 from paceline.config import EngineConfig
-from paceline.models.shapes import DELTA, Recurrent
+from paceline.models.layer_sizes import DELTA, Recurrent
 from tests.toy import TOY, suffix_config
 
 SIZES = {"heads": 4, "groups": 4, "key_dim": 64, "value_dim": 64}

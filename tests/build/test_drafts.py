@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.api.llm import LLM
-from paceline.build.drafts import bundled_drafts, default_speculative_config
+from paceline.build.default_drafts import bundled_drafts, default_speculative_config
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import HEAD_METHODS
 from paceline.core.errors import ConfigError

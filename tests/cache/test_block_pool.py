@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from paceline.cache.blocks import BlockPool, chain_hash
+from paceline.cache.block_pool import BlockPool, chain_hash
 from paceline.models.backend import BLOCK_SIZE
 
 TOKENS = list(range(BLOCK_SIZE))
@@ -56,7 +56,7 @@ def test_published_blocks_are_found_by_their_content() -> None:
 
 
 def test_a_match_is_confirmed_by_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.cache.blocks.chain_hash", lambda parent, tokens: b"same")
+    monkeypatch.setattr("paceline.cache.block_pool.chain_hash", lambda parent, tokens: b"same")
     pool = BlockPool(3)
     (block,) = pool.allocate(1) or []
     pool.publish(block, b"", TOKENS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.api.llm import LLM, embedded_model
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.cli.chat import PARAMETERS, PromptHistory, TerminalChat, talk
 from paceline.cli.prompts import Encoder
 from paceline.cli.terminal import Screen

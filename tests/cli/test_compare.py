@@ -15,7 +15,7 @@ from paceline.cli.report import Figures
 from paceline.cli.settings import NO_MEMORY
 from paceline.core.machine import Load
 from paceline.core.speedup import Arm, Round
-from paceline.request.metrics import SpeculationCounters
+from paceline.request.engine_stats import SpeculationCounters
 from paceline.request.sampling_params import SamplingParams
 from tests.cli.conftest import Result
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM
-from paceline.build.drafts import default_speculative_config, is_embedded
+from paceline.build.default_drafts import default_speculative_config, is_embedded
 from paceline.cli import run
 from paceline.cli.model_argument import lasting_name, model_and_file
 from paceline.cli.options import RunOptions

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from paceline.api.llm import embedded_model
-from paceline.build.drafts import default_speculative_config, drafts_of
+from paceline.build.default_drafts import default_speculative_config, drafts_of
 from paceline.cli.demo import own_model, real_model
 from paceline.cli.main import app
 from paceline.cli.options import COMPARED_TOKENS, UNLIMITED, RunOptions

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.api.llm import embedded_model
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import SuffixConfig, without_memory
 from paceline.profiling.profile import ProfileSettings, measure_profiles

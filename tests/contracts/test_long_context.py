@@ -9,7 +9,7 @@ import pytest
 
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import why_not_native
-from paceline.cache.blocks import blocks_for
+from paceline.cache.block_pool import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig

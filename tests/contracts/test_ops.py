@@ -27,7 +27,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.backend import WeightPart
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.shapes import Experts
+from paceline.models.layer_sizes import Experts
 from paceline.models.threads import num_threads, set_num_threads
 from paceline.request.span import Span
 from tests.arrays import arrays, assert_close, same, tensor

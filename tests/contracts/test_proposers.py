@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.models.shapes import DELTA, MAMBA2
+from paceline.models.layer_sizes import DELTA, MAMBA2
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer

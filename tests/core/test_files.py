@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from paceline.build.drafts import default_speculative_config, is_embedded
+from paceline.build.default_drafts import default_speculative_config, is_embedded
 from paceline.cli.serve import stored_bytes
 from paceline.cli.settings import named_folders
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, TraceError

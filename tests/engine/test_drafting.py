@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.engine.contained_proposers import MAX_FAILURES
 from paceline.engine.drafting import Drafting
-from paceline.engine.guard import MAX_FAILURES
 from paceline.engine.step import Scheduled, step_shape
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import CostAwarePlanner, FixedPlanner
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree

@@ -9,7 +9,7 @@ import pytest
 from paceline.core.errors import ContextLengthError, RequestError
 from paceline.engine.engine import Engine
 from paceline.models.config import ModelConfig
-from paceline.models.shapes import DELTA
+from paceline.models.layer_sizes import DELTA
 from paceline.planner.cost_table import StepShape
 from paceline.request.request import RequestStatus
 from paceline.request.sampling_params import SamplingParams

@@ -27,7 +27,7 @@ from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree
 from paceline.request.traces import Trace
 from paceline_lab.simulate import recording
-from paceline_lab.simulate.drafts import (
+from paceline_lab.simulate.recorded_drafts import (
     CachedDrafts,
     DraftsKey,
     RecordedDrafts,

@@ -12,7 +12,12 @@ from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError
 from paceline.proposers.base import Proposer
 from paceline.request.traces import Trace
-from paceline_lab.simulate.drafts import RecordedDrafts, cached_proposer, read_drafts, write_drafts
+from paceline_lab.simulate.recorded_drafts import (
+    RecordedDrafts,
+    cached_proposer,
+    read_drafts,
+    write_drafts,
+)
 from paceline_lab.simulate.recording import (
     ForeignRecorder,
     Recorder,

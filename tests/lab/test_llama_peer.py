@@ -17,7 +17,7 @@ from paceline.build.build import build_engine
 from paceline.config import EngineConfig
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.shapes import RopeConfig
+from paceline.models.layer_sizes import RopeConfig
 from paceline.request.sampling_params import SamplingParams
 from paceline_lab.quality import llama_peer_child
 from paceline_lab.quality.llama_peer import LlamaPeer, write_gguf

@@ -23,7 +23,7 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
-from paceline_lab.simulate.drafts import CachedDrafts
+from paceline_lab.simulate.recorded_drafts import CachedDrafts
 from paceline_lab.simulate.replay import replay, verdict_of
 from paceline_lab.simulate.simulator import Simulator
 from tests.benchmarks.predicted import predict_times

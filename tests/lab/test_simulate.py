@@ -11,7 +11,7 @@ from paceline.core.errors import ProfileError
 from paceline.planner.cost_table import CostPoint, CostTable, DraftingHostTime, HostTime
 from paceline.planner.planner import PLANNERS
 from paceline.planner.value import DraftTime
-from paceline_lab.simulate.drafts import RecordedDrafts
+from paceline_lab.simulate.recorded_drafts import RecordedDrafts
 from paceline_lab.simulate.recording import record_all
 from paceline_lab.simulate.simulator import (
     Simulator,

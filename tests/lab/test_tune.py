@@ -14,7 +14,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.planner.cost_table import CostPoint, CostTable
 from paceline.planner.planner import PLANNERS, MakePlanner
 from paceline.request.traces import Trace
-from paceline_lab.simulate.drafts import RecordedDrafts
+from paceline_lab.simulate.recorded_drafts import RecordedDrafts
 from paceline_lab.simulate.recording import record_all, widest
 from paceline_lab.simulate.replay import ReplayedTrace, ReplayResult, SpeculationCounters
 from paceline_lab.simulate.simulator import Configs, Simulator

@@ -12,7 +12,7 @@ import torch
 from paceline.core.errors import ModelLoadError, NoAdapterError, UnsupportedModelError
 from paceline.loading.adapter import load_adapter
 from paceline.models.backend import AdaptedLayers
-from paceline.models.shapes import Experts
+from paceline.models.layer_sizes import Experts
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.toy import HYBRIDS, TOY, toy_tensors
 

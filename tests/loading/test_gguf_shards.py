@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.build.drafts import bundled_drafts
+from paceline.build.default_drafts import bundled_drafts
 from paceline.core.errors import ModelLoadError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.loading.gguf.choice import is_later_shard, shard_name, sibling_shards

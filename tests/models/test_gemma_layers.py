@@ -22,7 +22,7 @@ from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.models.backend import KV_BYTES
 from paceline.models.families.config_json import config_from_hf
-from paceline.models.shapes import HeadSizes
+from paceline.models.layer_sizes import HeadSizes
 from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree, Span
 from tests.arrays import assert_close, same

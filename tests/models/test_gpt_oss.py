@@ -22,7 +22,7 @@ from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.loading.quantised.methods import split_quantisation
 from paceline.models.families.config_json import config_from_hf
-from paceline.models.shapes import Experts
+from paceline.models.layer_sizes import Experts
 from paceline_lab.train.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.loading.quantised_packing import mxfp4

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig
 from paceline.models.families.config_json import config_from_hf
-from paceline.models.shapes import RopeConfig
+from paceline.models.layer_sizes import RopeConfig
 from tests.models.reference import COMMON, FAMILIES
 
 LLAMA: dict[str, Any] = {

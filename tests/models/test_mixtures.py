@@ -18,11 +18,11 @@ from paceline.backends.native.native import why_not_native
 from paceline.backends.native.packing import Packer, read_layers
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.backends.rows.rows import choose
-from paceline.build.drafts import bundled_drafts
+from paceline.build.default_drafts import bundled_drafts
 from paceline.core.errors import ModelLoadError, PacelineError, TrainingError
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.models.shapes import Experts
+from paceline.models.layer_sizes import Experts
 from paceline.models.threads import set_num_threads
 from paceline.request.span import DraftTree, Span
 from paceline_lab.train.heads.initial import TargetWeights

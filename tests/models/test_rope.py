@@ -16,8 +16,8 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.models.families.config_json import config_from_hf
+from paceline.models.layer_sizes import RopeConfig
 from paceline.models.rope import RotaryTable, rope_tables
-from paceline.models.shapes import RopeConfig
 from tests.arrays import assert_close, same
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}

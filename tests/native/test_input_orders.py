@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import paceline._native as native
-from paceline.tensors.blocks import decode
+from paceline.tensors.quantised_blocks import decode
 from tests.backends.block_rows import random_rows
 
 K = 256

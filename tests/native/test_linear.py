@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline._native as native
-from paceline.tensors.blocks import FORMATS, Decoded, decode, quantise_q8_0, row_bytes
+from paceline.tensors.quantised_blocks import FORMATS, Decoded, decode, quantise_q8_0, row_bytes
 from tests.backends.block_rows import random_rows
 
 pytestmark = pytest.mark.usefixtures("isa")

@@ -14,7 +14,7 @@ import pytest
 from paceline.backends.rows.reference import ReferenceOps
 from paceline.cache.memory_needs import bytes_per_block
 from paceline.core.machine import cpu_quota, memory
-from paceline.models.shapes import Experts
+from paceline.models.layer_sizes import Experts
 from paceline.models.threads import within_quota
 from paceline.profiling import machine
 from paceline.profiling.machine import (

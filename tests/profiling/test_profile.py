@@ -15,7 +15,7 @@ from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig
 from paceline.models.decoder import Decoder
-from paceline.models.shapes import Experts
+from paceline.models.layer_sizes import Experts
 from paceline.planner.cost_table import CostPoint, CostTable, HostTime
 from paceline.profiling.profile import (
     MOST_TOKENS,

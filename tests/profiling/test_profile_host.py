@@ -12,7 +12,7 @@ import pytest
 
 from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, build_engine
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.threads import COMPUTE
 from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.backends.native.native import why_not_native
-from paceline.build.drafts import bundled_drafts
+from paceline.build.default_drafts import bundled_drafts
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.cli.options import RunOptions

@@ -15,7 +15,7 @@ from paceline.backends.native.native import why_not_native
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ConfigError
-from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV
+from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV
 from paceline.proposers.draft_model import loading
 from paceline.proposers.draft_model.proposer import DraftModelProposer, build_parallel_draft
 from paceline.request.sampling_params import SamplingParams

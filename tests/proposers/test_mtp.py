@@ -16,7 +16,7 @@ from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import why_not_native
 from paceline.backends.native.packing import Packer
 from paceline.backends.rows.reference import ReferenceOps
-from paceline.build.drafts import bundled_drafts
+from paceline.build.default_drafts import bundled_drafts
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError

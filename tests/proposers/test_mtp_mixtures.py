@@ -26,7 +26,7 @@ from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import why_not_native
 from paceline.backends.native.packing import Packer
 from paceline.backends.rows.reference import ReferenceOps
-from paceline.build.drafts import bundled_drafts
+from paceline.build.default_drafts import bundled_drafts
 from paceline.config import parse_speculative_config
 from paceline.disk.packed_folder import write_packed
 from paceline.loading.checkpoint import load_checkpoint

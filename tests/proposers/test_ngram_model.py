@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from paceline.api.llm import LLM
 from paceline.backends.native.native import native_module, why_not_native
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.cli.options import RunOptions
 from paceline.cli.settings import speculative_config
 from paceline.config import SpeculativeConfig, parse_speculative_config

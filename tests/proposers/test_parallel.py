@@ -21,7 +21,7 @@ from paceline.api.llm import embedded_model
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.core.errors import ConfigError
-from paceline.engine.guard import Entry, source_of
+from paceline.engine.contained_proposers import Entry, source_of
 from paceline.models.families.config_json import config_from_hf
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import StepShape

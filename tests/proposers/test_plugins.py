@@ -16,7 +16,7 @@ import pytest
 
 from paceline.config import METHODS, parse_speculative_config, speculative
 from paceline.core.errors import ConfigError, RequestError
-from paceline.engine.guard import MAX_FAILURES
+from paceline.engine.contained_proposers import MAX_FAILURES
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import CostAwarePlanner
 from paceline.proposers import build_proposers, find_builder

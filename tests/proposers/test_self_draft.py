@@ -18,7 +18,7 @@ from paceline.api.llm import embedded_model
 from paceline.backends.native.cpu import CpuOps, NativeKV
 from paceline.backends.native.packing import Packer
 from paceline.build.build import build_engine
-from paceline.cache.blocks import blocks_for
+from paceline.cache.block_pool import blocks_for
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.errors import ConfigError

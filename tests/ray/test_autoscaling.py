@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.ray.autoscaling import LOAD, ByLoad, load_of
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 
 
 def engine(**counts: int) -> float:

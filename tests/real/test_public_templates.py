@@ -15,7 +15,7 @@ import pytest
 
 from paceline.core.errors import TemplateError
 from paceline.server.chat.answer import ToolCallReader
-from paceline.server.chat.formats import tool_format
+from paceline.server.chat.answer_formats import tool_format
 from paceline.server.chat.parts import PlacedText
 from tests.conftest import REPOSITORY
 from tests.server.answer_parts import added_up

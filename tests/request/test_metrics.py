@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.engine.commit import count_step
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.engine_stats import EngineStats, SpeculationCounters
 from paceline.request.request import TARGET_ORIGIN, VerifyResult
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree

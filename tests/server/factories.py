@@ -21,7 +21,7 @@ from paceline.core.errors import (
     RequestError,
     UnknownAdapterError,
 )
-from paceline.request.metrics import EngineInfo, EngineStats
+from paceline.request.engine_stats import EngineInfo, EngineStats
 from paceline.request.request import FinishReason, Request, StepOutput
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.messages import ServedEngine, SubmittedPrompt

@@ -23,7 +23,7 @@ from paceline.core.errors import (
     EngineDeadError,
     RequestError,
 )
-from paceline.request.metrics import EngineInfo, EngineStats, SpeculationCounters
+from paceline.request.engine_stats import EngineInfo, EngineStats, SpeculationCounters
 from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import FROM_FILES, NEUTRAL, SamplingDefaults, SamplingParams
 from paceline.server.engine_process.backlog import Share

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from paceline.server.api.speedup import router as speedup_router
+from paceline.server.admin.speedup import router as speedup_router
 from paceline.server.page import page_router
 from tests.server.browser import Page
 

@@ -12,7 +12,7 @@ import tokenizers
 
 import paceline
 from paceline.loading.catalogue import embedded_model
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.server.http.config import OPEN_PATHS
 from paceline.text.tokenizer import Tokenizer

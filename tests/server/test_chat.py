@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from paceline.core.errors import EngineDeadError, ShapeError
-from paceline.server.chat import formats
+from paceline.server.chat import answer_formats
 from paceline.server.http.config import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerConfig
 from paceline.text.chat_templates import BUILT_IN
 from tests.server.chats import USER, WEATHER, WEATHER_TOOL, ChatServer
@@ -289,7 +289,7 @@ def test_formats_are_found_when_the_model_is_loaded(monkeypatch: pytest.MonkeyPa
         raise AssertionError("a request looks for the model's formats")
 
     for name in ("tool_format", "reasoning_format"):
-        monkeypatch.setattr(formats, name, search)
+        monkeypatch.setattr(answer_formats, name, search)
     status, body = server.post(tools=[WEATHER_TOOL])
     assert status == 200, body
     (called,) = body["choices"][0]["message"]["tool_calls"]

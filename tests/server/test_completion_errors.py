@@ -13,7 +13,7 @@ from paceline.core.errors import (
     RequestFailedError,
     UnservableRequestError,
 )
-from paceline.server.chat.shapes import blamed
+from paceline.server.chat.response_formats import blamed
 from tests.server.asgi import application, complete, engine_of, post, refused, streamed
 from tests.server.fakes import FakeEngine
 

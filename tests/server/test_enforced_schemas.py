@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from paceline.server.chat.answer import OfferedTool, ToolUse
+from paceline.server.chat.answer_formats import TOOL_FORMATS
 from paceline.server.chat.demands import constraint
-from paceline.server.chat.formats import TOOL_FORMATS
-from paceline.server.chat.shapes import Enforced, enforced
+from paceline.server.chat.response_formats import Enforced, enforced
 from paceline.server.http.errors import ApiError
 from tests.server.byte_texts import byte_matcher, drawn
 from tests.server.schema_cases import CASES, LEFT, LEFT_BARE, LEFT_COUNTS, of

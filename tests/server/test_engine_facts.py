@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM
-from paceline.request.metrics import EngineInfo
+from paceline.request.engine_stats import EngineInfo
 from paceline.server.hosting.serving import memory_of, used_memory
 from tests.server.fakes import embedded_tokenizer
 

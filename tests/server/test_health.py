@@ -6,8 +6,8 @@ import asyncio
 import json
 
 from paceline.core.errors import EngineDeadError
-from paceline.request.metrics import EngineStats
-from paceline.server.api.health import snapshot
+from paceline.request.engine_stats import EngineStats
+from paceline.server.admin.health import snapshot
 from paceline.server.engine_process.life import MAX_BEATS, OutputHistory
 from paceline.text.chat_templates import BUILT_IN
 from tests.server.chats import chat_tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.cache.blocks import BlockPool, chain_hash, salt_hash
+from paceline.cache.block_pool import BlockPool, chain_hash, salt_hash
 from paceline.config.kv_events import KVEventsConfig, parse_kv_events
 from paceline.core.errors import ConfigError
 from paceline.core.installation import install_command

@@ -12,9 +12,9 @@ from paceline.json_schema.normal_form import normal_form
 from paceline.json_schema.resolver import MOST_JOINED
 from paceline.request.structured_outputs import MAX_SOURCE_BYTES
 from paceline.server.chat.answer import OfferedTool, ToolUse
+from paceline.server.chat.answer_formats import TOOL_FORMATS
 from paceline.server.chat.demands import constraint
-from paceline.server.chat.formats import TOOL_FORMATS
-from paceline.server.chat.shapes import blamed
+from paceline.server.chat.response_formats import blamed
 from tests.server.byte_texts import byte_matcher
 from tests.server.schema_cases import INT, NULL, TEXT, of
 from tests.server.test_enforced_schemas import offered

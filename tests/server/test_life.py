@@ -10,7 +10,7 @@ import queue
 import pytest
 
 from paceline.core.errors import EngineClosedError
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.server.engine_process.life import (
     INTERVAL,
     LONGEST_PAUSE,

@@ -17,7 +17,7 @@ from paceline.core.errors import (
     ModelTooLargeError,
     ModelUnavailableError,
 )
-from paceline.server.hosting.room import RETRY_SECONDS, Limits, Resident, Room
+from paceline.server.hosting.loaded_models import RETRY_SECONDS, Limits, Resident, Room
 
 GIB = 1 << 30
 

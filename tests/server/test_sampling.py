@@ -18,7 +18,7 @@ from paceline.request.sampling_params import (
     SpeculativeParams,
 )
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.chat.shapes import response_shape
+from paceline.server.chat.response_formats import response_shape
 from paceline.server.http.errors import ApiError
 from paceline.server.ollama.request import GenerateRequest, Options, completion_of
 from paceline.server.openai.sampling import sampling_params

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.engine_stats import EngineStats, SpeculationCounters
 from paceline.server.engine_process.messages import Piece
 from paceline.server.http.sse import Deadline
 from paceline.server.metrics.server_metrics import (

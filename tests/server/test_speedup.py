@@ -9,7 +9,7 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 from starlette.applications import Starlette
 
-from paceline.server.api.speedup import router
+from paceline.server.admin.speedup import router
 
 APP = Starlette(routes=router.routes)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.server.chat.answer import ToolCallReader
-from paceline.server.chat.formats import TOOL_FORMATS, tool_format
+from paceline.server.chat.answer_formats import TOOL_FORMATS, tool_format
 from paceline.server.chat.parts import CallArguments, CallOpening, Part, PlacedText
 from paceline.server.http.config import TOOL_CALL_PARSERS
 from paceline.text.chat_templates import MARK_FAMILIES, SHOWN_MARKS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.server.chat.answer import OfferedTool, ToolUse
+from paceline.server.chat.answer_formats import TOOL_FORMATS
 from paceline.server.chat.demands import constraint
-from paceline.server.chat.formats import TOOL_FORMATS
 from tests.server.grammars import any_text, close
 from tests.server.test_tool_formats import read
 from tests.server.tool_samples import SAMPLES

@@ -11,8 +11,8 @@ import pytest
 from paceline.core.errors import ModelLoadError
 from paceline.loading.catalogue import catalogue, embedded_model
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.server.chat.calls.json_calls import HERMES
-from paceline.server.chat.formats import tool_format
+from paceline.server.chat.answer_formats import tool_format
+from paceline.server.chat.tool_calls.json_calls import HERMES
 from paceline.text.chat_templates import BUILT_IN
 from paceline.text.tokenizer import Tokenizer
 from tests.loading.catalogues import isolate, name_models

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from paceline.tensors.blocks import FORMATS, FP4_VALUES, decode, quantise_q8_0
+from paceline.tensors.quantised_blocks import FORMATS, FP4_VALUES, decode, quantise_q8_0
 from tests.backends.block_rows import OWN, random_rows
 
 STORED = [name for name in FORMATS if name not in OWN]

@@ -29,7 +29,7 @@ from paceline.api.batches import (
 )
 from paceline.api.outputs import Collector, GenerationOutput, Job
 from paceline.build.build import BuiltEngine, build_engine
-from paceline.build.drafts import EVERY_MODEL, default_speculative_config
+from paceline.build.default_drafts import EVERY_MODEL, default_speculative_config
 from paceline.cache.memory_needs import bytes_per_block
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.core.errors import ConfigError, RequestError
@@ -41,7 +41,7 @@ from paceline.loading.checkpoint import Checkpoint
 from paceline.loading.fetching import named_model
 from paceline.planner.cost_table import StepShape
 from paceline.profiling.profile_store import stored_table
-from paceline.request.metrics import EngineInfo, EngineStats
+from paceline.request.engine_stats import EngineInfo, EngineStats
 from paceline.request.request import Constraint, StepOutput, StopChecker
 from paceline.request.sampling_params import SamplingParams, sampling_defaults
 from paceline.sampling.logit_edits import in_token_ids

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.request.metrics import SpeculationCounters
+from paceline.request.engine_stats import SpeculationCounters
 from paceline.request.request import Request, StepOutput, TokenLogprobs
 
 

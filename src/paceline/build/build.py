@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from paceline.backends.resolve import backend_of, resolve_dtype, resolve_ops
 from paceline.build.weight_memory import self_draft, tensors_within
-from paceline.cache.blocks import blocks_for
+from paceline.cache.block_pool import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.memory_needs import (
     DEFAULT_MEMORY_SHARE,

@@ -28,8 +28,8 @@ from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.tensors.arrays import Array
-from paceline.tensors.blocks import FORMATS
 from paceline.tensors.placement import Placement, place_experts, place_layers
+from paceline.tensors.quantised_blocks import FORMATS
 from paceline.tensors.stored import StoredTensors
 
 WEIGHTS_SHARE = 0.7

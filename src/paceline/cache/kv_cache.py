@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from paceline.cache.blocks import BlockPool, SequenceKV, blocks_for, salt_hash
+from paceline.cache.block_pool import BlockPool, SequenceKV, blocks_for, salt_hash
 from paceline.cache.states import Checkpoints, StateCheckpoint, States
 from paceline.core.errors import ConfigError
 from paceline.models.backend import BLOCK_SIZE, KVMemory, Slots, slots_of

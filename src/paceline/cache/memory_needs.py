@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.machine import memory
 from paceline.models.backend import BLOCK_SIZE, KV_BYTES, head_elements
 from paceline.models.config import ModelConfig
-from paceline.models.shapes import Recurrent
+from paceline.models.layer_sizes import Recurrent
 
 DEFAULT_MEMORY_SHARE = 0.25
 BOOKKEEPING_BYTES = 1024

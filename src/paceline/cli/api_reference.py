@@ -25,7 +25,7 @@ from paceline import (
 from paceline.api.outputs import Completion
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core import errors
-from paceline.request.metrics import SpeculationCounters
+from paceline.request.engine_stats import SpeculationCounters
 from paceline.request.request import StepOutput, TokenLogprobs
 
 HEADER = """# The Python API

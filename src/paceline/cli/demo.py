@@ -14,7 +14,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from paceline.build.drafts import default_speculative_config
+from paceline.build.default_drafts import default_speculative_config
 from paceline.cli.compare import (
     EXIT_DIFFERENT,
     PATIENCE,

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from paceline.build.drafts import is_embedded
+from paceline.build.default_drafts import is_embedded
 from paceline.cli.terminal import printable
 from paceline.core.errors import ConfigError
 from paceline.loading.catalogue import EMBEDDED, all_models

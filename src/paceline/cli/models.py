@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 
 from paceline.backends.native.native import why_not_native
-from paceline.build.drafts import default_speculative_config, is_embedded
+from paceline.build.default_drafts import default_speculative_config, is_embedded
 from paceline.cli.options import argument, automatic, engine_option, option
 from paceline.cli.terminal import Screen, printable, table
 from paceline.config import MAX_THREADS, PACKED_DTYPES

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline.build.drafts import default_speculative_config, drafts_of
+from paceline.build.default_drafts import default_speculative_config, drafts_of
 from paceline.cli.options import JSON_HELP, EngineOptions, ModelOptions, option
 from paceline.cli.settings import engine_options, method_of
 from paceline.cli.terminal import Screen, printable, table

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 COUNTERS = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
-"""Of :class:`~paceline.request.metrics.SpeculationCounters`, those that figures sum up."""
+"""Of :class:`~paceline.request.engine_stats.SpeculationCounters`, those that figures sum up."""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.build.drafts import is_embedded
+from paceline.build.default_drafts import is_embedded
 from paceline.cli.options import (
     EngineOptions,
     ModelOptions,

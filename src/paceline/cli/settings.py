@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.build.drafts import default_speculative_config, draft_at, is_embedded
+from paceline.build.default_drafts import default_speculative_config, draft_at, is_embedded
 from paceline.cli.options import (
     COMPARED_TOKENS,
     DEFAULTS,

@@ -1,0 +1,1 @@
+"""The step and its verbs: schedule, propose, plan, pack, forward, verify, commit, observe."""

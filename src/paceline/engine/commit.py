@@ -13,7 +13,7 @@ from paceline.cache.kv_cache import KVCache
 from paceline.core.errors import RequestFailedError
 from paceline.engine.step import Scheduled
 from paceline.engine.verifier import Verdict
-from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.engine_stats import EngineStats, SpeculationCounters
 from paceline.request.request import (
     TARGET_ORIGIN,
     FinishReason,

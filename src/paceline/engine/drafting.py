@@ -1,7 +1,7 @@
 """The drafts of a step: the planner chooses who drafts, and what of it is verified.
 
 Owns the limits of each request's draft. Knows no particular proposer;
-:mod:`paceline.engine.guard` contains their failures.
+:mod:`paceline.engine.contained_proposers` contains their failures.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from paceline.engine.guard import NOTHING, Call, ContainedProposers, Group
+from paceline.engine.contained_proposers import NOTHING, Call, ContainedProposers, Group
 from paceline.engine.step import Scheduled
 from paceline.planner.cost_table import NO_STEP, StepShape
 from paceline.planner.drafts import DraftLimits
 from paceline.planner.pace import StepReport
 from paceline.planner.planner import Planner
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
 

@@ -31,7 +31,7 @@ from paceline.planner.cost import CostModel
 from paceline.planner.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer
 from paceline.proposers.grammar import GrammarProposer
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.request import (
     Adapter,
     Constraint,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from paceline.cache.blocks import blocks_for
+from paceline.cache.block_pool import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.config import EngineConfig
 from paceline.core.errors import RequestError

@@ -21,7 +21,7 @@ from paceline.core.files import HEAD_BYTES, MAX_JSON_BYTES, check_fetched, read_
 from paceline.loading.gguf.container import read_shards
 from paceline.loading.gguf.names import place_of
 from paceline.tensors.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Arena, Array, as_bytes
-from paceline.tensors.blocks import FLOAT_BYTES
+from paceline.tensors.quantised_blocks import FLOAT_BYTES
 from paceline.tensors.stored import (
     FilePart,
     StoredRows,

@@ -1,0 +1,1 @@
+"""What a decoder is: its shape, weights and layers, and the interface of backends."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.models.shapes import (
+from paceline.models.layer_sizes import (
     AltUp,
     Experts,
     HeadSizes,

@@ -13,8 +13,8 @@ from typing import Any
 from paceline.models.backend import Ops
 from paceline.models.config import ModelConfig
 from paceline.models.decoder_reader import DecoderReader
+from paceline.models.layer_sizes import RopeConfig
 from paceline.models.rope import RotaryTable
-from paceline.models.shapes import RopeConfig
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import Ends, Layer
 from paceline.tensors.arrays import give_back_freed

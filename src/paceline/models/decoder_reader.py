@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.models.config import RESIDUAL, XIELU
-from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV, Experts, Recurrent
+from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV, Experts, Recurrent
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import (
     HEAD_TOKENS,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.models.backend import WeightOps
-from paceline.models.shapes import GROWTH_START, QUERY_GROWTH, RopeConfig
+from paceline.models.layer_sizes import GROWTH_START, QUERY_GROWTH, RopeConfig
 from paceline.tensors.arrays import Floats, sparse_zeros
 
 _CHUNK = 1 << 10  # positions that are computed at a time

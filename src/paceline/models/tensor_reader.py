@@ -26,7 +26,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.heads import mtp_layers_behind
 from paceline.tensors.arrays import FLOAT_NAMES, Array
 from paceline.tensors.arrays import floats as as_floats
-from paceline.tensors.blocks import FLOAT_BYTES, FORMATS, row_bytes
+from paceline.tensors.quantised_blocks import FLOAT_BYTES, FORMATS, row_bytes
 from paceline.tensors.stored import StoredTensors
 
 Join = Callable[[Sequence[Any]], Any]

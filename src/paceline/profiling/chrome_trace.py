@@ -18,7 +18,7 @@ from typing import Any
 from paceline.core.errors import ProfileError
 from paceline.core.files import write_json
 from paceline.engine.engine import Engine
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.request import StepOutput
 
 PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.checks import check_number
-from paceline.request.metrics import EngineInfo, EngineStats
+from paceline.request.engine_stats import EngineInfo, EngineStats
 
 LOAD = "load"
 """Name of what a replica reports."""

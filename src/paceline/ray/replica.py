@@ -20,7 +20,7 @@ from paceline.core.errors import EngineDeadError
 from paceline.ray.autoscaling import LOAD, load_of
 from paceline.ray.cluster import forget_program
 from paceline.ray.links import KEEP_ALIVE_SECONDS, Address, Gate
-from paceline.request.metrics import EngineInfo
+from paceline.request.engine_stats import EngineInfo
 from paceline.server.engine_process.client import EngineClient, engine_stats
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.tracing import install_trace_logging

@@ -1,1 +1,1 @@
-"""A request and what it asks for, the text's spans, and what is counted of a step."""
+"""A request and what it asks for, spans and draft trees, traces, and what engines count."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from paceline.request.metrics import SpeculationCounters
+from paceline.request.engine_stats import SpeculationCounters
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
 

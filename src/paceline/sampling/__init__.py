@@ -1,1 +1,1 @@
-"""The target's token: parameters' rules, edits of logits, words that must not come."""
+"""The target's token: rules of sampling, edits of logits, words that must not come."""

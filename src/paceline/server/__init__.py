@@ -1,0 +1,1 @@
+"""A server for the clients of OpenAI, Anthropic, Ollama and llama.cpp."""

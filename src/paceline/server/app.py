@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from paceline.server import anthropic, ollama, responses
-from paceline.server.api import adapters, health, speedup
+from paceline.server.admin import adapters, health, speedup
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.hosting.models import Models, Offer
 from paceline.server.http.config import ServerConfig

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from paceline.core.errors import ConfigError, EngineDeadError
-from paceline.request.metrics import EngineInfo
+from paceline.request.engine_stats import EngineInfo
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.connections import Connection, Lobby, most_connections

@@ -23,8 +23,8 @@ import numpy as np
 
 from paceline.core.errors import ModelLoadError
 from paceline.tensors.arrays import Array, as_bytes
-from paceline.tensors.blocks import FLOAT_BYTES, FORMATS, decode
 from paceline.tensors.placement import Placement
+from paceline.tensors.quantised_blocks import FLOAT_BYTES, FORMATS, decode
 
 PAGE = mmap.PAGESIZE
 
@@ -33,7 +33,7 @@ class StoredRows(NamedTuple):
     """A matrix ``[n, k]`` as bytes.
 
     Attributes:
-        format: a name that :func:`paceline.tensors.blocks.row_bytes` knows.
+        format: a name that :func:`paceline.tensors.quantised_blocks.row_bytes` knows.
         rows: uint8 ``[n, bytes of a row]``.
         order: int32 ``[k]``, which input each column is of; None where they are in their order.
     """

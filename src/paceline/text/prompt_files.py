@@ -1,4 +1,4 @@
-"""Reading the files that benchmarks take prompts from: JSONL, a JSON array, lines of a poem.
+"""Reading files of prompts: JSONL, a JSON array, lines of a poem.
 
 Knows no tokenizer: rows become prompts, and what the file says of the answer's length.
 """

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.cache.blocks import blocks_for
+from paceline.cache.block_pool import blocks_for
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import MAX_TREE_NODES, SpeculativeConfig
 from paceline.config.speculative import ForwardingConfig
@@ -58,7 +58,7 @@ from paceline.proposers.draft_model.translation import VocabularyPair
 from paceline.request.request import Request
 from paceline.request.span import ROOT, DraftTree
 from paceline.request.traces import Trace
-from paceline_lab.simulate.drafts import (
+from paceline_lab.simulate.recorded_drafts import (
     DraftsKey,
     RecordedDrafts,
     check_vocabulary,
@@ -223,7 +223,7 @@ class Recorder:
         return num_tokens + self.config.tree_nodes * self.config.num_speculative_tokens
 
     def forwards(self) -> tuple[float, float]:
-        """See :class:`~paceline_lab.simulate.drafts.RecordedDrafts`; known at the end."""
+        """See :class:`~paceline_lab.simulate.recorded_drafts.RecordedDrafts`; known at the end."""
         return 1.0, 1.0
 
 

@@ -29,7 +29,7 @@ from paceline.planner.drafts import TextDrafter
 from paceline.planner.planner import FixedPlanner, Planner
 from paceline.planner.value import DraftingCost, Source
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request.metrics import EngineStats, SpeculationCounters
+from paceline.request.engine_stats import EngineStats, SpeculationCounters
 from paceline.request.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
 from paceline.request.span import DraftTree
 from paceline.request.traces import Trace
@@ -185,7 +185,7 @@ class ReplayResult:
         return sum(trace.draft_ms for trace in self.traces)
 
     def total(self, counter: str) -> int:
-        """A counter of :class:`~paceline.request.metrics.SpeculationCounters` over all traces."""
+        """A counter of :class:`.engine_stats.SpeculationCounters` over all traces."""
         return sum(getattr(trace.counters, counter) for trace in self.traces)
 
 

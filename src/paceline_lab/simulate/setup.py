@@ -44,7 +44,7 @@ from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.ngram_model import context_key, read_tables
 from paceline.request.traces import META, Trace, read_meta, read_traces
 from paceline.tensors.placement import Placement
-from paceline_lab.simulate.drafts import RecordedDrafts, check_vocabulary
+from paceline_lab.simulate.recorded_drafts import RecordedDrafts, check_vocabulary
 from paceline_lab.simulate.recording import cached_drafts, record_all
 from paceline_lab.simulate.simulator import Simulator, draft_name
 from paceline_lab.trace.requests import answer_notes, check_model

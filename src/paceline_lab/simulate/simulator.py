@@ -21,8 +21,8 @@ from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.draft_model.heterogeneous import SPARE
 from paceline.request.traces import Trace
-from paceline_lab.simulate.drafts import RecordedDrafts, cached_proposer
 from paceline_lab.simulate.oracle import best_steps
+from paceline_lab.simulate.recorded_drafts import RecordedDrafts, cached_proposer
 from paceline_lab.simulate.replay import ANY_TOKEN, ReplayResult, replay
 from paceline_lab.trace.experts import ExpertUnions
 

@@ -23,7 +23,7 @@ from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.request.traces import Trace
-from paceline_lab.simulate.drafts import check_vocabulary
+from paceline_lab.simulate.recorded_drafts import check_vocabulary
 from paceline_lab.teacher_forcing import forced_logits
 
 Floats = npt.NDArray[np.float64]

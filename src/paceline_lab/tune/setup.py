@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.build.drafts import default_speculative_config, drafts_of
+from paceline.build.default_drafts import default_speculative_config, drafts_of
 from paceline.cli.options import (
     DEFAULTS,
     JSON_HELP,

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from paceline.backends.rows.rows import Rows
 from paceline.core.errors import ConfigError, TrainingError
 from paceline.loading.checkpoint import load_checkpoint
-from paceline.models.shapes import Experts
+from paceline.models.layer_sizes import Experts
 from paceline_lab.train import lm, trainer
 from paceline_lab.train.checkpoint import FILE_NAME
 from paceline_lab.train.configs import learning_rate

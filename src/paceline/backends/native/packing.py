@@ -32,7 +32,7 @@ from paceline.models.backend import (
 )
 from paceline.models.config import ModelConfig
 from paceline.models.decoder_reader import DecoderReader
-from paceline.models.shapes import Latent
+from paceline.models.layer_sizes import Latent
 from paceline.models.tensor_reader import TensorReader, packed_formats, packed_parts
 from paceline.models.threads import num_threads
 from paceline.models.weights import Layer
@@ -45,7 +45,7 @@ from paceline.tensors.arrays import (
     floats,
     give_back_freed,
 )
-from paceline.tensors.blocks import decode
+from paceline.tensors.quantised_blocks import decode
 
 TILE = 16  # kernels.h
 SLICE_ELEMENTS = 1 << 18  # of floats that are quantised at once

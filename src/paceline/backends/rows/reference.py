@@ -48,7 +48,7 @@ from paceline.models.threads import num_threads
 from paceline.request.span import Span
 from paceline.tensors import arrays
 from paceline.tensors.arrays import FLOAT8_E4M3, STORED_FLOATS, Array, Floats, floats
-from paceline.tensors.blocks import F8_BYTES, Decoded, decode, quantise_q8_0
+from paceline.tensors.quantised_blocks import F8_BYTES, Decoded, decode, quantise_q8_0
 from paceline.tensors.torch_arrays import to_torch
 
 BLOCK_DTYPES = ("file", "int8")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from paceline.backends.rows.row_ops import RowOps, Tensor
 from paceline.backends.rows.tensor_memory import RecurrentBatch, after_row
-from paceline.models.shapes import DELTA, MAMBA2, Recurrent
+from paceline.models.layer_sizes import DELTA, MAMBA2, Recurrent
 from paceline.models.weights import RecurrentWeights
 
 KEY_EPS = 1e-6  # of the delta rule's unit vectors, in every model

@@ -22,8 +22,8 @@ from paceline.backends.rows.row_ops import AddedLayers, RowOps, Tensor
 from paceline.backends.rows.row_recurrent import recurrent
 from paceline.models.config import RESIDUAL, ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.layer_sizes import Experts
 from paceline.models.rope import RotaryTable
-from paceline.models.shapes import Experts
 from paceline.models.weights import (
     AltUpLayer,
     FeedForward,

@@ -23,7 +23,7 @@ from paceline.models.backend import (
     head_elements,
 )
 from paceline.models.config import ModelConfig
-from paceline.models.shapes import DELTA, Recurrent
+from paceline.models.layer_sizes import DELTA, Recurrent
 from paceline.request.span import Span
 
 Tensor = torch.Tensor

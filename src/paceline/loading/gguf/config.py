@@ -34,7 +34,7 @@ from paceline.loading.gguf.names import HEADS
 from paceline.models.config import ModelConfig
 from paceline.models.families import GGUF_MODEL_TYPES, gguf_family
 from paceline.models.families.config_json import config_from_hf
-from paceline.models.shapes import QUERY_GROWTH
+from paceline.models.layer_sizes import QUERY_GROWTH
 from paceline.tensors.arrays import Array, floats
 from paceline.text.gguf_tokenizer import bos_id, end_ids
 

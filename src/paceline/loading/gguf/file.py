@@ -2,7 +2,7 @@
 
 Weights come out under their Hugging Face names and in their layout, unpacked when they are looked
 up: 16- and 32-bit floats as they are, every quantised type as float32. The blocks of the formats
-that :mod:`paceline.tensors.blocks` knows can be had as they are, too.
+that :mod:`paceline.tensors.quantised_blocks` knows can be had as they are, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.models.families.layouts import fused_halves, halves
 from paceline.models.pooling import gguf_pooling
 from paceline.request.sampling_params import LLAMA_CPP
 from paceline.tensors.arrays import STORED_FLOATS, Array, floats
-from paceline.tensors.blocks import FLOAT_BYTES, FORMATS
+from paceline.tensors.quantised_blocks import FLOAT_BYTES, FORMATS
 from paceline.tensors.stored import StoredRows, StoredTensors, drop_pages
 from paceline.text.gguf_tokenizer import tokenizer_from_gguf
 from paceline.text.tokenizer import Tokenizer

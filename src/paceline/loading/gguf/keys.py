@@ -26,7 +26,7 @@ from paceline.models.config import LEARNT_KEYS
 from paceline.models.families import gguf_architectures, gguf_family
 from paceline.models.families.fields import MOST_LAYERS
 from paceline.models.families.rope import FULL, SLIDING
-from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV
+from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV
 
 if TYPE_CHECKING:
     from paceline.loading.gguf.container import GgufContainer, TensorInfo

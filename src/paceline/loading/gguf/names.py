@@ -18,7 +18,7 @@ from paceline.loading.gguf.keys import (
 )
 from paceline.models.families import gguf_family
 from paceline.models.families.family import Family
-from paceline.models.shapes import DELTA
+from paceline.models.layer_sizes import DELTA
 
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 """``general.architecture`` -> ``model_type`` of heads that draft from a target's hidden states."""

@@ -1,0 +1,1 @@
+"""Checkpoints that are quantised already, by their methods."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.core.errors import ModelLoadError
 from paceline.tensors.arrays import BFLOAT16, Array, Floats, as_bytes, floats
-from paceline.tensors.blocks import FORMATS, FP4_VALUES
+from paceline.tensors.quantised_blocks import FORMATS, FP4_VALUES
 from paceline.tensors.stored import StoredRows, StoredTensors
 
 Shape = tuple[int | None, ...]

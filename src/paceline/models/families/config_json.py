@@ -40,7 +40,7 @@ from paceline.models.families.rope import (
     rope_from_hf,
     still_rope_from_hf,
 )
-from paceline.models.shapes import Experts, Recurrent
+from paceline.models.layer_sizes import Experts, Recurrent
 from paceline.tensors.arrays import BFLOAT16
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}

@@ -152,8 +152,9 @@ class Family:
         gguf: how GGUF files have it.
         latent: whether its attention keeps one latent per token.
         per_layer: whether layers differ as Gemma 4's do: see
-        :mod:`paceline.models.families.per_layer`. last_full: whether the last layer never slides,
-        whatever the list says. recurrent: kind of its recurrent layers; empty where it has none.
+            :mod:`paceline.models.families.layers_json`.
+        last_full: whether the last layer never slides, whatever the list says.
+        recurrent: kind of its recurrent layers; empty where it has none.
         beside: whether all layers are recurrent and have attention too, with Falcon-H1's scalars.
         single_parts: whether a layer is a recurrence, attention or a feed-forward alone.
     """

@@ -16,7 +16,7 @@ from paceline.models.families.family import (
     Gguf,
     Layout,
 )
-from paceline.models.shapes import DELTA, MAMBA2, SHORT_CONV
+from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV
 
 _LFM2: dict[str, Any] = {
     "hidden_act": "silu",

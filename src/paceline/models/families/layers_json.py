@@ -16,7 +16,7 @@ import numpy as np
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.families.family import ExpertKeys
 from paceline.models.families.fields import MOST_LAYERS, Fields
-from paceline.models.shapes import (
+from paceline.models.layer_sizes import (
     DELTA,
     MAMBA2,
     SHORT_CONV,

@@ -19,9 +19,9 @@ from paceline.core.errors import ModelLoadError
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES
 from paceline.models.families.family import Layout
-from paceline.models.shapes import DELTA
+from paceline.models.layer_sizes import DELTA
 from paceline.tensors.arrays import Array, as_bytes
-from paceline.tensors.blocks import FLOAT_BYTES
+from paceline.tensors.quantised_blocks import FLOAT_BYTES
 from paceline.tensors.stored import Place, PlacedTensors, StoredRows, StoredTensors
 
 _LINEARS = re.compile(r".*\.(qkv|o|up|down)_proj\.weight")

@@ -14,7 +14,7 @@ from paceline.models.families.family import (
     Family,
     Gguf,
 )
-from paceline.models.shapes import DELTA
+from paceline.models.layer_sizes import DELTA
 
 _QWEN = {
     "hidden_act": "silu",

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.families.fields import Fields
-from paceline.models.shapes import GROWTH_START, QUERY_GROWTH, RopeConfig
+from paceline.models.layer_sizes import GROWTH_START, QUERY_GROWTH, RopeConfig
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 # What each scaling reads besides theta and factor: name -> (lowest, highest, required).

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from paceline.cache.blocks import blocks_for
+from paceline.cache.block_pool import blocks_for
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.memory_needs import bytes_per_block, state_room
 from paceline.cache.states import States

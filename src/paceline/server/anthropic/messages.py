@@ -23,7 +23,7 @@ from paceline.server.anthropic.request import (
     TokenCount,
     chat_of,
 )
-from paceline.server.chat.calls.literals import values_of
+from paceline.server.chat.tool_calls.literals import values_of
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.errors import anthropic_document, to_api_error
 from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes

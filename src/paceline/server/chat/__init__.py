@@ -1,0 +1,1 @@
+"""Chats: prompts from messages, answers with thoughts and tool calls, response formats."""

@@ -4,7 +4,8 @@ Owns the order: thoughts first, between their marks, then what may stand between
 and tool calls only in that. White space beside marks and calls is dropped: templates put it back.
 Text is held back while it may begin a call, and what proves to be none goes back to the words. What
 is found does not depend on how the text is cut into pieces. What a call looks like is a matter of
-:mod:`paceline.server.chat.calls`; the formats are in :mod:`paceline.server.chat.formats`.
+:mod:`paceline.server.chat.tool_calls`; the formats are in
+:mod:`paceline.server.chat.answer_formats`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paceline.request.structured_outputs import ThoughtMarks
-from paceline.server.chat.calls.kind import Form, ToolCall, ToolFormat, Tools, unfinished_tag
 from paceline.server.chat.parts import (
     CallArguments,
     Part,
@@ -26,6 +26,7 @@ from paceline.server.chat.parts import (
     add,
     opening,
 )
+from paceline.server.chat.tool_calls.kind import Form, ToolCall, ToolFormat, Tools, unfinished_tag
 
 
 class AnswerParser:

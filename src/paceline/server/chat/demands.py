@@ -17,7 +17,18 @@ from paceline.json_schema.normal_form import normal_form
 from paceline.request import structural_tags
 from paceline.request.structured_outputs import StructuredOutputs, ThoughtMarks
 from paceline.server.chat.answer import AnswerParser, OfferedTool, ToolUse, Wrapping
-from paceline.server.chat.calls.kind import (
+from paceline.server.chat.harmony import (
+    ASSISTANT,
+    CHANNEL,
+    END,
+    FUNCTIONS,
+    MESSAGE,
+    Harmony,
+    HarmonyParser,
+    HarmonyPlace,
+)
+from paceline.server.chat.response_formats import blamed, enforced, response_shape, shape_param
+from paceline.server.chat.tool_calls.kind import (
     ANY_TEXT,
     Form,
     ToolFormat,
@@ -31,17 +42,6 @@ from paceline.server.chat.calls.kind import (
     star,
     tag,
 )
-from paceline.server.chat.harmony import (
-    ASSISTANT,
-    CHANNEL,
-    END,
-    FUNCTIONS,
-    MESSAGE,
-    Harmony,
-    HarmonyParser,
-    HarmonyPlace,
-)
-from paceline.server.chat.shapes import blamed, enforced, response_shape, shape_param
 from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
 

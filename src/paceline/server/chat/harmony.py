@@ -14,7 +14,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from paceline.server.chat.calls.kind import unfinished_tag
 from paceline.server.chat.parts import (
     CallArguments,
     Part,
@@ -26,6 +25,7 @@ from paceline.server.chat.parts import (
     opening,
     together,
 )
+from paceline.server.chat.tool_calls.kind import unfinished_tag
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 ASSISTANT, FUNCTIONS = f"{START}assistant", "functions."

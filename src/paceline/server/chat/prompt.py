@@ -19,9 +19,9 @@ from paceline.config.template_options import protected_among
 from paceline.core.errors import RequestError, TemplateError
 from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import Wrapping
-from paceline.server.chat.calls.json_calls import PHI4_MARKS
-from paceline.server.chat.calls.literals import values_of
-from paceline.server.chat.formats import ChatFormats, ReasoningFormat
+from paceline.server.chat.answer_formats import ChatFormats, ReasoningFormat
+from paceline.server.chat.tool_calls.json_calls import PHI4_MARKS
+from paceline.server.chat.tool_calls.literals import values_of
 from paceline.server.protocol.chat import (
     NO_EFFORT,
     ChatCompletionRequest,

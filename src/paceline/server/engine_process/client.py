@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from paceline.core.errors import EngineClosedError, EngineDeadError, PacelineError
-from paceline.request.metrics import EngineInfo, EngineStats
+from paceline.request.engine_stats import EngineInfo, EngineStats
 from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.backlog import Share

@@ -53,7 +53,7 @@ def publish_kv_events(kv: KVCache, config: KVEventsConfig) -> KVEventPublisher:
 
 
 class KVEventPublisher:
-    """Publishes what it is told about a prefix index (:class:`~.block_pool.BlockObserver`).
+    """Publishes what it is told about a prefix index, as a ``BlockObserver`` of the cache.
 
     Being told takes a microsecond: threads of its own batch, encode and send. The first event says
     that nothing is cached, for subscribers who knew a predecessor.

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 
 STEADY_SECONDS = 300.0
 """An engine that has served so long has not died of its start: what came before is forgotten."""

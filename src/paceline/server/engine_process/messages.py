@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.core.errors import PacelineError
-from paceline.request.metrics import EngineInfo, EngineStats, SpeculationCounters
+from paceline.request.engine_stats import EngineInfo, EngineStats, SpeculationCounters
 from paceline.request.request import Request, StepOutput, TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.text.tokenizer import Tokenizer

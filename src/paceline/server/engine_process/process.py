@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.core.errors import EngineClosedError
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.request import Request, StepOutput
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.messages import (

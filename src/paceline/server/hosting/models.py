@@ -1,5 +1,5 @@
-"""The models of a server, by their names. Owns which there are; :mod:`paceline.server.hosting.room`
-says which of them are loaded.
+"""The models of a server, by their names. Owns which there are;
+:mod:`paceline.server.hosting.loaded_models` says which of them are loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from paceline.core.errors import ConfigError
 from paceline.server.engine_process.backlog import Backlog
 from paceline.server.engine_process.client import EngineClient
-from paceline.server.hosting.room import Limits, LoadState, Room
+from paceline.server.hosting.loaded_models import Limits, LoadState, Room
 from paceline.server.hosting.serving import LATEST, SchemaThread, Serving
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.errors import NOT_FOUND, ApiError

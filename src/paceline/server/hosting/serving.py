@@ -28,9 +28,9 @@ from starlette.requests import Request
 
 from paceline import __version__
 from paceline.core.errors import ConfigError, PacelineError, RequestError
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.sampling_params import SamplingParams
-from paceline.server.chat.formats import ChatFormats
+from paceline.server.chat.answer_formats import ChatFormats
 from paceline.server.engine_process.backlog import Backlog, Share
 from paceline.server.engine_process.client import (
     Answers,
@@ -38,7 +38,7 @@ from paceline.server.engine_process.client import (
     engine_stats,
 )
 from paceline.server.engine_process.tokens import TokenTexts
-from paceline.server.hosting.room import Room
+from paceline.server.hosting.loaded_models import Room
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.errors import RATE_LIMIT, SERVER, ApiError
 from paceline.server.http.security import partition
@@ -157,7 +157,7 @@ class Serving:
 
     def using(self, keep_alive: float | None = None) -> AbstractAsyncContextManager[None]:
         """Have it loaded while a block runs; see
-        :meth:`~paceline.server.hosting.room.Resident.using`.
+        :meth:`~paceline.server.hosting.loaded_models.Resident.using`.
 
         Raises (when the block is entered):
             ApiError: 503, it would have to be loaded, and the server is ending.
@@ -165,7 +165,7 @@ class Serving:
         return self.resident.using(keep_alive, self.check_takes_requests)
 
     async def open(self) -> None:
-        """Load it; see :class:`~paceline.server.hosting.room.Loadable`."""
+        """Load it; see :class:`~paceline.server.hosting.loaded_models.Loadable`."""
         if self.has_failed:
             await self.client.close()
         await self.client.start()

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.core.errors import ContextLengthError, RequestError
 from paceline.request.sampling_params import NEUTRAL
-from paceline.server.api.health import Health, health
+from paceline.server.admin.health import Health, health
 from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.server.hosting.serving import Serving

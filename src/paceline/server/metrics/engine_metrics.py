@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 
 WIDTH_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 Labels = tuple[str, ...]

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from paceline import __version__
 from paceline.request.sampling_params import OLLAMA
-from paceline.server.api.health import Version
+from paceline.server.admin.health import Version
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import LATEST, Serving, used_memory
 from paceline.server.http.body import read_body

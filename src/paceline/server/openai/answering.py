@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import ContextLengthError, PacelineError, RequestError
-from paceline.request.metrics import SpeculationCounters
+from paceline.request.engine_stats import SpeculationCounters
 from paceline.server.chat.parts import ThoughtCount
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
@@ -315,7 +315,7 @@ class Usage:
 
 
 def speculation_document(counters: SpeculationCounters) -> dict[str, Any]:
-    """Counters and ratios of one request, as :mod:`paceline.request.metrics` defines them."""
+    """Counters and ratios of one request, as :mod:`paceline.request.engine_stats` defines them."""
     return {
         "mean_acceptance_length": counters.mean_acceptance_length,
         "acceptance_rate": counters.acceptance_rate,

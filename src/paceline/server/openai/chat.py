@@ -21,7 +21,7 @@ from paceline.server.chat.demands import Demands
 from paceline.server.chat.harmony import Harmony
 from paceline.server.chat.parts import TokenPlaces
 from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
-from paceline.server.chat.shapes import blamed, shape_param
+from paceline.server.chat.response_formats import blamed, shape_param
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paceline.core.errors import RequestError
 from paceline.request.request import TokenLogprobs
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.chat.shapes import blamed, response_shape, shape_param
+from paceline.server.chat.response_formats import blamed, response_shape, shape_param
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import LegacyLogprobs, OriginTokens, prompt_logprobs

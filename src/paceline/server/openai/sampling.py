@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.core.errors import ContextLengthError, RequestError
-from paceline.request.metrics import EngineInfo
+from paceline.request.engine_stats import EngineInfo
 from paceline.request.sampling_params import (
     MAX_STOP_STRINGS,
     NEUTRAL,

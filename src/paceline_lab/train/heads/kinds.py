@@ -18,7 +18,7 @@ from paceline.loading.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig, Multipliers
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.heads import EAGLE3, MTP
-from paceline.models.shapes import RopeConfig
+from paceline.models.layer_sizes import RopeConfig
 from paceline.request.traces import Trace
 from paceline_lab.train.configs import HeadTrainingConfig
 from paceline_lab.train.heads.features import HeadBatch

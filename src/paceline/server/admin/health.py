@@ -22,7 +22,7 @@ from paceline import __version__
 from paceline.core.errors import RequestError
 from paceline.core.machine import current_load
 from paceline.models.threads import cores
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.sampling_params import NEUTRAL
 from paceline.server.engine_process.client import EngineClient, engine_stats
 from paceline.server.hosting.models import Models

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from paceline.server.chat.calls.kind import (
+from paceline.server.chat.tool_calls.kind import (
     LIST_END,
     NAME,
     Brackets,
@@ -29,7 +29,7 @@ from paceline.server.chat.calls.kind import (
     find_head,
     json_of,
 )
-from paceline.server.chat.calls.literals import values_of
+from paceline.server.chat.tool_calls.literals import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class JsonCalls:
 
 
 class JsonText:
-    """See :class:`~paceline.server.chat.calls.kind.CallText`."""
+    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
 
     def __init__(self, kind: JsonCalls, tools: Tools) -> None:
         self._kind = kind
@@ -138,7 +138,7 @@ class NamedJson:
 
 
 class NamedText:
-    """See :class:`~paceline.server.chat.calls.kind.CallText`."""
+    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
 
     def __init__(self, kind: NamedJson, tools: Tools) -> None:
         self._kind = kind

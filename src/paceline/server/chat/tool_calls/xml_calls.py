@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.json_schema.resolver import Resolver
-from paceline.server.chat.calls.kind import (
+from paceline.server.chat.tool_calls.kind import (
     LONGEST_HEAD,
     NAME,
     Brackets,
@@ -37,7 +37,7 @@ from paceline.server.chat.calls.kind import (
     text_of,
     unfinished_tag,
 )
-from paceline.server.chat.calls.parameters import (
+from paceline.server.chat.tool_calls.parameters import (
     STRING,
     Parameter,
     bare,
@@ -57,7 +57,7 @@ class XmlMarks:
     Attributes:
         head: the pattern of what comes before the first parameter.
         begin: what a forced call is written with before the first parameter, see
-            :func:`~paceline.server.chat.calls.kind.call_tag`.
+            :func:`~paceline.server.chat.tool_calls.kind.call_tag`.
         end: what ends a call.
         after: what a forced call is written with behind that.
         key: what stands before and behind a key.
@@ -381,7 +381,7 @@ DEEPSEEK_V4 = _dsml("deepseek_v4", "tool_calls")
 
 
 class XmlText:
-    """See :class:`~paceline.server.chat.calls.kind.CallText`."""
+    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
 
     def __init__(self, kind: XmlMarks, tools: Tools) -> None:
         self._kind = kind

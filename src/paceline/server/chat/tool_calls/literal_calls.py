@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import NARROWING
 from paceline.json_schema.resolver import Members, Resolver
-from paceline.server.chat.calls.json_calls import LIST
-from paceline.server.chat.calls.kind import (
+from paceline.server.chat.tool_calls.json_calls import LIST
+from paceline.server.chat.tool_calls.kind import (
     LIST_END,
     NAME,
     Brackets,
@@ -40,13 +40,13 @@ from paceline.server.chat.calls.kind import (
     tag,
     text_of,
 )
-from paceline.server.chat.calls.literals import (
+from paceline.server.chat.tool_calls.literals import (
     PYTHON,
     Literals,
     MalformedError,
     json_of_arguments,
 )
-from paceline.server.chat.calls.parameters import (
+from paceline.server.chat.tool_calls.parameters import (
     STRING,
     Parameter,
     parameters,
@@ -211,7 +211,7 @@ def _names(schema: Schema) -> list[str]:
 
 
 class LiteralText:
-    """See :class:`~paceline.server.chat.calls.kind.CallText`."""
+    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
 
     def __init__(self, kind: LiteralCalls, tools: Tools) -> None:
         self._kind = kind

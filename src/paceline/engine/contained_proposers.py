@@ -18,7 +18,7 @@ from paceline.planner.drafts import DraftLimits, Drafts, Member, TextDrafter
 from paceline.planner.planner import is_sound
 from paceline.planner.value import Source
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request.metrics import EngineStats
+from paceline.request.engine_stats import EngineStats
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
 from paceline.tensors.arrays import Floats

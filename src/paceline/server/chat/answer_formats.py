@@ -1,7 +1,7 @@
 """Which formats a model answers in, by their names, or as its chat template shows.
 
 Owns the tables of formats of tool calls and of marks of thoughts. Supporting another one is another
-entry here, and for calls of a new kind a file in :mod:`paceline.server.chat.calls`.
+entry here, and for calls of a new kind a file in :mod:`paceline.server.chat.tool_calls`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.server.chat.calls import json_calls, literal_calls, xml_calls
-from paceline.server.chat.calls.kind import ToolFormat
 from paceline.server.chat.harmony import CHANNEL, MESSAGE
+from paceline.server.chat.tool_calls import json_calls, literal_calls, xml_calls
+from paceline.server.chat.tool_calls.kind import ToolFormat
 from paceline.text.tokenizer import Tokenizer
 
 TOOL_FORMATS: dict[str, ToolFormat] = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
-from paceline.server.chat.calls.kind import Syntax, escapes, inside
+from paceline.server.chat.tool_calls.kind import Syntax, escapes, inside
 
 _T = TypeVar("_T")
 _WORDS = {

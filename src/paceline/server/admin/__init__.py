@@ -1,0 +1,1 @@
+"""Health, models and adapters of a server, and how fast speculation makes it."""

@@ -1,0 +1,1 @@
+"""How models write tool calls: each kind of format, read and enforced."""
