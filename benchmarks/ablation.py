@@ -113,10 +113,12 @@ SWITCHES: dict[str, Switch] = {
     # who is asked
     "exploring proposers": Switch(20, 1, {"value.Asking._explored": _constant(())}),
     "values by situation": Switch(5, 1, {"value.SITUATIONS": ()}),
-    "looking at matches": Switch(20, 1, {"engine.guard.Entry.sees_matches": False}),
+    "looking at matches": Switch(20, 1, {"engine.contained_proposers.Entry.sees_matches": False}),
     "what drafts keep of their promise": Switch(25, 2, {"acceptance.Promise.kept": 1.0}),
     "asking texts together": Switch(20, 1, {"planner.CostAwarePlanner.asks_together": False}),
-    "enough of one text's drafts": Switch(3, 1, {"engine.guard.ENOUGH_FROM_TEXT": ALWAYS}),
+    "enough of one text's drafts": Switch(
+        3, 1, {"engine.contained_proposers.ENOUGH_FROM_TEXT": ALWAYS}
+    ),
     "reading as an investment": Switch(10, 0, {"value.Asking._is_worth": _is_worth_at_once}),
     "learnt host times": Switch(8, 1, {"pace.HOST_PACE": 0.0}),
     "saved exploration": Switch(5, 1, {"value.SAVED": 1}),

@@ -7,13 +7,10 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import settings
-
-from tests.levels import SOME
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -64,30 +61,3 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder}; set PACELINE_TEST_DATA to a folder that has it")
     return folder
-
-
-@pytest.fixture(params=["reference", *SOME])
-def ops_of(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Backends by dtype, the native one at every level of this CPU."""
-    from paceline.backends.native.cpu import CpuOps
-    from paceline.backends.native.native import native_module
-    from paceline.backends.rows.reference import ReferenceOps
-
-    if request.param == "reference":
-        yield ReferenceOps
-        return
-    before = native_module().isa()
-    native_module().set_isa(request.param)
-    yield CpuOps
-    native_module().set_isa(before)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Matrices of tiny models only make threads wait for each other."""
-    from paceline.models.threads import num_threads, set_num_threads
-
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
