@@ -56,7 +56,7 @@ def test_commands_of_a_missing_laboratory_are_listed_and_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     present = {group: [command.name for command in commands_of(group)] for group in LABORATORY}
-    monkeypatch.setattr(registry, "points_on", lambda path: ())
+    monkeypatch.setattr(registry, "plugins_of", lambda group: ())
     for group, names in present.items():
         found = commands_of(group)
         assert [command.name for command in found] == names

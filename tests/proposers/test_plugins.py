@@ -113,7 +113,7 @@ def test_a_plugin_that_cannot_be_built(
 def test_the_built_in_ones_need_no_metadata(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(speculative, "entry_points", lambda group: EntryPoints())
+    monkeypatch.setattr(speculative, "plugins_of", lambda group: EntryPoints())
     monkeypatch.syspath_prepend(str(tmp_path))  # looked at anew, since the path is another
     assert all(callable(find_builder(method)) for method in METHODS)
     assert build("suffix").name == "suffix"

@@ -12,9 +12,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
 import typer
@@ -22,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.habits import Own, advice_on_command, read
 from paceline.core.errors import ConfigError
+from paceline.core.installation import plugins_of
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Click's, which newer releases of Typer bring along under a name of their own."""
@@ -239,15 +239,9 @@ def option_variables() -> set[str]:
     return {variable for options in usable for variable in variables_of(load(options))}
 
 
-@cache
-def points_on(path: tuple[str, ...]) -> Sequence[EntryPoint]:
-    """The entry points that add commands, of all packages on a path: finding them takes a while."""
-    return tuple(entry_points(group=ENTRY_POINTS))
-
-
 def _added() -> Iterator[Command]:
     """What entry points refer to; one that cannot be loaded is a command that says why."""
-    for point in points_on(tuple(sys.path)):
+    for point in plugins_of(ENTRY_POINTS):
         try:
             command = point.load()
             if not isinstance(command, Command):

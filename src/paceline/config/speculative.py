@@ -10,11 +10,9 @@ files.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, replace
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
 from paceline.core.checks import (
@@ -29,6 +27,7 @@ from paceline.core.checks import (
     whole,
 )
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.installation import plugins_of
 
 DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4", "int3", "int2")
 MAX_SPECULATIVE_TOKENS = 64
@@ -450,14 +449,8 @@ def config_class(method: object) -> type[SpeculativeConfig]:
 
 def plugins() -> dict[str, EntryPoint]:
     """The proposers of other packages that are installed, by their methods."""
-    return _plugins(tuple(sys.path))
-
-
-@lru_cache(maxsize=4)
-def _plugins(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Of one search path: reading the metadata of all packages takes milliseconds."""
     by_method: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in plugins_of(ENTRY_POINTS):
         if entry.name not in METHODS:
             by_method.setdefault(entry.name, entry)
     return by_method

@@ -1,4 +1,4 @@
-"""How the user installed Paceline, for messages that say how to install more of it.
+"""How the user installed Paceline, for messages on installing more, and which plugins there are.
 
 Paceline is not on PyPI, so its name alone leads nowhere: an installer records the folder, file or
 repository that a distribution came from in ``direct_url.json`` (PEP 610). Knows no extra.
@@ -11,7 +11,14 @@ import os
 import shlex
 import shutil
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from functools import cache
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    PackageNotFoundError,
+    distribution,
+    entry_points,
+)
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +27,17 @@ from urllib.request import url2pathname
 NAME = "paceline"
 CHECKOUT = Path(__file__).resolve().parents[3]
 """The root of the sources, where this module is one of a checkout."""
+
+
+def plugins_of(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group, of all packages that are installed."""
+    return _entry_points(group, tuple(sys.path))
+
+
+@cache
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Of one search path: reading the metadata of all packages takes milliseconds."""
+    return tuple(entry_points(group=group))
 
 
 def install_command(extra: str = "") -> str:
