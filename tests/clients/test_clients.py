@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.server.browser import open_browser
+from tests.server.page.browser import open_browser
 from tests.server.served import KEY, NAME, chat_model, served
 
 FOLDER = REPOSITORY / ".clients"

@@ -12,7 +12,7 @@ from paceline.core.errors import EngineDeadError
 from paceline.ray.ingress import merged
 from paceline.ray.links import ReplicaCall, last_words, read_body, refusal
 from tests.server.asgi import application, call, complete
-from tests.server.test_server_metrics import samples, value
+from tests.server.metrics.test_server_metrics import samples, value
 
 
 def test_a_call_is_written_without_what_concerns_the_clients_connection() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from paceline.server.http import sse
-from tests.server.browser import Page, open_browser
 from tests.server.clocks import HeldClock, SkippedTime
-from tests.server.page_server import OpenPage, Script, Visit, make_app, serving
+from tests.server.page.browser import Page, open_browser
+from tests.server.page.page_server import OpenPage, Script, Visit, make_app, serving
 from tests.server.served import chat_model, served
 
 

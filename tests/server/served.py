@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.loading.catalogue import embedded_model
 from tests.server.chats import CHATML
-from tests.server.gaps import with_marks
+from tests.server.llama_cpp.gaps import with_marks
 from tests.server.test_serve import KEY, started
 
 NAME = "embedded"
