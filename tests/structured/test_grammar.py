@@ -115,7 +115,7 @@ def test_nobody_is_told_a_place_in_a_grammar_that_was_composed(compiler: Grammar
 
 
 def test_compiled_once_and_forgotten_in_turn(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
     honest = WorkerSlot.ask
@@ -126,6 +126,7 @@ def test_compiled_once_and_forgotten_in_turn(
 
     monkeypatch.setattr(WorkerSlot, "ask", noted)
     monkeypatch.setattr(grammar, "MAX_CACHED", 2)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
     for pattern in ("one", "one", "two", "one", "three", "one", "two"):
         compiler.constraints(StructuredOutputs(regex=pattern), 1)
     names = ("one", "two", "three")
@@ -139,6 +140,7 @@ def test_compiled_once_and_forgotten_in_turn(
         with pytest.raises(RequestError):
             compiler.constraints(StructuredOutputs(regex="("), 1)
     assert len(tried) == 5
+    compiler.close()
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Processes that do for this one what nothing inside it could bound: time and memory of a call.
 
-Owns the process, its deadline and its replacement. Knows nothing of what is asked: requests and
-answers are JSON objects, one a line.
+Owns the process, its deadline and its replacement. Knows nothing of what is asked: questions and
+answers are JSON objects, one a line. What runs in the process is
+:mod:`paceline.core.worker_program`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+_PROGRAM = Path(__file__).with_name("worker_program.py")
 _START_SECONDS = 60.0  # a cold disk on a busy machine
 _MAX_REPLY_BYTES = 16 << 20  # a rendered template with every character escaped
 _OUT_OF_TIME = {-getattr(signal, name, 0) for name in ("SIGPROF", "SIGXCPU")} - {0}
@@ -27,7 +29,7 @@ class _WorkerProcess:
     def __init__(self, script: Path, greeting: str) -> None:
         # By path and without its folder on the import path: it needs nothing of ours.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
+            [sys.executable, "-P", str(_PROGRAM), str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -95,12 +97,11 @@ class WorkerSlot:
     Safe to use from several threads; they take turns.
 
     Args:
-        script: a program that imports nothing of Paceline. It answers each line of standard input
-            with one of standard output, and begins with ``{"ready": true}``.
-        greeting: sent to each new process, which is ready once it has read it; may be empty.
+        script: what ``core/worker_program.py`` runs; it imports nothing of Paceline.
+        greeting: a line of JSON for each new process, which is ready once it has read it.
     """
 
-    def __init__(self, script: Path, greeting: str = "") -> None:
+    def __init__(self, script: Path, greeting: str = "{}\n") -> None:
         self._script = script
         self._greeting = greeting
         self._lock = threading.Lock()

@@ -9,15 +9,14 @@ that process. Knows no request and no draft.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.core.errors import BusyError, RequestError, ShapeError
 from paceline.core.installation import install_command
@@ -81,11 +80,13 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._eos = [i for i in eos_token_ids if 0 <= i < vocab_size]
-        self._tables = TablesOnce(tokenizer, vocab_size, self._eos, LIMITS)
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, LLMatcher | ShapeError] = OrderedDict()
-        self._known_marks: OrderedDict[Any, Marks] = OrderedDict()
+        self._tables: _Tables | RequestError | None = None
+        self._compiled = functools.lru_cache(MAX_CACHED)(self._compile)
+        self._marks = functools.lru_cache(MAX_MARKS)(self._make_marks)
 
     def constraints(self, spec: StructuredOutputs, count: int) -> Sequence[Constraint]:
         """As many constraints that know nothing of each other.
@@ -94,146 +95,189 @@ class GrammarCompiler:
             RequestError: the specification is malformed or too complex, the model has no tokenizer
                 or no token that ends a text, or ``llguidance`` is not installed.
         """
-        tokenizer = self._tables.get().lookup
         if spec.after is None:
             matcher = self._matcher(spec)
-            return [self._constraint(matcher, tokenizer) for _ in range(count)]
-        marks = self._marks(spec.after)
-        if spec.free:
-            return [self._freely(marks, spec.after, tokenizer) for _ in range(count)]
-        answer = self._matcher(spec, has_gap=True)
-        direct = None if spec.after.opened else self._matcher(spec)
-        return [
-            AfterThoughts(
-                marks,
-                self._constraint(answer, tokenizer),
-                None if direct is None else self._constraint(direct, tokenizer),
-                _spelling(tokenizer),
-                spec.after.budget,
-            )
-            for _ in range(count)
-        ]
+            return [self._constraint(matcher) for _ in range(count)]
+        marks = self._marks(spec.after.opening, spec.after.closing)
+        answer = None if spec.free else self._matcher(spec, has_gap=True)
+        direct = None if spec.free or spec.after.opened else self._matcher(spec)
+        return [self._after_thoughts(spec.after, marks, answer, direct) for _ in range(count)]
 
-    def _freely(self, marks: Marks, after: ThoughtMarks, tokenizer: LLTokenizer) -> AfterThoughts:
-        """What holds for an answer whose thoughts alone are limited."""
-        answer = Anything(len(marks.pieces))
-        direct = None if after.opened else answer
-        spelling = _spelling(tokenizer)
-        return AfterThoughts(marks, answer, direct, spelling, after.budget, may_end=True)
+    def _after_thoughts(
+        self,
+        after: ThoughtMarks,
+        marks: Marks,
+        answer: LLMatcher | None,
+        direct: LLMatcher | None,
+    ) -> AfterThoughts:
+        """
+        Args:
+            answer: of what follows thoughts; None where thoughts alone are limited.
+            direct: of what comes without thoughts.
+        """
+        spelling = _spelling(self._ready_tables().lookup)
+        if answer is None:
+            anything = Anything(len(marks.pieces))
+            without = None if after.opened else anything
+            return AfterThoughts(marks, anything, without, spelling, after.budget, may_end=True)
+        without_thoughts = None if direct is None else self._constraint(direct)
+        held = self._constraint(answer)
+        return AfterThoughts(marks, held, without_thoughts, spelling, after.budget)
 
-    def _constraint(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> MatcherConstraint:
-        return MatcherConstraint(matcher.deep_copy(), tokenizer, self._eos)
+    def _constraint(self, matcher: LLMatcher) -> MatcherConstraint:
+        return MatcherConstraint(matcher.deep_copy(), self._ready_tables().lookup, self._eos)
 
     def _matcher(self, spec: StructuredOutputs, has_gap: bool = False) -> LLMatcher:
         """
         Args:
             has_gap: white space may come first, as behind thoughts.
         """
-        tables = self._tables.get()
-        key = f"{'gap ' if has_gap else ''}{spec.key}"
-        with self._lock:
-            compiled = self._cache.get(key)
-        if compiled is None:
-            compiled = _tried(spec, tables.lookup, tables.trial, tables.names, has_gap)
-        with self._lock:
-            self._cache[key] = compiled
-            self._cache.move_to_end(key)
-            while len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
+        compiled = self._compiled(spec.kind, spec.source, has_gap)
         if isinstance(compiled, ShapeError):
             # Whoever asks for what a program composed has not seen the grammar.
             reason = _PLACE.sub("", compiled.reason) if spec.composed else compiled.reason
             raise ShapeError(compiled.field, compiled.problem, reason)
         return compiled
 
-    def _marks(self, marks: ThoughtMarks) -> Marks:
-        key = marks.opening, marks.closing
-        with self._lock:
-            known = self._known_marks.get(key)
-        if known is not None:
-            return known
-        known = Marks.of(marks, self._tables.get().vocabulary.pieces, self._eos)
-        with self._lock:
-            self._known_marks[key] = known
-            while len(self._known_marks) > MAX_MARKS:
-                self._known_marks.popitem(last=False)
-        return known
+    def _compile(self, kind: str, source: str, has_gap: bool) -> LLMatcher | ShapeError:
+        """A matcher at its beginning, or what is wrong with the specification.
+
+        Raises:
+            RequestError: the trial did not end well, which another one may.
+            BusyError: the machine had no time for it.
+        """
+        tables = self._ready_tables()
+        from llguidance import LLMatcher, LLParserLimits
+
+        try:
+            grammar = _grammar_text(kind, source, tables.names)
+        except ShapeError as error:
+            return error
+        except ValueError as error:
+            return _refusal(kind, str(error))
+        if has_gap:
+            grammar = _with_gap(grammar)
+        request = {"grammar": grammar, "seconds": COMPILE_SECONDS, "mask_seconds": MASK_SECONDS}
+        reply = tables.trial.ask(json.dumps(request) + "\n", DEADLINE_SECONDS)
+        if "ok" not in reply:
+            refusal = _refusal(kind, str(reply.get("error")))
+            if reply.get("late"):
+                raise BusyError(f"{refusal}; try again")
+            if reply.get("retry"):
+                raise refusal
+            return refusal
+        limits = LLParserLimits(**LIMITS)
+        matcher = LLMatcher(tables.lookup, grammar, log_level=0, limits=limits)
+        return _refusal(kind, matcher.get_error()) if matcher.is_error() else matcher
+
+    def _make_marks(self, opening: Sequence[str], closing: Sequence[str]) -> Marks:
+        return Marks.of(opening, closing, self._ready_tables().vocabulary.pieces, self._eos)
 
     def prepare(self) -> None:
         """Make the tables of the vocabulary, where they can be made, before a grammar needs them.
 
-        No other thread of Python runs meanwhile: a second where tokens are very many.
+        No other thread of Python runs meanwhile: a second where tokens are very many. The process
+        that tries grammars out starts then, and is not waited for.
         """
-        self._tables.prepare()
+        with suppress(RequestError):  # whoever asks for a grammar is told
+            threading.Thread(target=self._ready_tables().trial.start, daemon=True).start()
 
     def close(self) -> None:
         """End the process that tries grammars out."""
-        self._tables.close()
+        if isinstance(self._tables, _Tables):
+            self._tables.trial.close()
+
+    def _ready_tables(self) -> _Tables:
+        """Make the tables at the first call, or wait for whoever makes them.
+
+        Raises:
+            RequestError: the model has no tokenizer, no token that ends a text or an odd
+                vocabulary, or ``llguidance`` is not installed; it is not tried again.
+        """
+        with self._lock:
+            if self._tables is None:
+                try:
+                    self._tables = self._make_tables()
+                except RequestError as error:
+                    self._tables = error
+        if isinstance(self._tables, RequestError):
+            raise type(self._tables)(*self._tables.args)
+        return self._tables
+
+    def _make_tables(self) -> _Tables:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise ShapeError("", "needs the package llguidance", install_command()) from error
+        if self._tokenizer is None or not self._eos:
+            what = "tokenizer" if self._tokenizer is None else "token that ends a text"
+            raise ShapeError("", f"needs a {what}, and the model has none")
+        try:
+            vocabulary = GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos)
+            lookup = LLTokenizer(vocabulary, self._vocab_size, self._eos)  # type: ignore[arg-type]
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            raise ShapeError(
+                "", "cannot be used with this model's tokenizer", str(error)
+            ) from error
+        names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
+        greeting = {
+            "tokens": " ".join([token.hex() for token in vocabulary.tokens]),
+            "special": vocabulary.special_token_ids,
+            "eos": self._eos,
+            "limits": LIMITS,
+        }
+        script = Path(__file__).with_name("grammar_worker.py")
+        trial = WorkerSlot(script, json.dumps(greeting) + "\n")
+        return _Tables(vocabulary, lookup, names, trial)
 
 
-def _tried(
-    spec: StructuredOutputs,
-    tokenizer: LLTokenizer,
-    trial: WorkerSlot,
-    tokens: TokenNames,
-    has_gap: bool,
-) -> LLMatcher | ShapeError:
-    """A matcher at its beginning, or what is wrong with the specification.
+PANIC = "PanicException"
+"""What the library raises where an assertion of its own fails; it is no ``Exception``."""
 
-    Raises:
-        RequestError: the trial did not end well, which another one may.
-        BusyError: the machine had no time for it.
+
+class _Tables(NamedTuple):
+    """What every grammar of a model needs.
+
+    Attributes:
+        lookup: the vocabulary as the compiler of grammars looks it up.
+        names: by which a grammar may ask for tokens.
+        trial: the process that tries grammars out; it starts with the first one, or before.
     """
-    from llguidance import LLMatcher, LLParserLimits
 
-    try:
-        grammar = _grammar_text(spec, tokens)
-        if has_gap:
-            grammar = _with_gap(grammar)
-    except ShapeError as error:
-        return error
-    except ValueError as error:
-        return _refusal(spec, str(error))
-    request = {"grammar": grammar, "seconds": COMPILE_SECONDS, "mask_seconds": MASK_SECONDS}
-    reply = trial.ask(json.dumps(request) + "\n", DEADLINE_SECONDS)
-    if "ok" not in reply:
-        refusal = _refusal(spec, str(reply.get("error")))
-        if reply.get("late"):
-            raise BusyError(f"{refusal}; try again")
-        if reply.get("retry"):
-            raise refusal
-        return refusal
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-    return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
+    vocabulary: GrammarVocabulary
+    lookup: LLTokenizer
+    names: TokenNames
+    trial: WorkerSlot
 
 
-def _refusal(spec: StructuredOutputs, problem: str) -> ShapeError:
+def _refusal(kind: str, problem: str) -> ShapeError:
     detail = " ".join(problem.replace("<non-verbose/>", "").split())[:300]
     meaning = next((plain for sign, plain in _MEANINGS if sign in detail), None)
     if meaning is not None:
         detail = f"{meaning} ({detail})"
-    return ShapeError(spec.kind, "cannot be used", detail)
+    return ShapeError(kind, "cannot be used", detail)
 
 
-def _grammar_text(spec: StructuredOutputs, tokens: TokenNames) -> str:
+def _grammar_text(kind: str, source: str, tokens: TokenNames) -> str:
     """The specification in the compiler's own language: JSON that lists grammars."""
     from llguidance import LLMatcher
 
-    if spec.json is not None:
-        schema = json.dumps(normal_form(json.loads(spec.source)))
-        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)  # type: ignore[arg-type]
-    if spec.json_object:
-        return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=JSON_STYLE)  # type: ignore[arg-type]
-    if spec.regex is not None:
-        return LLMatcher.grammar_from_regex(spec.regex)
-    if spec.structural_tag is not None:
-        return tag_grammar(spec.source, tokens)
-    if spec.choice is not None:
-        return _listed({"lark_grammar": "start: " + " | ".join(map(quoted, spec.choice))})
-    return _listed(source_of(spec.source, tokens))
-
-
-def _listed(grammar: Mapping[str, str]) -> str:
+    match kind:
+        case "json" | "json_object":
+            schema = normal_form(json.loads(source)) if source else {"type": "object"}
+            text = json.dumps(schema)
+            return LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)  # type: ignore[arg-type]
+        case "regex":
+            return LLMatcher.grammar_from_regex(source)
+        case "structural_tag":
+            return tag_grammar(source, tokens)
+        case "choice":
+            choices = " | ".join(map(quoted, json.loads(source)))
+            grammar = {"lark_grammar": f"start: {choices}"}
+        case _:
+            grammar = source_of(source, tokens)
     return json.dumps({"grammars": [grammar]})
 
 
@@ -256,114 +300,6 @@ def _spelling(tokenizer: LLTokenizer) -> Callable[[bytes], list[int]]:
         return whole + (tokenizer.tokenize_bytes(cut) if cut else [])
 
     return tokens
-
-
-PANIC = "PanicException"
-"""What the library raises where an assertion of its own fails; it is no ``Exception``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """
-    Attributes:
-        lookup: the vocabulary as the compiler of grammars looks it up.
-        names: by which a grammar may ask for tokens.
-        trial: the process that tries grammars out; it starts with the first one, or before.
-    """
-
-    vocabulary: GrammarVocabulary
-    lookup: LLTokenizer
-    names: TokenNames
-    trial: WorkerSlot
-
-
-class TablesOnce:
-    """The tables of one model. May be asked by several threads.
-
-    Args:
-        tokenizer: of the model, None where it has none.
-        vocab_size: width of its logits.
-        eos_token_ids: tokens within it that end a text.
-        limits: of the compiler, as it names them, for the process that tries grammars out.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        limits: Mapping[str, Any],
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos = list(eos_token_ids)
-        self._limits = dict(limits)
-        self._lock = threading.Lock()
-        self._made: Tables | RequestError | None = None
-
-    def get(self) -> Tables:
-        """Make the tables at the first call, or wait for whoever makes them.
-
-        No other thread of Python runs while they are made: a second where tokens are very many.
-
-        Raises:
-            RequestError: the model has no tokenizer, no token that ends a text or an odd
-                vocabulary, or ``llguidance`` is not installed; it is not tried again.
-        """
-        with self._lock:
-            if self._made is None:
-                try:
-                    self._made = self._make()
-                except RequestError as error:
-                    self._made = error
-            made = self._made
-        if isinstance(made, RequestError):
-            raise type(made)(*made.args)
-        return made
-
-    def prepare(self) -> None:
-        """Make the tables before they are needed, where they can be made.
-
-        The process that tries grammars out starts meanwhile, and is not waited for.
-        """
-        with suppress(RequestError):  # whoever asks for a grammar is told
-            threading.Thread(target=self.get().trial.start, daemon=True).start()
-
-    def close(self) -> None:
-        """End the process that tries grammars out."""
-        if isinstance(self._made, Tables):
-            self._made.trial.close()
-
-    def _make(self) -> Tables:
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise ShapeError("", "needs the package llguidance", install_command()) from error
-        if self._tokenizer is None or not self._eos:
-            what = "tokenizer" if self._tokenizer is None else "token that ends a text"
-            raise ShapeError("", f"needs a {what}, and the model has none")
-        try:
-            vocabulary = GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos)
-            lookup = LLTokenizer(vocabulary, self._vocab_size, self._eos)  # type: ignore[arg-type]
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
-                raise
-            raise ShapeError(
-                "", "cannot be used with this model's tokenizer", str(error)
-            ) from error
-        names = TokenNames.of(self._tokenizer, self._vocab_size, self._eos)
-        script = Path(__file__).with_name("grammar_worker.py")
-        return Tables(vocabulary, lookup, names, WorkerSlot(script, self._greeting(vocabulary)))
-
-    def _greeting(self, vocabulary: GrammarVocabulary) -> str:
-        """What the process that tries grammars out has to know at its start."""
-        first = {
-            "tokens": " ".join([each.hex() for each in vocabulary.tokens]),
-            "special": vocabulary.special_token_ids,
-            "eos": self._eos,
-            "limits": self._limits,
-        }
-        return json.dumps(first) + "\n"
 
 
 class GrammarVocabulary:

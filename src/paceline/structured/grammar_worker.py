@@ -1,24 +1,20 @@
-"""Program that tries grammars out for another process. Imports nothing of Paceline.
+"""Tries grammars out for another process, by ``core/worker_program.py``.
 
-A grammar is untrusted, and the library that compiles it cannot be interrupted. Here its memory is
-limited, a timer of processor time ends it, and its parent kills it at the deadline; what compiles
-and gives its first masks quickly enough is fit for the parent. Processor time, because a machine
-that is busy says nothing about a grammar.
+A grammar is untrusted, and the library that compiles it cannot be interrupted. What compiles here
+and gives its first masks quickly enough is fit for the parent. Imports nothing of Paceline.
 
-Protocol: one JSON object a line on standard input, one on standard output. The first line is
-``{"tokens", "special", "eos", "limits"}``, where the bytes of the tokens are hexadecimal, with
-spaces between them; it is answered with ``{"ready"}``. Each further one is
-``{"grammar", "seconds", "mask_seconds"}``, answered with ``{"ok"}`` or ``{"error"}``, the latter
-with ``"retry": true`` where that is not the compiler's word and another try may end otherwise.
+The greeting is ``{"tokens", "special", "eos", "limits"}``, where the bytes of the tokens are
+hexadecimal, with spaces between them. A question is ``{"grammar", "seconds", "mask_seconds"}``,
+answered with ``{"ok"}`` or ``{"error"}``, the latter with ``"retry": true`` where that is not the
+compiler's word and another try may end otherwise.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import random
-import signal
-import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -85,38 +81,8 @@ def answer(tokenizer: LLTokenizer, limits: LLParserLimits, request: dict[str, An
     return {"error": problem[:1000]} if problem else {"ok": True}
 
 
-def _limit_time(seconds: float) -> None:
-    """End this process when it has computed for so long; 0 lifts the limit."""
-    if hasattr(signal, "setitimer"):  # elsewhere the parent's deadline alone has to do
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # not on this platform; the deadline still holds
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or hard > MEMORY_LIMIT:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, hard))
-
-
-def main() -> None:
-    # The parent handles an interrupt and closes the pipe; this process need not print a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit_memory()
-    first = json.loads(sys.stdin.readline())
-    tokens = [bytes.fromhex(each) for each in first["tokens"].split(" ")]
-    tokenizer = TrialVocabulary(tokens, first["special"], first["eos"]).tables
-    limits = LLParserLimits(**first["limits"])
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        _limit_time(request["seconds"])
-        reply = json.dumps(answer(tokenizer, limits, request))
-        _limit_time(0)
-        print(reply, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def begin(greeting: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """Make the tables of a vocabulary; return what tries a grammar with them."""
+    tokens = [bytes.fromhex(spelling) for spelling in greeting["tokens"].split(" ")]
+    tokenizer = TrialVocabulary(tokens, greeting["special"], greeting["eos"]).tables
+    return functools.partial(answer, tokenizer, LLParserLimits(**greeting["limits"]))

@@ -10,13 +10,12 @@ tokens and the path alone. Knows no grammar library: the answer's own constraint
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from paceline.request.request import Constraint
 from paceline.request.span import ROOT, DraftTree
-from paceline.request.structured_outputs import ThoughtMarks
 from paceline.structured.constraint import everything
 
 
@@ -272,18 +271,27 @@ class Marks:
     spellings: dict[bytes, int]
 
     @classmethod
-    def of(cls, marks: ThoughtMarks, pieces: Sequence[bytes], eos: Iterable[int]) -> Marks:
-        opening, closing = (
-            tuple(mark.encode() for mark in side) for side in (marks.opening, marks.closing)
+    def of(
+        cls,
+        openings: Iterable[str],
+        closings: Iterable[str],
+        pieces: Sequence[bytes],
+        eos: Collection[int],
+    ) -> Marks:
+        opening, closing = (tuple(mark.encode() for mark in side) for side in (openings, closings))
+        free = bytearray(everything(len(pieces)))
+        for token in eos:
+            free[token // 8] &= ~(1 << token % 8)
+        return cls(
+            opening,
+            closing,
+            pieces,
+            frozenset(eos),
+            bytes(free),
+            _closers(closing, pieces),
+            _openers(opening, pieces),
+            _spellings(closing, pieces),
         )
-        ends = frozenset(eos)
-        bits = (1 << len(pieces)) - 1
-        for token in ends:
-            bits &= ~(1 << token)
-        free = bits.to_bytes(-(-len(pieces) // 8), "little")
-        closers, openers = _closers(closing, pieces), _openers(opening, pieces)
-        spellings = _spellings(closing, pieces)
-        return cls(opening, closing, pieces, ends, free, closers, openers, spellings)
 
 
 def _closers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, list[int]]:

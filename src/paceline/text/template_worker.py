@@ -1,20 +1,17 @@
-"""Program that renders chat templates for another process. Imports nothing of Paceline.
+"""Renders chat templates for another process, by ``core/worker_program.py``.
 
 A template comes with the model, so it is untrusted code. The immutable sandbox keeps it from the
-interpreter's internals; that it cannot hold up or exhaust the engine is due to this process: its
-memory is limited, a timer of processor time ends it, and its parent kills it at the deadline.
-Processor time, because a machine that is busy says nothing about a template.
+interpreter's internals; the limits of the process keep it from holding up or exhausting the engine.
+Imports nothing of Paceline.
 
-Protocol: one JSON object a line on standard input, one on standard output.
-Request ``{"template", "variables", "max_chars", "seconds"}``; answer ``{"text"}`` or ``{"error"}``.
+A question is ``{"template", "variables", "max_chars", "seconds"}``, answered with ``{"text"}`` or
+``{"error"}``.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import signal
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -110,34 +107,6 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}"[:1000]}
 
 
-def _limit_time(seconds: float) -> None:
-    """End this process when it has computed for so long; 0 lifts the limit."""
-    if hasattr(signal, "setitimer"):  # elsewhere the parent's deadline alone has to do
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # not on this platform; the deadline still holds
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or hard > MEMORY_LIMIT:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, hard))
-
-
-def main() -> None:
-    # The parent handles an interrupt and closes the pipe; this process need not print a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit_memory()
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        _limit_time(request["seconds"])
-        reply = json.dumps(answer(request))
-        _limit_time(0)
-        print(reply, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def begin(greeting: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, str]]:
+    """Return what renders a template; nothing has to be known before."""
+    return answer

@@ -317,16 +317,30 @@ class Tokenizer:
         """
         # The backend would skip by spelling, and miss tokens that its normaliser spells otherwise.
         kept = [i for i in ids if not (skip_special_tokens and i in self._special_ids)]
-        if not self._bytes.keys().isdisjoint(kept):
-            kept = [i for i in kept if i in self._bytes or self.id_to_token(i) is not None]
-            if not is_whole(kept, self._bytes):
-                spellings = mended(kept, self._bytes, self.id_to_token)
-                return str(self._backend.decoder.decode(spellings))
+        if self._bytes and any(self._bytes.get(i, 0) >= 0x80 for i in kept):
+            return str(self._backend.decoder.decode(self._mended(kept)))
         if len(kept) < LONG_TEXT:
             text: str = self._backend.decode(kept, skip_special_tokens=False)
         else:  # as in encoding
             text = self._backend.decode_batch([kept], skip_special_tokens=False)[0]
         return text
+
+    def _mended(self, ids: Sequence[int]) -> list[str]:
+        """The spellings of known tokens, in which bytes that are no character become U+FFFD.
+
+        tokenizers 0.23 has a run of byte tokens read as U+FFFD alone, one for each byte, where any
+        of it is no UTF-8. Here its complete characters are kept, and what is between them becomes
+        one U+FFFD for each beginning of a character or stray byte, as in llama.cpp b11549.
+        """
+        known = (i for i in ids if i in self._bytes or self.id_to_token(i) is not None)
+        spellings = list[str]()
+        for is_byte, run in itertools.groupby(known, self._bytes.__contains__):
+            if is_byte:
+                text = bytes(self._bytes[token_id] for token_id in run).decode(errors="replace")
+                spellings += [token for character in text for token in _spelled(character)]
+            else:
+                spellings += [self.id_to_token(token_id) or "" for token_id in run]
+        return spellings
 
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, or None outside of it."""
@@ -483,36 +497,6 @@ def byte_tokens(token_id: Callable[[str], int | None]) -> dict[int, int]:
             if index is not None:
                 byte_of[index] = byte
     return byte_of
-
-
-def is_whole(ids: Sequence[int], bytes_of: Mapping[int, int]) -> bool:
-    """Whether every run of byte tokens is UTF-8."""
-    for is_byte, run in itertools.groupby(ids, bytes_of.__contains__):
-        if is_byte:
-            try:
-                bytes(bytes_of[each] for each in run).decode()
-            except UnicodeDecodeError:
-                return False
-    return True
-
-
-def mended(
-    ids: Sequence[int], bytes_of: Mapping[int, int], spelling: Callable[[int], str | None]
-) -> list[str]:
-    """The spellings of known tokens, in which bytes that are no character become U+FFFD.
-
-    tokenizers 0.23 has a run of byte tokens read as U+FFFD alone, one for each byte, where any of
-    it is no UTF-8. Here its complete characters are kept, and what is between them becomes one
-    U+FFFD for each beginning of a character or stray byte, as in llama.cpp b11549.
-    """
-    spellings = list[str]()
-    for is_byte, run in itertools.groupby(ids, bytes_of.__contains__):
-        if is_byte:
-            text = bytes(bytes_of[each] for each in run).decode(errors="replace")
-            spellings += [token for character in text for token in _spelled(character)]
-        else:
-            spellings += [spelling(each) or "" for each in run]
-    return spellings
 
 
 def _spelled(character: str) -> list[str]:

@@ -15,7 +15,7 @@ from tokenizers import decoders, models
 from paceline.request.request import TokenLogprobs
 from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
-from paceline.server.chat.choice import ChatChoice, WordLogprobs
+from paceline.server.chat.choice import ChatChoice, ChatLogprobs
 from paceline.server.chat.harmony import ASSISTANT, Harmony, HarmonyParser
 from paceline.server.chat.parts import Placed, ThoughtCount, ThoughtTokens, TokenPlaces
 from paceline.server.engine_process.messages import Piece
@@ -196,7 +196,7 @@ class CountedPlaces(TokenPlaces):
 def test_tokens_are_placed_once_for_thoughts_and_log_probs(with_logprobs: bool) -> None:
     ids = [TOKENS.index(text) for text in ("<th", "ink>\nH", "m", "</", "think>Y", "es", "\n")]
     places = CountedPlaces(SPELLING, [])
-    logprobs = WordLogprobs(TokenTexts(None)) if with_logprobs else None
+    logprobs = ChatLogprobs(TokenTexts(None), only_words=True) if with_logprobs else None
     parser = AnswerParser(ThoughtMarks("<think>", "</think>"), None)
     choice, told, count = ChatChoice(0, parser, places, logprobs, None), list[Any](), 0
     for number, token_id in enumerate(ids):

@@ -7,8 +7,8 @@ per token, and which part of an answer tells which token. Knows no HTTP.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from paceline.core.errors import EngineClosedError
 from paceline.request.request import TokenLogprobs
@@ -68,7 +68,7 @@ class ChatChoice:
         if piece.token_ids and (self._logprobs or self._origins or self._returns_ids):
             parts = parts or [self._part({})]
             if self._logprobs is not None:
-                self._logprobs.tell(piece, placed, read, parts)
+                self._logprobs.add(piece, placed, read, parts)
             if self._origins is not None:
                 parts[0]["tokens"] = self._origins.take(piece)
             if self._returns_ids:
@@ -79,7 +79,7 @@ class ChatChoice:
 
     def _placed(self, piece: Piece) -> list[Placed]:
         """Where its tokens stand, as long as somebody has to know that."""
-        needs_places = self._logprobs is not None and self._logprobs.needs_places
+        needs_places = self._logprobs is not None and self._logprobs.only_words
         if self._places is None or not (needs_places or self._parser.may_think):
             return []
         return self._places.take(piece)
@@ -151,74 +151,44 @@ def _add_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
         calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
 
 
-class ChatLogprobs(Protocol):
+class ChatLogprobs:
     """Adds the log-probabilities of one sample to the parts of its choice.
 
-    Attributes:
-        needs_places: of the tokens.
+    Args:
+        only_words: those of the tokens that words consist of, in whole or in part, told with these
+            words: thoughts, calls, marks, what a stop string cuts off, and the end have none.
+            Otherwise those of every token, that of the end included, told when the token comes.
     """
 
-    needs_places: ClassVar[bool]
+    def __init__(self, texts: TokenTexts, *, only_words: bool = False) -> None:
+        self._texts = texts
+        self.only_words = only_words
+        self._placed = deque[Placed]()
 
-    def tell(
+    def add(
         self,
         piece: Piece,
         placed: Sequence[Placed],
-        told: Sequence[Part],
+        answer_parts: Sequence[Part],
         parts: Sequence[dict[str, Any]],
     ) -> None:
         """
         Args:
             piece: what came; it has tokens.
-            placed: those whose places are known with it.
-            told: the parts of the answer that became certain with it.
+            placed: those whose places are known with it, where only words count.
+            answer_parts: the parts of the answer that became certain with it.
             parts: the choice's parts that tell them, in the same order; at least one.
         """
-        ...
-
-
-class AllLogprobs:
-    """Those of every token, that of the end included, told when the token comes."""
-
-    needs_places: ClassVar[bool] = False
-
-    def __init__(self, texts: TokenTexts) -> None:
-        self._texts = texts
-
-    def tell(
-        self,
-        piece: Piece,
-        placed: Sequence[Placed],
-        told: Sequence[Part],
-        parts: Sequence[dict[str, Any]],
-    ) -> None:
-        parts[0]["logprobs"] = {"content": [entry_of(each, self._texts) for each in piece.logprobs]}
-
-
-class WordLogprobs:
-    """Those of the tokens that words consist of, in whole or in part, told with these words.
-
-    Thoughts, calls, marks, what a stop string cuts off, and the end have none.
-    """
-
-    needs_places: ClassVar[bool] = True
-
-    def __init__(self, texts: TokenTexts) -> None:
-        self._texts = texts
-        self._placed = deque[Placed]()
-
-    def tell(
-        self,
-        piece: Piece,
-        placed: Sequence[Placed],
-        told: Sequence[Part],
-        parts: Sequence[dict[str, Any]],
-    ) -> None:
+        if not self.only_words:
+            parts[0]["logprobs"] = self._content(piece.logprobs)
+            return
         self._placed.extend(placed)
-        for part, choice in zip(told, parts, strict=False):
+        for part, choice in zip(answer_parts, parts, strict=False):
             if isinstance(part, Words):
-                entries = self._take(part.places)
-                choice["logprobs"] = {"content": [entry_of(each, self._texts) for each in entries]}
+                choice["logprobs"] = self._content(self._take(part.places))
+
+    def _content(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        return {"content": [entry_of(entry, self._texts) for entry in entries]}
 
     def _take(self, places: Places) -> list[TokenLogprobs]:
         """Those of the tokens at these places; what comes before is not asked for again."""

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import ThoughtMarks
-from paceline.server.chat.choice import AllLogprobs, ChatChoice, ChatLogprobs, joined
+from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands
 from paceline.server.chat.harmony import Harmony
 from paceline.server.chat.parts import TokenPlaces
@@ -63,6 +63,7 @@ class ServedChat(Answering[ChatCompletionRequest]):
 
     kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
     operation = "chat"
+    _only_words_have_logprobs = False
 
     # Once the conversation is rendered.
     _token_ids: list[int]
@@ -133,17 +134,16 @@ class ServedChat(Answering[ChatCompletionRequest]):
 
     def _choice(self, index: int) -> ChatChoice:
         body, serving = self.body, self._serving
-        logprobs = self._logprobs() if body.logprobs else None
+        logprobs = None
+        if body.logprobs:
+            logprobs = ChatLogprobs(serving.texts, only_words=self._only_words_have_logprobs)
         origins = None
         if body.return_origins:
             origins = OriginTokens(serving.tokenizer, self._token_ids)
         parser, places = self._demands.parser(), None
-        if parser.may_think or (logprobs is not None and logprobs.needs_places):
+        if parser.may_think or (logprobs is not None and logprobs.only_words):
             places = TokenPlaces(serving.tokenizer, self._token_ids)
         return ChatChoice(index, parser, places, logprobs, origins, body.return_token_ids)
-
-    def _logprobs(self) -> ChatLogprobs:
-        return AllLogprobs(self._serving.texts)
 
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return joined(parts)

@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.requests import Request
 
-from paceline.server.chat.choice import ChatLogprobs, WordLogprobs
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.errors import to_api_error
 from paceline.server.http.security import partition
@@ -70,6 +69,8 @@ class Responses(ServedChat):
         before: items of the conversation that it goes on from.
     """
 
+    _only_words_have_logprobs = True
+
     def __init__(
         self,
         serving: Serving,
@@ -101,9 +102,6 @@ class Responses(ServedChat):
         params = prompts[0].params
         self._response |= {"temperature": params.temperature, "top_p": params.top_p}
         return prompts
-
-    def _logprobs(self) -> ChatLogprobs:
-        return WordLogprobs(self._serving.texts)
 
     async def document(self, request: Request) -> dict[str, Any]:
         async with self._answers(request) as answers:
