@@ -104,7 +104,9 @@ def test_rows_and_file(
         *("--api-key", "secret", "--save-result", "--json"),
     )
     assert result.code == 0
-    _, *shown, _ = rows_of(result.err)  # the server's line comes first, that of the file last
+    # What is waited for and the server's line come first, that of the file last.
+    _, _, *shown, _ = rows_of(result.err)
+    assert result.err.startswith("waiting for http://127.0.0.1:")
     reason = "  1 x HTTP 429: refused with 429"
     assert reason in result.err.splitlines()
     assert [row for row in shown if "429" not in row] == ROWS.strip().splitlines()

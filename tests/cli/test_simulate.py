@@ -119,7 +119,7 @@ def test_the_model_is_that_of_the_traces(
 
 def test_a_folder_of_traces_is_needed(cli: Cli, tmp_path: Path) -> None:
     assert "simulate needs a folder of traces" in cli("simulate").err
-    assert "there is not a folder of traces nowhere" in cli("simulate", "nowhere").err
+    assert "there is no folder of traces at nowhere" in cli("simulate", "nowhere").err
 
 
 def test_a_target_that_drafts_for_itself(cli: Cli, folder: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_damaged_profile_is_named_with_what_makes_one(
 def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:
     nowhere = cli("simulate", str(tmp_path / "nowhere"))
     assert nowhere.code == 2
-    assert f"there is not a folder of traces {tmp_path / 'nowhere'}; paceline trace" in nowhere.err
+    assert f"there is no folder of traces at {tmp_path / 'nowhere'}; paceline trace" in nowhere.err
     assert "Errno" not in nowhere.err
     assert "it has no meta.json; paceline trace MODEL" in cli("simulate", str(tmp_path)).err
     meta = json.loads((folder / "meta.json").read_text())

@@ -40,6 +40,12 @@ def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> No
         pytest.param("9" * 5000, "not JSON", id="long"),
         ("[3]", "must be an object"),
         ({"methd": "ngram"}, "unknown speculative key 'methd'; allowed: method, model"),
+        (
+            {"method": "grammar", "k": 4},
+            "num_speculative_tokens, max_tree_nodes, max_branching, min_accept_prob, "
+            r"max_tree_depth \(method grammar\)$",
+        ),
+        ({"model": "x", "k": 4}, r"vocab_replacements, bits, max_tree_depth \(method draft_model"),
         ({"method": "magic"}, "allowed: prompt_lookup, suffix.* plugins .*: none"),
         ({"method": ["ngram"]}, "allowed: prompt_lookup"),
         ({"method": "draft_model"}, 'needs "model"'),

@@ -249,6 +249,19 @@ def test_a_server_that_does_not_become_ready(fake: FakeServer) -> None:
         asyncio.run(run(0.2))
 
 
+def test_a_server_that_is_not_there_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECT_S", 0.0)
+    with serving(FakeServer()) as fake:
+        pass
+
+    async def run() -> None:
+        async with new_session({}, 60.0) as session:
+            await server.wait_until_ready(session, fake.url, 600.0)
+
+    with pytest.raises(BenchmarkError, match=f"no server answers at {fake.url}; start it"):
+        asyncio.run(run())
+
+
 def test_the_trial_stops_a_run_that_could_only_fail(fake: FakeServer) -> None:
     fake.script = lambda body, number: Script(status=401)
     with pytest.raises(BenchmarkError, match="HTTP 401"):

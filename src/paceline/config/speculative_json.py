@@ -16,6 +16,7 @@ from paceline.config.speculative import (
     PluginConfig,
     PromptLookupConfig,
     SpeculativeConfig,
+    check_method,
     config_class,
 )
 from paceline.core.errors import ConfigError
@@ -34,6 +35,8 @@ LOOSENING_KEYS = (
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 )
+DEFAULT = "prompt_lookup"
+"""The method where neither that nor a model is named."""
 _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 _PARALLEL_FLAG = "parallel_drafting"
 _PARALLEL = {"draft_model": "parallel_draft", "eagle3": "peagle"}
@@ -67,23 +70,22 @@ def _parse_one(item: object) -> SpeculativeConfig:
         return item
     if not isinstance(item, Mapping):
         raise ConfigError(f"a speculative configuration must be an object, not {item!r}")
-    values = _known_values(_without_flag(item))
+    item = _without_flag(item)
+    method = check_method(item.get("method", "draft_model" if "model" in item else DEFAULT))
+    config = config_class(method)
+    values = _known_values(item, method) | {"method": method}
     if "bits" in values:
         values["dtype"] = _dtype_of(values.pop("bits"), values.get("dtype"))
-    if "model" in values:
-        values.setdefault("method", "draft_model")
-    config = config_class(values.setdefault("method", "prompt_lookup"))
-    own = {each.name for each in fields(config)}
-    for name in [name for name in values if name not in own]:
-        _check_foreign(name, values.pop(name), values["method"])
+    for name in [name for name in values if name not in _own_keys(config)]:
+        _check_foreign(name, values.pop(name), method)
     if config is PromptLookupConfig:
         _widen_lookup(values)
     return config(**values)
 
 
-def _known_values(item: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said, by the names that keys have here."""
-    settings = _settings()
+def _known_values(item: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """What is said, by the names that keys have here; an error names those of the method."""
+    settings, own = _settings(), _own_keys(config_class(method))
     values: dict[str, Any] = {}
     for key, value in item.items():
         if key in LOOSENING_KEYS:
@@ -93,18 +95,24 @@ def _known_values(item: Mapping[str, Any]) -> dict[str, Any]:
             )
         name = _KEY_ALIASES.get(key, key)
         if name not in settings and name != "bits":
-            known = ", ".join([*settings, "bits", *_KEY_ALIASES])
-            raise ConfigError(f"unknown speculative key {key!r}; allowed: {known}")
+            known = [*own, *(["bits"] if "dtype" in own else []), *_KEY_ALIASES]
+            raise ConfigError(
+                f"unknown speculative key {key!r}; allowed: {', '.join(known)} (method {method})"
+            )
         if name in values:
             raise ConfigError(f"{key!r} is given twice, under two names")
         values[name] = value
     return values
 
 
+def _own_keys(config: type[SpeculativeConfig]) -> dict[str, Field[Any]]:
+    return {each.name: each for each in fields(config)}
+
+
 def _settings() -> dict[str, Field[Any]]:
     """The keys of all methods."""
     classes = [*(method.config for method in METHODS.values()), PluginConfig]
-    return {each.name: each for config in reversed(classes) for each in fields(config)}
+    return {name: key for config in reversed(classes) for name, key in _own_keys(config).items()}
 
 
 def _check_foreign(name: str, value: object, method: str) -> None:
@@ -113,12 +121,12 @@ def _check_foreign(name: str, value: object, method: str) -> None:
     Raises:
         ConfigError: its value is not allowed, or it asks for what the method cannot do.
     """
-    said = _settings()[name]
-    said.metadata["check"](name, value)
-    if not value or value == said.default:
+    key = _settings()[name]
+    key.metadata["check"](name, value)
+    if not value or value == key.default:
         return
-    owners = [one for one in METHODS if name in METHODS[one].config.__dataclass_fields__]
-    whom = f"method {' and '.join(json.dumps(one) for one in owners)}" if owners else "plugins"
+    owners = [one for one in METHODS if name in _own_keys(METHODS[one].config)]
+    whom = f"method {' and '.join(map(json.dumps, owners))}" if owners else "plugins"
     message = f"{name} is for {whom}; {method} has no such key"
     if name in ("options", "use_heterogeneous_vocab", "vocab_replacements"):
         raise ConfigError(message)

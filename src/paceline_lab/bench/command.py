@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.cli.terminal import Screen, printable
 from paceline.core.checks import check_choice
@@ -24,10 +24,6 @@ from paceline_lab.bench.options import BenchServeOptions, wants_ignore_eos
 from paceline_lab.bench.runs import ServerArm, Workload, run_benchmark, run_comparison
 from paceline_lab.bench.token_counting import TokenCounter, open_counter, server_counter
 from paceline_lab.bench.view import Result, goodput, percentiles
-
-if TYPE_CHECKING:
-    pass
-
 
 EXIT_NOTHING = 1
 
@@ -68,7 +64,7 @@ def _check(options: BenchServeOptions) -> None:
 async def _bench(options: BenchServeOptions) -> int:
     screen = Screen(json=options.json)
     async with AsyncExitStack() as stack:
-        arms = [await _arm(options, place, stack) for place in range(len(_urls(options)))]
+        arms = [await _arm(options, place, stack, screen) for place in range(len(_urls(options)))]
         target = arms[0].target
         # Prompts are measured before the run, by calls that block: nothing else runs meanwhile.
         if options.tokenizer is not None:
@@ -112,11 +108,14 @@ def _urls(options: BenchServeOptions) -> list[str]:
     return [clean_url(url) for url in (first, options.compare_with) if url is not None]
 
 
-async def _arm(options: BenchServeOptions, place: int, stack: AsyncExitStack) -> ServerArm:
+async def _arm(
+    options: BenchServeOptions, place: int, stack: AsyncExitStack, screen: Screen
+) -> ServerArm:
     """The server at this place, with a session of its own that the stack closes."""
     url, headers = _urls(options)[place], _headers(options)
     session = await stack.enter_async_context(new_session(headers, options.request_timeout_sec))
     if options.ready_check_timeout_sec > 0:
+        screen.note(f"waiting for {url}, for at most {options.ready_check_timeout_sec:g} s")
         await server.wait_until_ready(session, url, options.ready_check_timeout_sec)
     extra = options.extra_body
     if place and options.compare_extra_body is not None:

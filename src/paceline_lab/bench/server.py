@@ -23,6 +23,8 @@ _COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens"
 _DRAFT_STEPS = "num_draft_steps"
 """Steps that had a draft: where several proposers draft into one tree, there are more drafts."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+CONNECT_S = 10.0
+"""How long a server may refuse connections: one that is being started listens before it loads."""
 FLUSH_PATHS = ("/flush_prefix_cache", "/reset_prefix_cache")
 """Paceline's name, and vLLM's."""
 Counters = Mapping[str, float]
@@ -77,9 +79,17 @@ def speculation_figures(counters: Counters) -> dict[str, Any]:
 
 
 async def wait_until_ready(session: aiohttp.ClientSession, url: str, timeout_s: float) -> None:
-    """Wait until the server answers ``/v1/models``, whatever it says, but for a server's error."""
+    """Wait until the server answers ``/v1/models`` with anything but a server's error.
+
+    A server that is loading answers 503, which is waited for.
+
+    Raises:
+        BenchmarkError: it still does so after ``timeout_s`` seconds, or refuses connections for
+            longer than :data:`CONNECT_S`.
+    """
     began, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
+        problem, limit_s = f"{url} was not ready within {timeout_s:g} s", timeout_s
         try:
             async with session.get(f"{url}/v1/models", timeout=_SHORT) as response:
                 if response.status < 500:
@@ -87,8 +97,11 @@ async def wait_until_ready(session: aiohttp.ClientSession, url: str, timeout_s: 
                 reason = await refusal(response)
         except (aiohttp.ClientError, OSError) as error:
             reason = str(error) or type(error).__name__
-        if time.monotonic() - began + pause > timeout_s:
-            raise BenchmarkError(f"{url} was not ready within {timeout_s:g} s: {reason}")
+            if isinstance(error, aiohttp.ClientConnectorError):
+                problem = f"no server answers at {url}; start it, or name another by --base-url"
+                limit_s = min(CONNECT_S, timeout_s)
+        if time.monotonic() - began + pause > limit_s:
+            raise BenchmarkError(f"{problem}: {reason}")
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
 

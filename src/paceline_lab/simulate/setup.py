@@ -166,7 +166,7 @@ def meta_in(folder: str | Path) -> dict[str, Any]:
         TraceError: it is not a folder of traces.
     """
     if not Path(folder).is_dir():
-        raise TraceError(f"there is not a folder of traces {folder}; {HINT}")
+        raise TraceError(f"there is no folder of traces at {folder}; {HINT}")
     if not (Path(folder) / META).exists():
         raise TraceError(f"{folder} is not a folder of traces: it has no {META}; {HINT}")
     return read_meta(folder)

@@ -97,7 +97,10 @@ class TrainingConfig:
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("weights_dtype", self.weights_dtype, WEIGHT_DTYPES)
         if not self.steps and not self.max_minutes:
-            raise ConfigError("steps and max_minutes are both 0; one of them must end the training")
+            raise ConfigError(
+                "nothing says when the training ends: give a number of steps (--steps), a time "
+                "(--max-minutes), or both"
+            )
 
     @property
     def windows_per_step(self) -> int:

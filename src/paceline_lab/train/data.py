@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import logging
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,15 @@ STDLIB_EXCLUDE = (
     "encodings/*",  # tables of characters
 )
 
+SHOWN = 5
+"""Skipped files that a warning names."""
+
 TokenArray = npt.NDArray[np.int32]
+log = logging.getLogger(__name__)
+
+
+class NoTextsError(TrainingError):
+    """A JSON file holds something else than rows of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,8 @@ def read_documents(
 ) -> Iterator[Document]:
     """The documents of files and folders, in a reproducible order.
 
+    JSON files in a folder that hold no texts, such as configurations, are skipped with a warning.
+
     Args:
         paths: files, or folders that are searched recursively for the known suffixes. ``.jsonl``
             rows carry ``text``, ``prompt`` or ``content``; ``.json`` is a list of strings or of
@@ -98,32 +109,42 @@ def read_documents(
         stdlib: also Python's own standard library, without tests and character tables.
 
     Raises:
-        TrainingError: a path does not exist, a file is too large or cannot be read, or a row has no
-            text, or one that no encoding can write.
+        TrainingError: a path does not exist, a file is too large or cannot be read, a file that is
+            named has a row without text, or a row has text that no encoding can write.
     """
     try:
         for path in map(Path, paths):
-            for file in _files(path, (*TEXT_SUFFIXES, *ROW_SUFFIXES), exclude):
-                yield from _read_file(file)
+            if path.is_file():
+                yield from _read_file(path)
+            elif path.is_dir():
+                yield from _read_folder(path, (*TEXT_SUFFIXES, *ROW_SUFFIXES), exclude)
+            else:
+                raise TrainingError(f"there is no file or folder {path}")
         if stdlib:
             folder = Path(sysconfig.get_path("stdlib"))
-            for file in _files(folder, (".py",), (*exclude, *STDLIB_EXCLUDE)):
-                yield from _read_file(file)
+            yield from _read_folder(folder, (".py",), (*exclude, *STDLIB_EXCLUDE))
     except OSError as error:
         raise TrainingError(f"cannot read {error.filename}: {error.strerror or error}") from error
 
 
-def _files(path: Path, suffixes: tuple[str, ...], exclude: Sequence[str]) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-        return
-    if not path.is_dir():
-        raise TrainingError(f"there is no file or folder {path}")
-    for file in sorted(path.rglob("*")):
-        name = file.relative_to(path).as_posix()
-        left_out = any(fnmatch.fnmatch(name, pattern) for pattern in exclude)
-        if file.suffix in suffixes and not left_out and file.is_file():
-            yield file
+def _read_folder(
+    folder: Path, suffixes: tuple[str, ...], exclude: Sequence[str]
+) -> Iterator[Document]:
+    skipped: list[str] = []
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        is_excluded = any(fnmatch.fnmatch(name, pattern) for pattern in exclude)
+        if file.suffix not in suffixes or is_excluded or not file.is_file():
+            continue
+        try:
+            documents = list(_read_file(file))
+        except NoTextsError as error:
+            skipped.append(str(error))
+        else:
+            yield from documents
+    if skipped:
+        others = [f"and {len(skipped) - SHOWN} more"] if len(skipped) > SHOWN else []
+        log.warning("skipped: %s", "; ".join([*skipped[:SHOWN], *others]))
 
 
 def _read_file(path: Path) -> Iterator[Document]:
@@ -138,7 +159,7 @@ def _read_file(path: Path) -> Iterator[Document]:
     elif path.suffix == ".json":
         rows = _parse(text, str(path))
         if not isinstance(rows, list):
-            raise TrainingError(f"{path} must hold a JSON list of strings or of objects")
+            raise NoTextsError(f"{path} is no JSON list of strings or of objects")
         for number, row in enumerate(rows):
             yield _row(row, f"{path}[{number}]")
     elif path.suffix == ".txt":
@@ -152,14 +173,14 @@ def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TrainingError(f"{where} is not JSON: {error}") from error
+        raise NoTextsError(f"{where} is not JSON: {error}") from error
 
 
 def _row(row: Any, where: str) -> Document:
-    found = [row.get(field) for field in ROW_FIELDS] if isinstance(row, dict) else [row]
-    text = next((each for each in found if isinstance(each, str)), None)
+    values = [row.get(field) for field in ROW_FIELDS] if isinstance(row, dict) else [row]
+    text = next((value for value in values if isinstance(value, str)), None)
     if text is None:
-        raise TrainingError(f"{where} has no text; a row needs one of {', '.join(ROW_FIELDS)}")
+        raise NoTextsError(f"{where} has no text; a row needs one of {', '.join(ROW_FIELDS)}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

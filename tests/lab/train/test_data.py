@@ -47,10 +47,28 @@ def test_each_kind_of_file_becomes_documents(tmp_path: Path) -> None:
     ("name", "content"),
     [("a.jsonl", "{"), ("a.jsonl", '{"other": 1}'), ("a.json", '{"text": "x"}'), ("a.json", "[1]")],
 )
-def test_a_file_without_texts_is_refused(tmp_path: Path, name: str, content: str) -> None:
+def test_a_file_without_texts_is_refused_where_it_is_named(
+    tmp_path: Path, name: str, content: str
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(TrainingError, match=name):
-        list(read_documents([tmp_path]))
+        list(read_documents([tmp_path / name]))
+
+
+def test_json_files_without_texts_are_skipped_in_a_folder_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.md").write_text("one")
+    (tmp_path / "b.json").write_text('{"name": "package"}')
+    (tmp_path / "c.jsonl").write_text('{"text": "left out, for its file is no list of texts"}\n{')
+    (tmp_path / "d.json").write_text('["two"]')
+    for number in range(4):
+        (tmp_path / f"e{number}.json").write_text("{")
+    assert [d.text for d in read_documents([tmp_path])] == ["one", "two"]
+    (warning,) = caplog.messages
+    assert warning.startswith(f"skipped: {tmp_path / 'b.json'} is no JSON list of strings")
+    assert f"{tmp_path / 'c.jsonl'}:2 is not JSON" in warning
+    assert warning.endswith("; and 1 more")
 
 
 def test_a_row_is_a_line_whatever_its_text_has(tmp_path: Path) -> None:

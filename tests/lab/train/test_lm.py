@@ -290,6 +290,11 @@ def test_a_loss_that_is_not_finite_stops(corpus: Path, tmp_path: Path) -> None:
             train_lm(config)
 
 
+def test_something_has_to_end_a_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\(--steps\), a time \(--max-minutes\)"):
+        lm_config(tmp_path, tmp_path, steps=0)
+
+
 def test_schedule_by_steps_and_by_time(tmp_path: Path) -> None:
     by_steps = lm_config(tmp_path, tmp_path, steps=100, warmup_steps=9, learning_rate=1.0)
     rates = [learning_rate(by_steps, s, 0.0) for s in (0, 4, 20, 50, 75, 100)]
