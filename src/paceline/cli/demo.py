@@ -25,7 +25,14 @@ from paceline.cli.compare import (
     open_arms,
     verdict,
 )
-from paceline.cli.options import JSON_HELP, automatic, engine_option, option
+from paceline.cli.options import (
+    JSON_HELP,
+    automatic,
+    engine_option,
+    limit_of,
+    option,
+    token_limit,
+)
 from paceline.cli.prompts import Encoder, Prompt, read_prompts
 from paceline.cli.report import Figures, stream_answer, tell_cut
 from paceline.cli.terminal import Screen, table
@@ -98,9 +105,8 @@ class DemoOptions:
     """Options of ``paceline demo``."""
 
     quick: bool = option(False, "Run one short prompt of each kind.")
-    max_tokens: int | None = option(
-        None,
-        "Tokens per answer (default: 128, or 64 with --quick; 96 and 48 with the embedded model).",
+    max_tokens: int | None = token_limit(
+        None, "(default: 128, or 64 with --quick; 96 and 48 with the embedded model)"
     )
     embedded: bool = option(False, "Use the embedded model and download nothing.")
     dtype: str = engine_option("dtype")
@@ -114,7 +120,7 @@ def demo_command(options: DemoOptions) -> int:
     subject = choose_subject(options.embedded)
     prompts = subject.prompts(options.quick)
     usual = subject.max_tokens // 2 if options.quick else subject.max_tokens
-    wanted = usual if options.max_tokens is None else options.max_tokens
+    wanted = usual if options.max_tokens is None else limit_of(options.max_tokens)
     params = SamplingParams(max_tokens=wanted, temperature=0.0)
     drafts = default_speculative_config(subject.model)
     settings = {

@@ -60,9 +60,10 @@ _OPTIONS: dict[tuple[str, ...], Habit] = {
     ("-no-cnv", "--no-conversation"): Habit("--no-chat", ()),
     ("-st", "--single-turn"): _needless("a prompt on the command line is answered once"),
     ("--no-display-prompt",): _needless("the prompt is not printed"),
-    ("-jf", "--json-schema-file", "--format"): Habit(
-        why="--json-schema FILE makes answers match a schema"
+    ("-j", "-jf", "--json-schema-file"): Habit(
+        "--json-schema", why="each request to a server brings its own schema, as response_format"
     ),
+    ("--format",): Habit(why="--json-schema makes answers match a schema"),
     ("-f", "--file"): Habit("--text", why="< FILE behind the command makes a prompt of a file"),
     ("-a", "--alias"): Habit("--served-model-name"),
     ("-to", "--timeout"): Habit("--request-timeout"),

@@ -9,13 +9,19 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import typer
 
 from paceline.backends.native.native import why_not_native
-from paceline.build.default_drafts import default_speculative_config, is_embedded
+from paceline.build.default_drafts import (
+    EVERY_MODEL,
+    FOLDER,
+    default_speculative_config,
+    is_embedded,
+)
 from paceline.cli.options import argument, automatic, engine_option, option
 from paceline.cli.terminal import Screen, printable, table
 from paceline.config import MAX_THREADS, PACKED_DTYPES
@@ -286,6 +292,25 @@ def convert_command(options: ConvertOptions) -> int:
         folder = Path(options.out).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"cannot write {options.out}: {error}") from error
-    size = write_packed(checkpoint, folder, Packer(dtype))
-    Screen().say(f"{folder}: {checkpoint.name} as {dtype}, {size / 1e6:.1f} MB of weights")
+    size, screen = write_packed(checkpoint, folder, Packer(dtype)), Screen()
+    screen.say(f"{folder}: {checkpoint.name} as {dtype}, {size / 1e6:.1f} MB of weights")
+    for line in keep_drafts(options.model, folder):
+        screen.note(printable(line))
     return 0
+
+
+def keep_drafts(model: str, packed: Path) -> Iterator[str]:
+    """Copy a model's n-grams to its packed copy, which it drafts with, and say what became of each.
+
+    Other drafts are models themselves, which can be as large as their target: they stay.
+    """
+    for draft in default_speculative_config(model)[len(EVERY_MODEL) :]:
+        if draft.model is None:
+            continue  # a layer of the model's own, which is packed with it
+        if draft.method == "ngram_model":
+            place = packed / FOLDER / Path(draft.model).name
+            place.parent.mkdir(exist_ok=True)
+            shutil.copy(draft.model, place)
+            yield f"its n-grams are in {place}"
+        else:
+            yield f"its draft is not packed: {_shell('--draft', draft.model)} uses it"

@@ -302,6 +302,11 @@ def _unlimited(tokens: int | None) -> int | None:
     return tokens
 
 
+def limit_of(tokens: int) -> int | None:
+    """What ``--max-tokens`` says, as sampling parameters have it: None is no limit."""
+    return None if tokens == UNLIMITED else tokens
+
+
 def sampling_option(name: str, note: str = "", default: Any = None, **more: Any) -> Any:
     """An option that sets a field of ``SamplingParams``; None leaves it open."""
     return from_config(SamplingParams, name, note, default=default, **more)
@@ -344,7 +349,8 @@ class ShapeOptions:
     """What an answer must look like."""
 
     json_schema: str | None = option(
-        None, "Constrain answers to JSON that matches the schema in this file."
+        None,
+        "Constrain answers to JSON that matches this schema, a file or the JSON itself.",
     )
     regex: str | None = option(
         None, "Constrain answers to match this regular expression as a whole."

@@ -5,6 +5,7 @@ Imports nothing slow: a server resolves its options in a process that never need
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -16,13 +17,13 @@ from paceline.build.default_drafts import default_speculative_config, draft_at, 
 from paceline.cli.options import (
     COMPARED_TOKENS,
     DEFAULTS,
-    UNLIMITED,
     AnswerOptions,
     EngineOptions,
     RunOptions,
     SamplingOptions,
     ShapeOptions,
     SpeculationOptions,
+    limit_of,
 )
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.speculative import HEAD_METHODS, check_method, config_class
@@ -199,8 +200,8 @@ def sampling_params(
         said = values_of(options, AnswerOptions)
         said["repetition_penalty"] = said.pop("repeat_penalty")
     given = {name: value for name, value in said.items() if value is not None}
-    if given.get("max_tokens") == UNLIMITED:
-        given["max_tokens"] = None
+    if "max_tokens" in given:
+        given["max_tokens"] = limit_of(given["max_tokens"])
     return replace(default, **{**given, "seed": seed})
 
 
@@ -211,15 +212,19 @@ def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
         ConfigError: options that cannot be used together, or a file that cannot be read.
         RequestError: a schema or an expression is malformed or too large.
     """
-    path, regex = options.json_schema, options.regex
-    if path is None:
+    schema, regex = options.json_schema, options.regex
+    if schema is None:
         return None if regex is None else StructuredOutputs(regex=regex)
     if regex is not None:
         raise ConfigError("--json-schema and --regex cannot be used together")
     try:
-        return StructuredOutputs(json=Path(path).read_text(encoding="utf-8-sig"))
+        if not schema.lstrip().startswith("{"):
+            schema = Path(schema).read_text(encoding="utf-8-sig")
+        return StructuredOutputs(json=json.loads(schema))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read --json-schema {path}: {error}") from error
+        raise ConfigError(f"cannot read --json-schema {schema}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--json-schema is not valid JSON: {error}") from error
 
 
 def engine_options(options: EngineOptions) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from paceline.loading.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.backend import Ops
 from paceline.models.threads import set_num_threads, within_quota
 from paceline.profiling.machine import (
-    READ_BYTES,
     Kernels,
     Machine,
     Roofs,
@@ -148,7 +147,7 @@ def model_facts(name: str, config: EngineConfig, roofs: Roofs) -> ModelFacts:
         return ModelFacts(name, problem=str(error))
     shape = checkpoint.config
     work = Work.of(shape, config.dtype, config.kv_cache_dtype, checkpoint.num_bytes)
-    is_large = work.weight_bytes >= READ_BYTES  # the roof is that of as much memory
+    most = roofs.read_gb_per_s * 1e9 / work.weight_bytes
     table = stored_table(
         checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype, placement
     )
@@ -158,7 +157,7 @@ def model_facts(name: str, config: EngineConfig, roofs: Roofs) -> ModelFacts:
         backend=ops.name,
         promises_identity=ops.identity,
         weight_bytes=work.weight_bytes,
-        best_plain_rate=roofs.read_gb_per_s * 1e9 / work.weight_bytes if is_large else None,
+        best_plain_rate=None if work.may_be_cached else most,
         can_be_int4=config.dtype == "int8" and ops.identity and checkpoint.packed is None,
         has_profile=table is not None,
         layers=shape.num_layers,

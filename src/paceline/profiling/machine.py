@@ -304,6 +304,11 @@ class Work:
         )
 
     @property
+    def may_be_cached(self) -> bool:
+        """Whether a cache may hold the weights, so that the roof of memory says nothing of them."""
+        return self.weight_bytes < READ_BYTES
+
+    @property
     def expert_bytes(self) -> float:
         """Of one expert's matrices, with as many bits per weight as the model has on average."""
         return self.weight_bytes * self.expert_weights / self.weights
