@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import random
-import re
 import signal
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.ray.servers import PATIENCE, descendants, serving
+from tests.ray.servers import by_replica, comes_true, descendants, serving
 
 RESTARTS = ("--max-engine-restarts", "100000")
 PAUSES = (1.0, 16.0)
@@ -168,29 +167,29 @@ def kill_at_random(
     return deaths
 
 
-def gauges(client: httpx.Client, name: str) -> list[float]:
-    """The values of a metric, one for each engine; none where nobody answers."""
-    try:
-        page = client.get("/metrics").text
-    except httpx.TransportError:
-        return []
-    return [float(value) for value in re.findall(rf"^paceline:{name}\{{.*\}} (\S+)$", page, re.M)]
-
-
 def holding(pid: int, client: httpx.Client, num_engines: int) -> int:
     """Engines that are missing, run something or hold a block, when they have had their time."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        used = gauges(client, "kv_cache_usage_perc")
-        running = gauges(client, "num_requests_running")
-        found = len(descendants(pid, ENGINE_NAME))
-        if len(used) == len(running) == found == num_engines:
-            left = sum(any(each) for each in zip(used, running, strict=True))
-        else:
-            left = max(1, abs(num_engines - min(found, len(used))))
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
+    left = num_engines
+
+    def are_at_rest() -> bool:
+        nonlocal left
+        left = _holding_now(pid, client, num_engines)
+        return not left
+
+    comes_true(are_at_rest)
+    return left
+
+
+def _holding_now(pid: int, client: httpx.Client, num_engines: int) -> int:
+    try:
+        used = by_replica(client, "kv_cache_usage_perc")
+        running = by_replica(client, "num_requests_running")
+    except httpx.TransportError:
+        return num_engines
+    num_alive = len(descendants(pid, ENGINE_NAME))
+    if len(used) == len(running) == num_alive == num_engines:
+        return sum(bool(used[name] or running[name]) for name in used)
+    return max(1, abs(num_engines - min(num_alive, len(used))))
 
 
 def known() -> list[Told]:

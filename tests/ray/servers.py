@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -39,10 +38,10 @@ def iter_until(lines: Iterable[str], words: str) -> Iterator[str]:
 
 @contextmanager
 def serving(
-    *options: str, code: int = 0, **variables: str
+    *options: str, model: str = "embedded", code: int = 0, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server and a client of it; it must end by itself when it is told to, or before."""
-    serve = ("serve", "embedded", "--port", "0")
+    serve = ("serve", model, "--port", "0")
     command = [sys.executable, "-m", "paceline", *serve, *SMALL, *options]
     process = subprocess.Popen(
         command, env=environment(**variables), stderr=subprocess.PIPE, text=True
@@ -77,11 +76,18 @@ def by_replica(client: httpx.Client, name: str, **labels: str) -> dict[str, floa
     }
 
 
-def until(condition: Any) -> None:
+def comes_true(condition: Callable[[], object]) -> bool:
+    """Whether something happens within :data:`PATIENCE`."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
+    return True
+
+
+def until(condition: Callable[[], object]) -> None:
+    assert comes_true(condition)
 
 
 def descendants(ancestor: int, words: str) -> list[int]:

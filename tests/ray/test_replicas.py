@@ -148,7 +148,7 @@ def test_requests_in_flight_end_before_the_server_does() -> None:
 def test_replicas_that_cannot_start_again_end_the_server(tmp_path: Path) -> None:
     """Serve gives them up once its controller knows nothing of earlier ones."""
     model = Path(shutil.copytree(embedded_model("target"), tmp_path / "model"))
-    with serving(str(model), "--replicas", "1", code=2) as (process, _):
+    with serving("--replicas", "1", model=str(model), code=2) as (process, _):
         model.rename(tmp_path / "gone")
         for name in ("ServeController", "ServeReplica:paceline:engine"):
             os.kill(descendants(process.pid, name)[0], signal.SIGKILL)
