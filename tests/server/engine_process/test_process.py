@@ -225,7 +225,8 @@ def test_grammars_that_take_for_ever_hold_up_no_others() -> None:
 
 def test_a_prompt_that_was_aborted_while_it_waited_is_not_submitted() -> None:
     channel, engine = MagicMock(), MagicMock()
-    channel.__iter__.return_value = [("generate", 0, [[7]], [SHAPED], "", ""), ("abort", 0)]
+    asked = ("generate", 0, [[7]], [SHAPED], "", "", None, False)
+    channel.__iter__.return_value = [asked, ("abort", 0)]
     server = EngineServer(channel, engine)
     is_free = threading.Event()
     for _ in range(NUM_GRAMMAR_SUBMITTERS):
@@ -234,4 +235,4 @@ def test_a_prompt_that_was_aborted_while_it_waited_is_not_submitted() -> None:
     is_free.set()
     server._grammar_pool.shutdown()
     engine.submit.assert_not_called()
-    channel.send.assert_not_called()
+    channel.send.assert_called_once_with(("reply", 0, None, None))

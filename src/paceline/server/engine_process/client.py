@@ -36,6 +36,7 @@ from paceline.server.engine_process.messages import (
     EngineState,
     Message,
     Piece,
+    encoded,
 )
 from paceline.server.engine_process.process import NAME, run_engine
 from paceline.text.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ class EngineClient:
         self._is_draining = self._has_begun = False
         self._numbers = itertools.count()
         self._generations: dict[int, Answers] = {}
-        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
 
     @property
     def pid(self) -> int | None:
@@ -174,17 +175,18 @@ class EngineClient:
             EngineDeadError: the engine is dead, or being started again.
             EngineClosedError: it was closed.
         """
-        life = self._living()
-        handle = next(self._numbers)
-        is_whole = share is not None and share.is_whole
-        life.send(("generate", handle, prompts, params, cache_salt, trace_id, adapter, is_whole))
+        life, is_whole = self._living(), share is not None and share.is_whole
+        handle, accepted = self._sent(
+            life, "generate", prompts, params, cache_salt, trace_id, adapter, is_whole
+        )
         generation = self._generations[handle] = Answers(params, share)
         if share is not None:
             share.when_dropped(lambda _: self._abort(life, handle))
         try:
-            await generation.accepted()
+            await accepted
             yield generation
         finally:
+            self._replies.pop(handle, None)
             self._abort(life, handle)
             if share is not None:
                 share.close()
@@ -228,13 +230,20 @@ class EngineClient:
         self.adapters.pop(name, None)
 
     async def _ask(self, name: str, *arguments: Any) -> Any:
-        number = next(self._numbers)
-        self._living().send(("ask", number, name, *arguments))
-        reply = self._questions[number] = asyncio.get_running_loop().create_future()
+        number, reply = self._sent(self._living(), name, *arguments)
         try:
             return await reply
         finally:
-            self._questions.pop(number, None)
+            self._replies.pop(number, None)
+
+    def _sent(
+        self, life: EngineLife, name: str, *arguments: Any
+    ) -> tuple[int, asyncio.Future[Any]]:
+        """Send a command. Returns its number, and its reply, which the caller drops at the end."""
+        number = next(self._numbers)
+        life.send((name, number, *arguments))
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        return number, reply
 
     def _living(self) -> EngineLife:
         """An engine that serves; raises what says that there is none."""
@@ -250,10 +259,6 @@ class EngineClient:
         match message:
             case ("step", entries):
                 self._on_step(entries)
-            case ("accepted", handle):
-                self._on_accepted(handle)
-            case ("refused", handle, error):
-                self._on_refused(handle, error)
             case ("reply", number, error, value):
                 self._on_reply(number, error, value)
             case ("beat", stats):
@@ -269,17 +274,8 @@ class EngineClient:
             if generation is not None and generation.take(Piece(*fields)):
                 self._generations.pop(handle, None)  # it may have been aborted meanwhile
 
-    def _on_accepted(self, handle: int) -> None:
-        if handle in self._generations:
-            self._generations[handle].accept()
-
-    def _on_refused(self, handle: int, error: Exception) -> None:
-        generation = self._generations.pop(handle, None)
-        if generation is not None:
-            generation.fail(error)
-
     def _on_reply(self, number: int, error: Exception | None, value: Any) -> None:
-        reply = self._questions.pop(number, None)
+        reply = self._replies.pop(number, None)
         if reply is None or reply.done():  # nobody waits any more
             return
         if error is None:
@@ -299,7 +295,7 @@ class EngineClient:
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation.fail(kind(reason))
-        for number in list(self._questions):
+        for number in list(self._replies):
             self._on_reply(number, kind(reason), None)
 
     # --- lives and deaths ----------------------------------------------------------------------
@@ -317,7 +313,7 @@ class EngineClient:
             raise
         for name in adapters.keys() - self.adapters.keys():  # they were unloaded meanwhile
             with suppress(EngineDeadError):
-                life.send(("ask", next(self._numbers), "unload_lora", name))
+                life.send(("unload_lora", next(self._numbers), name))
         self._life, self._has_begun = life, True
         self._restarts.note_serving()
         self._pulse.restart()
@@ -471,8 +467,7 @@ class EngineLife:
         """Never waits; ``EngineDeadError`` where the other end is gone."""
         if self._writer is None or self._writer.is_closing() or self.reader.at_eof():
             raise EngineDeadError("the process of the engine is gone")
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._writer.write(LENGTH.pack(len(body)) + body)
+        self._writer.write(encoded(message))
 
     async def close(self) -> int | None:
         """End the process, whatever it is doing; its exit code. Twice is allowed."""
@@ -528,7 +523,6 @@ class Answers:
         self._num_open = self._num_samples * len(params)
         self._pieces: deque[Piece] = deque()
         self._error: Exception | None = None
-        self._is_accepted = False
         self._changed = asyncio.Event()
         self._share = share
         if share is not None:
@@ -551,18 +545,6 @@ class Answers:
         self.on_read(piece)
         return piece
 
-    async def accepted(self) -> None:
-        """Wait until the engine has taken the prompts on; ``RequestError`` where it refused."""
-        while not self._is_accepted:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-
-    def accept(self) -> None:
-        self._is_accepted = True
-        self._changed.set()
-
     def fail(self, error: Exception) -> None:
         """What the reader will meet after the pieces that came before."""
         self._error = self._error or error
@@ -580,7 +562,6 @@ class Answers:
             self._pieces.append(piece)
             if self._share is not None:
                 self._share.put(piece)
-        self._is_accepted = True
         self._changed.set()
         return not self._num_open
 

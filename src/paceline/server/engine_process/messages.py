@@ -109,6 +109,12 @@ Message = tuple[Any, ...]
 LENGTH = struct.Struct("<Q")
 
 
+def encoded(message: Message) -> bytes:
+    """A message as it goes from one process to the other."""
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return LENGTH.pack(len(body)) + body
+
+
 class Channel:
     """The engine's end: blocking, read by one thread and written by several."""
 
@@ -118,9 +124,9 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Raises: OSError: the other end is gone."""
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        data = encoded(message)
         with self._writing:
-            self._socket.sendall(LENGTH.pack(len(body)) + body)
+            self._socket.sendall(data)
 
     def is_spoken_to(self) -> bool:
         """Wait for a message, which stays to be read; False when the other end is gone."""

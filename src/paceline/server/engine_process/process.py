@@ -6,12 +6,11 @@ prompts to the outbox, and one sends heartbeats. None of them waits for the othe
 what was asked for, so the two processes cannot block each other. The process ends when the other
 one does.
 
-Commands: ``(generate, handle, prompts, params, cache_salt, trace_id, adapter, is_whole)``,
-``(abort, handle)``, ``(ask, number, name, arguments..)``.
+A command is ``(name, number, arguments..)``; it is answered by ``(reply, number, error, value)``,
+apart from ``(abort, number)``, which ends the ``generate`` with that number.
 
-Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
-``(accepted, handle)``, ``(refused, handle, error)``, ``(step, entries)``,
-``(reply, number, error, value)``, ``(beat, stats)`` and ``(dead, reason)``.
+Other messages: ``(hello, info, tokenizer)``, ``(failed, error)``, ``(step, entries)``,
+``(beat, stats)`` and ``(dead, reason)``.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class EngineServer:
     ) -> None:
         self._channel = channel
         self._engine = engine
-        self._answers: dict[str, Callable[..., object]] = {
+        self._commands: dict[str, Callable[..., object]] = {
             "stats": engine.stats,
             "flush_prefix_cache": engine.flush_prefix_cache,
             "load_lora": engine.load_lora,
@@ -132,18 +131,17 @@ class EngineServer:
     def serve(self) -> None:
         """Until the other process closes the channel or dies."""
         self._outbox.start()
-        for kind, *arguments in self._channel:
-            if kind == "generate":
-                handle, _, params, *_ = arguments
+        for name, number, *arguments in self._channel:
+            if name == "generate":
                 with self._lock:
-                    self._jobs[handle] = None
-                is_shaped = any(wish.structured_outputs is not None for wish in params)
+                    self._jobs[number] = None
+                is_shaped = any(wish.structured_outputs is not None for wish in arguments[1])
                 pool = self._grammar_pool if is_shaped else self._pool
-                pool.submit(self._generate, *arguments)
-            elif kind == "abort":
-                self._abort(*arguments)
+                pool.submit(self._answer, number, self._generate, number, *arguments)
+            elif name == "abort":
+                self._abort(number)
             else:
-                self._pool.submit(self._answer, *arguments)
+                self._pool.submit(self._answer, number, self._commands[name], *arguments)
 
     # --- commands ------------------------------------------------------------------------------
 
@@ -154,8 +152,8 @@ class EngineServer:
         params: list[SamplingParams],
         cache_salt: str,
         trace_id: str,
-        adapter: str | None = None,
-        is_whole: bool = False,
+        adapter: str | None,
+        is_whole: bool,
     ) -> None:
         def on_added(taken: Sequence[SubmittedPrompt]) -> None:
             requests = [request for prompt in taken for request in prompt.requests]
@@ -182,11 +180,9 @@ class EngineServer:
             log.info("request %d is refused: %s", handle, error, extra=extra)
             with self._lock:
                 self._jobs.pop(handle, None)
-            self.tell(("refused", handle, portable(error)))
-        else:
-            count = sum(map(len, prompts))
-            log.info("request %d: %d prompt tokens", handle, count, extra=extra)
-            self.tell(("accepted", handle))
+            raise
+        count = sum(map(len, prompts))
+        log.info("request %d: %d prompt tokens", handle, count, extra=extra)
 
     def _abort(self, handle: int) -> None:
         with self._lock:
@@ -194,9 +190,9 @@ class EngineServer:
         if ids:
             self._engine.abort(sorted(ids))
 
-    def _answer(self, number: int, name: str, *arguments: Any) -> None:
+    def _answer(self, number: int, command: Callable[..., object], *arguments: Any) -> None:
         try:
-            value = self._answers[name](*arguments)
+            value = command(*arguments)
         except Exception as error:
             self.tell(("reply", number, portable(error), None))
         else:
