@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -25,59 +25,60 @@ WIDTH_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 
 Labels = tuple[str, ...]
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
 Samples = Iterable[tuple[Labels, float]]
+Read = Callable[[Any], Samples]
+"""Of the engine's statistics, or of a proposer's counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A counter: its name without prefix, what it counts, its labels, and how to read it."""
+    """A counter or gauge: its name without prefix, its help, how to read it, and its labels."""
 
     name: str
     help: str
-    read: Callable[[EngineStats], Samples]
+    read: Read
     labels: Labels = ()
+    is_gauge: bool = False
 
 
-def _one(path: str) -> Callable[[EngineStats], Samples]:
-    """Of an attribute, perhaps of an attribute, of the statistics."""
+def _one(path: str) -> Read:
+    """Of an attribute, perhaps of an attribute, of what is counted."""
     read = attrgetter(path)
-    return lambda stats: [((), read(stats))]
+    return lambda counted: [((), read(counted))]
 
 
-def _each_proposer(name: str) -> Callable[[EngineStats], Samples]:
-    """Of an attribute of each proposer's counters."""
-    read = attrgetter(name)
-    return lambda stats: [((key,), read(own)) for key, own in stats.speculation.by_proposer.items()]
+def _of_drafts(name: str, help: str, read: Read, *labels: str, by_proposer: bool) -> Count:
+    """A counter of each proposer, with a label for it, or of all together."""
+    if not by_proposer:
+        return Count(name, help, lambda stats: read(stats.speculation), labels)
+
+    def read_each(stats: EngineStats) -> Samples:
+        for proposer, own in stats.speculation.by_proposer.items():
+            yield from (((proposer, *values), count) for values, count in read(own))
+
+    return Count(name, help, read_each, ("proposer", *labels))
 
 
-def _accepted_per_pos(stats: EngineStats) -> Samples:
-    for name, own in stats.speculation.by_proposer.items():
-        for position, count in enumerate(own.num_accepted_tokens_per_pos):
-            yield (name, str(position)), count
-
-
-def _total_per_pos(stats: EngineStats) -> Samples:
-    for position, count in enumerate(stats.speculation.num_accepted_tokens_per_pos):
-        yield (str(position),), count
-
-
-DRAFTS = ("spec_decode_num_drafts", "Drafts that were verified.")
-DRAFT_TOKENS = ("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
-ACCEPTED = ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
-PER_POS = (
-    "spec_decode_num_accepted_tokens_per_pos",
-    "Draft tokens that were accepted, by position in the draft from 0.",
-)
-TOTALS = (
-    Count(*DRAFTS, _one("speculation.num_drafts")),
-    Count(*DRAFT_TOKENS, _one("speculation.num_draft_tokens")),
-    Count(*ACCEPTED, _one("speculation.num_accepted_tokens")),
-    Count(*PER_POS, _total_per_pos, ("position",)),
-)
-BY_PROPOSER = (
-    Count(*DRAFTS, _each_proposer("num_drafts"), ("proposer",)),
-    Count(*DRAFT_TOKENS, _each_proposer("num_draft_tokens"), ("proposer",)),
-    Count(*ACCEPTED, _each_proposer("num_accepted_tokens"), ("proposer",)),
-    Count(*PER_POS, _accepted_per_pos, ("proposer", "position")),
+DRAFTS: tuple[tuple[str, str, Read, *tuple[str, ...]], ...] = (
+    ("spec_decode_num_drafts", "Drafts that were verified.", _one("num_drafts")),
+    (
+        "spec_decode_num_draft_tokens",
+        "Draft tokens that were verified.",
+        _one("num_draft_tokens"),
+    ),
+    (
+        "spec_decode_num_accepted_tokens",
+        "Draft tokens that were accepted.",
+        _one("num_accepted_tokens"),
+    ),
+    (
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens that were accepted, by position in the draft from 0.",
+        lambda own: [
+            ((str(position),), count)
+            for position, count in enumerate(own.num_accepted_tokens_per_pos)
+        ],
+        "position",
+    ),
 )
 PLAIN = (
     (
@@ -150,21 +151,25 @@ COUNTS = (
         lambda s: [((phase,), seconds) for phase, seconds in s.seconds.items()],
         ("phase",),
     ),
+    Count("num_requests_running", "Requests in the batch.", _one("num_running"), is_gauge=True),
+    Count(
+        "num_requests_waiting",
+        "Requests that wait for a place.",
+        _one("num_waiting"),
+        is_gauge=True,
+    ),
+    Count(
+        "kv_cache_usage_perc",
+        "Share of the KV cache in use; 1 is all of it.",
+        lambda s: [((), s.kv_blocks_used / s.kv_blocks_total if s.kv_blocks_total else 0.0)],
+        is_gauge=True,
+    ),
 )
 WIDTHS = Count(
     "step_rows",
     "Rows of the steps in which all requests decode: the width that the planner chose.",
     lambda s: [((str(rows),), steps) for rows, steps in s.decode_steps_by_rows.items()],
     ("rows",),
-)
-GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("num_requests_running", "Requests in the batch.", lambda s: s.num_running),
-    ("num_requests_waiting", "Requests that wait for a place.", lambda s: s.num_waiting),
-    (
-        "kv_cache_usage_perc",
-        "Share of the KV cache in use; 1 is all of it.",
-        lambda s: s.kv_blocks_used / s.kv_blocks_total if s.kv_blocks_total else 0.0,
-    ),
 )
 CACHE_CONFIG = (
     "cache_config_info",
@@ -178,17 +183,17 @@ class ModelCounts:
     """The latest snapshot of a model's engine, on top of what its earlier engines counted.
 
     Attributes:
-        totals: by the counters' names.
-        gauges: by their names.
+        values: by the names of counters and gauges, then by their labels.
         restarts: engines that were started after a crash.
         cache_config: the labels' values of :data:`CACHE_CONFIG`; None before they are known.
     """
 
     def __init__(self, counts: Iterable[Count]) -> None:
         self._counts = tuple(counts)
-        self.totals: dict[str, dict[Labels, float]] = {c.name: {} for c in self._counts}
-        self._before: dict[str, dict[Labels, float]] = {c.name: {} for c in self._counts}
-        self.gauges = {name: 0.0 for name, _, _ in GAUGES}
+        self.values: dict[str, dict[Labels, float]] = {
+            count.name: {(): 0.0} if count.is_gauge else {} for count in self._counts
+        }
+        self._before: dict[str, dict[Labels, float]] = {}
         self.restarts = 0
         self.cache_config: Labels | None = None
         self._life = (0, 1)
@@ -198,16 +203,15 @@ class ModelCounts:
         self.restarts = restarts
         if (restarts, num_loads) != self._life:
             self._life = restarts, num_loads
-            self._before = {name: dict(totals) for name, totals in self.totals.items()}
-        if stats is None:
-            return
-        for count in self._counts:
-            before, totals = self._before[count.name], self.totals[count.name]
+            self._before = {name: dict(values) for name, values in self.values.items()}
+        for count in () if stats is None else self._counts:
+            values = self.values[count.name]
+            before = {} if count.is_gauge else self._before.get(count.name, {})
             for labels, value in count.read(stats):
-                # A snapshot may be older than the one before it, where an engine did not answer.
                 total = before.get(labels, 0.0) + value
-                totals[labels] = max(totals.get(labels, 0.0), total)
-        self.gauges = {name: read(stats) for name, _, read in GAUGES}
+                # A snapshot may be older than the one before it, where an engine did not answer.
+                least = 0.0 if count.is_gauge else values.get(labels, 0.0)
+                values[labels] = max(least, total)
 
 
 class EngineMirror(Collector):
@@ -219,7 +223,7 @@ class EngineMirror(Collector):
 
     def __init__(self, prefix: str, *, by_proposer: bool) -> None:
         self._prefix = prefix
-        self._counts = (*(BY_PROPOSER if by_proposer else TOTALS), *COUNTS)
+        self._counts = (*(_of_drafts(*each, by_proposer=by_proposer) for each in DRAFTS), *COUNTS)
         self._models: dict[str, ModelCounts] = {}
 
     def model(self, name: str) -> ModelCounts:
@@ -229,16 +233,12 @@ class EngineMirror(Collector):
     def collect(self) -> Iterator[Metric]:
         models = self._models.items()
         for count in self._counts:
-            counter = self._family(CounterMetricFamily, count.name, count.help, *count.labels)
+            kind: Any = GaugeMetricFamily if count.is_gauge else CounterMetricFamily
+            family = self._family(kind, count.name, count.help, *count.labels)
             for model, own in models:
-                for labels, value in own.totals[count.name].items():
-                    counter.add_metric((model, *labels), value)
-            yield counter
-        for name, help, _ in GAUGES:
-            gauge = self._family(GaugeMetricFamily, name, help)
-            for model, own in models:
-                gauge.add_metric((model,), own.gauges[name])
-            yield gauge
+                for labels, value in own.values[count.name].items():
+                    family.add_metric((model, *labels), value)
+            yield family
         restarts = self._family(
             CounterMetricFamily, "engine_restarts", "Engines started after a crash."
         )
@@ -248,7 +248,7 @@ class EngineMirror(Collector):
             if own.cache_config is not None:
                 config.add_metric((model, *own.cache_config), 1)
             restarts.add_metric((model,), own.restarts)
-            widths.add_metric((model,), *_widths(own.totals[WIDTHS.name]))
+            widths.add_metric((model,), *_widths(own.values[WIDTHS.name]))
         yield from (config, restarts, widths)
 
     def _family(self, kind: type[Family], name: str, help: str, *labels: str) -> Family:

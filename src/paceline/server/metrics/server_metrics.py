@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -40,6 +41,21 @@ REQUEST_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
+Operation = Literal["chat", "text_completion", "embeddings"]
+PROVIDER = "paceline"
+GEN_AI_REQUEST_BUCKETS = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
+    *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)
+GEN_AI_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GEN_AI_OUTPUT_TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15),
+    *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+_GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 Made = TypeVar("Made", Counter, Gauge, Histogram)
 EARLIER_NAMES = {
     "inter_token_latency_seconds": "time_per_output_token_seconds",
@@ -84,7 +100,22 @@ class ServerMetrics:
             "Requests that ended because too much of them waited.",
         )
         self.up = self._made(Gauge, "engine_up", "1 while the engine serves.")
-        self.gen_ai = GenAiMetrics(self._registry)
+        self.gen_ai_request = self._gen_ai(
+            "request_duration",
+            "Arrival to last token.",
+            GEN_AI_REQUEST_BUCKETS,
+            "error_type",
+        )
+        self.gen_ai_first_token = self._gen_ai(
+            "time_to_first_token",
+            "Arrival to first token, of answers that succeeded.",
+            GEN_AI_FIRST_TOKEN_BUCKETS,
+        )
+        self.gen_ai_output_token = self._gen_ai(
+            "time_per_output_token",
+            "Time per token after the first, of answers that succeeded.",
+            GEN_AI_OUTPUT_TOKEN_BUCKETS,
+        )
         self.mirror = EngineMirror(prefix, by_proposer=prefix != VLLM_PREFIX)
         self._registry.register(self.mirror)
         is_vllm = prefix == VLLM_PREFIX
@@ -96,6 +127,11 @@ class ServerMetrics:
     def _made(self, kind: type[Made], name: str, help: str, *labels: str, **more: Any) -> Made:
         labels = ("model_name", *labels)
         return kind(f"{self._prefix}:{name}", help, labels, registry=self._registry, **more)
+
+    def _gen_ai(self, name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        """A histogram under its name in OpenTelemetry's conventions."""
+        full, labels = f"gen_ai_server_{name}_seconds", (*_GEN_AI_LABELS, *labels)
+        return Histogram(full, help, labels, registry=self._registry, buckets=buckets)
 
     def render(self) -> bytes:
         """The metrics as :data:`CONTENT_TYPE`."""
@@ -130,7 +166,6 @@ class ModelMetrics:
         token_gap: histogram of the time between two pieces of a sample, each of which its client
             gets as one event.
         rejected: counter of requests that were refused because the queue was full.
-        gen_ai: the times under OpenTelemetry's names.
         dropped: counter of requests that ended because too much of their answers waited.
     """
 
@@ -138,7 +173,7 @@ class ModelMetrics:
         self.first_token = server.first_token.labels(model_name)
         self.token_gap = server.token_gap.labels(model_name)
         self.rejected = server.rejected.labels(model_name)
-        self.gen_ai = GenAiTimes(server.gen_ai, model_name)
+        self._server, self._model = server, model_name
         self.dropped = server.dropped.labels(model_name)
         self._request = server.request.labels(model_name)
         self._up = server.up.labels(model_name)
@@ -151,6 +186,22 @@ class ModelMetrics:
         """The time from a request's arrival to its end, and its finish reason."""
         self._request.observe(seconds)
         self._finished(reason).inc()
+
+    def observe_gen_ai_request(self, operation: Operation, seconds: float, error_type: str) -> None:
+        """A prompt's answers have ended; without an ``error_type`` they succeeded."""
+        labels = operation, PROVIDER, self._model, error_type
+        self._server.gen_ai_request.labels(*labels).observe(seconds)
+
+    def observe_gen_ai_first_token(self, operation: Operation, seconds: float) -> None:
+        labels = operation, PROVIDER, self._model
+        self._server.gen_ai_first_token.labels(*labels).observe(seconds)
+
+    def observe_gen_ai_output_tokens(
+        self, operation: Operation, seconds: float, count: int
+    ) -> None:
+        """A sample had so many tokens after its first one, in so many seconds."""
+        labels = operation, PROVIDER, self._model
+        self._server.gen_ai_output_token.labels(*labels).observe(seconds / count)
 
     def take(self, stats: EngineStats | None, client: EngineClient, num_loads: int = 1) -> None:
         """Take over what the engine counted.
@@ -165,91 +216,18 @@ class ModelMetrics:
         self._counts.cache_config = str(info.block_size), str(info.kv_blocks_total)
 
 
-Operation = Literal["chat", "text_completion", "embeddings"]
-PROVIDER = "paceline"
-GEN_AI_REQUEST_BUCKETS = (
-    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
-    *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
-)
-GEN_AI_FIRST_TOKEN_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
-    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-)
-GEN_AI_OUTPUT_TOKEN_BUCKETS = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-)
-_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
-
-
-class GenAiMetrics:
-    """The histograms of one server."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        made = partial(Histogram, registry=registry)
-        self.request = made(
-            "gen_ai_server_request_duration_seconds",
-            "Arrival to last token.",
-            (*_LABELS, "error_type"),
-            buckets=GEN_AI_REQUEST_BUCKETS,
-        )
-        self.first_token = made(
-            "gen_ai_server_time_to_first_token_seconds",
-            "Arrival to first token, of answers that succeeded.",
-            _LABELS,
-            buckets=GEN_AI_FIRST_TOKEN_BUCKETS,
-        )
-        self.output_token = made(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Time per token after the first, of answers that succeeded.",
-            _LABELS,
-            buckets=GEN_AI_OUTPUT_TOKEN_BUCKETS,
-        )
-
-
-class GenAiTimes:
-    """What is observed of one model."""
-
-    def __init__(self, server: GenAiMetrics, model_name: str) -> None:
-        self._server, self._model = server, model_name
-
-    def observe_request(self, operation: Operation, seconds: float, error_type: str = "") -> None:
-        """A prompt's answers have ended; without an ``error_type`` they succeeded."""
-        labels = operation, PROVIDER, self._model, error_type
-        self._server.request.labels(*labels).observe(seconds)
-
-    def observe_first_token(self, operation: Operation, seconds: float) -> None:
-        self._server.first_token.labels(operation, PROVIDER, self._model).observe(seconds)
-
-    def observe_output_tokens(self, operation: Operation, seconds: float, count: int) -> None:
-        """A sample had so many tokens after its first one, in so many seconds."""
-        labels = operation, PROVIDER, self._model
-        self._server.output_token.labels(*labels).observe(seconds / count)
-
-
 SUCCESSES = ("stop", "length")
 """Reasons with which an answer is whole."""
 
 
+@dataclass(slots=True)
 class _SampleTimes:
-    """When a sample's pieces came, and how many tokens they had."""
+    """When a sample's pieces came, how many tokens they had, and why it ended, once it has."""
 
-    def __init__(self) -> None:
-        self.first: float | None = None
-        self.last = 0.0
-        self.num_tokens = 0
-        self.reason: str | None = None  # once it has ended
+    first: float | None = None
+    last: float = 0.0
+    num_tokens: int = 0
+    reason: str | None = None
 
 
 class AnswerTimes:
@@ -306,7 +284,7 @@ class AnswerTimes:
 
     def _tell_tokens(self, samples: list[_SampleTimes]) -> None:
         """The times of a prompt's tokens, where its samples succeeded."""
-        told, operation = self._metrics.gen_ai, self._operation
+        metrics, operation = self._metrics, self._operation
         firsts = list[float]()
         for sample in samples:
             if sample.reason not in SUCCESSES or sample.first is None:
@@ -314,9 +292,9 @@ class AnswerTimes:
             firsts.append(sample.first)
             if sample.num_tokens > 1:
                 seconds = sample.last - sample.first
-                told.observe_output_tokens(operation, seconds, sample.num_tokens - 1)
+                metrics.observe_gen_ai_output_tokens(operation, seconds, sample.num_tokens - 1)
         if firsts:
-            told.observe_first_token(operation, min(firsts) - self._deadline.began)
+            metrics.observe_gen_ai_first_token(operation, min(firsts) - self._deadline.began)
 
     def close(self, has_failed: bool) -> None:
         """Tell that the answers have ended; one that was complete before a failure stays so."""
@@ -327,4 +305,4 @@ class AnswerTimes:
             told = "error" if has_failed and num_open else reason
             self._metrics.observe_request(seconds, told)
             error_type = "" if told in SUCCESSES else told
-            self._metrics.gen_ai.observe_request(self._operation, seconds, error_type)
+            self._metrics.observe_gen_ai_request(self._operation, seconds, error_type)
