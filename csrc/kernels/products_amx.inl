@@ -8,6 +8,11 @@ constexpr int AMX_ROWS = 16;                  // of a register
 constexpr int AMX_BYTES = 64;                 // of a full register's row
 constexpr int LEAST_AMX_ROWS = 2 * AMX_ROWS;  // fewer are faster without
 
+// What is at `memory` is read by the instruction that follows. gcc 12's intrinsics do not say so:
+// `_tile_loadconfig` names its first eight bytes as a pointer, and `_tile_loadd` none, so that the
+// compiler may drop or delay what was written there.
+ALWAYS_INLINE void will_be_read(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
+
 // Of a register's contents, as the processor reads it.
 struct AmxShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -23,6 +28,7 @@ struct AmxRegisters {
             shapes.row_bytes[i] = static_cast<uint16_t>(i == 2 ? quads * QUAD : AMX_BYTES);
             shapes.rows[i] = static_cast<uint8_t>(i < 3 ? AMX_ROWS : quads);
         }
+        will_be_read(&shapes);
         _tile_loadconfig(&shapes);
     }
     ~AmxRegisters() { _tile_release(); }
@@ -35,6 +41,10 @@ struct AmxRegisters {
 template <int TILES>
 inline void amx_products(const uint8_t* const* codes, const int8_t* a,
                          i32x16 (*total)[AMX_ROWS]) {
+    will_be_read(a);
+    for (int t = 0; t < TILES; ++t) {
+        will_be_read(codes[t]);
+    }
     _tile_loadd(2, a, ROW_BYTES);
     _tile_zero(0);
     _tile_loadd(3, codes[0], AMX_BYTES);
