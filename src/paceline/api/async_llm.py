@@ -100,24 +100,10 @@ class AsyncLLM(LLM):
         lora: Lora = None,
         **template_options: Any,
     ) -> list[GenerationOutput]: ...
-    async def achat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        cache_salt: str = "",
-        lora: Lora = None,
-        **template_options: Any,
-    ) -> GenerationOutput | list[GenerationOutput]:
+    async def achat(self, messages: Any, *params: Any, **options: Any) -> Any:
         """:meth:`LLM.chat` without blocking the event loop; cancelling it ends its requests."""
         check_chats(messages)
-        return await self.agenerate(
-            messages,
-            params,
-            cache_salt=cache_salt,
-            lora=lora,
-            **template_options,
-        )
+        return await self.agenerate(messages, *params, **options)
 
     async def astream(
         self,

@@ -296,17 +296,7 @@ class LLM:
         lora: Lora = None,
         **template_options: Any,
     ) -> list[GenerationOutput]: ...
-    def chat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: bool = False,
-        on_finished: Callable[[int], None] | None = None,
-        cache_salt: str = "",
-        lora: Lora = None,
-        **template_options: Any,
-    ) -> GenerationOutput | list[GenerationOutput]:
+    def chat(self, messages: Any, *params: Any, **options: Any) -> Any:
         """The assistant's next message in one chat, or in each of a batch of them.
 
         Args:
@@ -317,15 +307,7 @@ class LLM:
             RequestError: something is not a chat; otherwise as in :meth:`generate`.
         """
         check_chats(messages)
-        return self.generate(
-            messages,
-            params,
-            progress=progress,
-            on_finished=on_finished,
-            cache_salt=cache_salt,
-            lora=lora,
-            **template_options,
-        )
+        return self.generate(messages, *params, **options)
 
     def submit(
         self,

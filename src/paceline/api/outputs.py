@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.request.engine_stats import SpeculationCounters
@@ -111,8 +110,7 @@ class Collector:
             for job in jobs
             for request in job.requests
         }
-        self._open = [set(job.ids) for job in jobs]
-        self._owner = {i: index for index, job in enumerate(jobs) for i in job.ids}
+        self._job_of = {request_id: job for job in jobs for request_id in job.ids}
         self.num_finished = 0
         self._began = time.perf_counter()
 
@@ -126,27 +124,25 @@ class Collector:
         if output.token_ids and completion.time_to_first_token is None:
             completion.time_to_first_token = time.perf_counter() - self._began
         completion.add(output)
-        if output.finish_reason is None:
-            return False
-        left = self._open[self._owner[output.request_id]]
-        left.discard(output.request_id)
-        self.num_finished += not left
-        return not left
+        ids = self._job_of[output.request_id].ids
+        has_ended = all(self._completions[i].finish_reason is not None for i in ids)
+        self.num_finished += has_ended
+        return has_ended
 
     @property
     def unfinished_ids(self) -> list[int]:
-        return [i for left in self._open for i in left]
+        return [i for i, each in self._completions.items() if each.finish_reason is None]
 
     def outputs(self) -> list[GenerationOutput]:
         """One per job, in order."""
-        return [self._output(job, self._completions) for job in self._jobs]
-
-    @staticmethod
-    def _output(job: Job, collected: Mapping[int, Completion]) -> GenerationOutput:
-        for request in job.requests:
-            collected[request.request_id].counters = request.counters
-        return GenerationOutput(
-            job.prompt_token_ids,
-            [collected[i] for i in job.ids],
-            job.requests[0].prompt_logprobs,
-        )
+        for job in self._jobs:
+            for request in job.requests:
+                self._completions[request.request_id].counters = request.counters
+        return [
+            GenerationOutput(
+                job.prompt_token_ids,
+                [self._completions[i] for i in job.ids],
+                job.requests[0].prompt_logprobs,
+            )
+            for job in self._jobs
+        ]

@@ -15,11 +15,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -45,6 +45,7 @@ from paceline.ray.routing import Affinity, parts_of
 from paceline.server.http.config import OPEN_PATHS, ServerConfig
 from paceline.server.http.errors import SERVER, ApiError
 from paceline.server.http.security import body_too_slow
+from paceline.server.http.sse import ClientGoneError, Deadline, while_connected
 from paceline.server.http.tracing import REQUEST_ID, current_request_id
 from paceline.server.metrics.server_metrics import CONTENT_TYPE
 
@@ -138,13 +139,12 @@ class Relay:
             return
         if body is None:
             return
+        asking = self._ask(ReplicaCall.of(scope, body), sender)
         try:
-            async with asyncio.timeout(config.timeout):
-                await _unless_left(receive, self._ask(ReplicaCall.of(scope, body), sender))
-        except TimeoutError:
-            late = TimeoutError(f"the answer took longer than {config.request_timeout:g} s")
-            await sender.fail(scope, receive, late)
-        except ApiError as error:
+            await while_connected(receive, asking, Deadline.after(config.timeout))
+        except ClientGoneError:
+            return
+        except (TimeoutError, ApiError) as error:
             await sender.fail(scope, receive, error)
         except EngineDeadError as error:
             log.warning("a replica failed: %s", error)
@@ -232,13 +232,12 @@ class Relay:
         answers = {rank: told[rank] for rank in sorted(told)}
         if not answers:
             log.warning("no replica answers %s: %s", call.path, found)
-            answers = {"": await _messages(refusal(call.path, _nobody_ready()))}
+            answers = {"": _messages(refusal(call.path, _nobody_ready()))}
         choose = max if call.path in (METRICS, *_ORDERS) else min
         chosen = choose(answers.values(), key=status_of)
         if call.path == METRICS and status_of(chosen) == 200:
             pages = {rank: body_of(messages).decode() for rank, messages in answers.items()}
-            response = Response(merged(pages), headers={"content-type": CONTENT_TYPE})
-            chosen = await _messages(response)
+            chosen = _messages(Response(merged(pages), headers={"content-type": CONTENT_TYPE}))
         for message in chosen:
             await send(message)
 
@@ -286,24 +285,6 @@ def _nobody_ready() -> ApiError:
     return ApiError(503, "no replica is ready yet", SERVER, code="starting", headers=again)
 
 
-async def _unless_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, of which the rest is left away when the client leaves."""
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(_until_left(receive))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done():
-            tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _names() -> tuple[tuple[bytes, bytes], ...]:
     """Headers by which the replica's log and this process's name a request alike."""
     name = current_request_id()
@@ -328,17 +309,12 @@ def _is_refused(call: ReplicaCall, messages: list[Message]) -> bool:
     return status in _BUSY
 
 
-async def _messages(response: Response) -> list[Message]:
-    messages = list[Message]()
-
-    async def send(message: Message) -> None:
-        messages.append(message)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    await response({"type": "http"}, receive, send)
-    return messages
+def _messages(response: Response) -> list[Message]:
+    head = {"status": response.status_code, "headers": response.raw_headers}
+    return [
+        {"type": "http.response.start", **head},
+        {"type": "http.response.body", "body": bytes(response.body)},
+    ]
 
 
 LABEL = "replica"
@@ -365,6 +341,4 @@ def merged(pages: Mapping[str, str]) -> bytes:
     Args:
         pages: in Prometheus' text format, by replica.
     """
-    registry = CollectorRegistry()
-    registry.register(_Pages(pages))
-    return generate_latest(registry)
+    return generate_latest(_Pages(pages))

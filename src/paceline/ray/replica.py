@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,10 @@ from paceline.request.engine_stats import EngineInfo
 from paceline.server.engine_process.client import EngineClient, engine_stats
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.tracing import install_trace_logging
-from paceline.server.run import Listener
+from paceline.server.run import Listener, started_app
 
 if TYPE_CHECKING:
     from paceline.server.hosting.models import Models, Offer
-
-_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -52,14 +49,7 @@ class Replica:
         forget_program()
         install_trace_logging()
         client, others = served.clients()
-        starting = asyncio.create_task(client.start())
-        await asyncio.sleep(0)  # the engine's process imports what it needs, and so does this one
-        from paceline.server.app import create_app
-        from paceline.server.chat.prompt import warm_up
-
-        await starting
-        await warm_up(client.tokenizer)
-        app = create_app(client, served.config, others)
+        app = await started_app(client, served.config, others)
         self._models: Models = app.state.models
         self._drain_timeout = served.config.drain_timeout
         host = ray.util.get_node_ip_address()
@@ -111,10 +101,7 @@ class Replica:
         """Serve does not wait for the requests that are answered here; it knows nothing of them."""
         if not hasattr(self, "_serving"):
             return
-        self._models.drain()
-        deadline = time.monotonic() + self._drain_timeout
-        while self._models.num_unfinished and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_SECONDS)
+        await self._models.drained(self._drain_timeout)
         await self._models.close()
         self._server.should_exit = True
         await self._serving

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.05
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep a connection that they do not use, so that none is closed while one
 sends its next request."""
@@ -81,13 +80,8 @@ async def _serve(
     announce: Callable[[str], None],
     others: Sequence[Offer],
 ) -> None:
-    starting = asyncio.create_task(client.start())
     try:
-        # The frameworks take as long to import as a small model to load; the two go side by side.
-        create_app, warm_up = await asyncio.to_thread(_application)
-        await starting
-        await warm_up(client.tokenizer)
-        app = create_app(client, config, others)
+        app = await started_app(client, config, others)
         models: Models = app.state.models
         others_names = (each.name for each in models.all[1:])
         names = (*models.first.names, *others_names)
@@ -103,8 +97,24 @@ async def _serve(
         finally:
             await models.close()
     finally:
-        starting.cancel()
         await client.close()
+
+
+async def started_app(
+    client: EngineClient, config: ServerConfig, others: Sequence[Offer]
+) -> FastAPI:
+    """The application over an engine that is started here; raises as ``EngineClient.start``.
+
+    The frameworks take as long to import as a small model to load; the two go side by side.
+    """
+    starting = asyncio.create_task(client.start())
+    try:
+        create_app, warm_up = await asyncio.to_thread(_application)
+        await starting
+        await warm_up(client.tokenizer)
+        return create_app(client, config, others)
+    finally:
+        starting.cancel()
 
 
 def _application() -> tuple[Callable[..., FastAPI], Callable[..., Awaitable[None]]]:
@@ -159,20 +169,15 @@ class DrainingServer(uvicorn.Server):
 
     async def _drained(self) -> None:
         """Wait for what is in flight, end the rest, then let the server end."""
-        models, deadline = self._models, self._now() + self._drain_timeout
+        models = self._models
         log.info("draining: %d samples are unfinished", models.num_unfinished)
         try:
-            while models.num_unfinished and self._now() < deadline:
-                await asyncio.sleep(_POLL_SECONDS)
+            await models.drained(self._drain_timeout)
             if models.num_unfinished:
                 log.warning("drain timeout: ending %d unfinished samples", models.num_unfinished)
                 await models.close()
         finally:
             self.should_exit = True
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 class Listener(uvicorn.Server):

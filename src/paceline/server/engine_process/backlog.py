@@ -1,9 +1,8 @@
 """What waits for clients in memory: how much it may be, and whose request ends beyond that.
 
-A stream's pieces wait in the HTTP process while its client takes nothing, and the engine, which
-computes for everybody, waits for none of them. An answer in one body waits as a whole, until it is
-complete and its client has taken it. What pieces take is estimated, since counting it would cost
-more than making them. Owns the bounds and who is dropped. Knows no engine and no HTTP.
+A stream's pieces wait in the HTTP process until its client takes them, an answer in one body until
+it is complete and taken; the engine waits for no client. What pieces take is estimated. Owns the
+bounds and who is dropped. Knows no engine and no HTTP.
 """
 
 from __future__ import annotations
@@ -48,13 +47,11 @@ def _bytes_of_logprobs(entries: Sequence[TokenLogprobs | None]) -> int:
 
 
 class Backlog:
-    """What waits for all clients of a server.
-
-    When it passes its bound, the request for which most waits is dropped, so that a client which
-    does not read costs nobody else an answer.
+    """What waits for all clients of a server; beyond its bound the largest request is dropped.
 
     Attributes:
         num_bytes: that wait.
+        shares: of the requests that go on.
     """
 
     def __init__(
@@ -67,7 +64,7 @@ class Backlog:
         self.most_bytes_of_request = most_bytes_of_request
         self.most_bytes_of_answer = most_bytes_of_answer
         self.num_bytes = 0
-        self._shares: set[Share] = set()
+        self.shares = set[Share]()
 
     def lift_bounds(self) -> None:
         """Let answers in one body take any memory, where it is the machine's owner who asks."""
@@ -91,26 +88,13 @@ class Backlog:
         share.add(num_bytes)
         return share
 
-    def open(self, share: Share) -> None:
-        self._shares.add(share)
-
-    def close(self, share: Share) -> None:
-        self.add(share, -share.num_bytes)
-        self._shares.discard(share)
-
-    def add(self, share: Share, num_bytes: int) -> None:
-        """Count what has come or was taken, and drop whoever lets too much wait."""
-        share.num_bytes += num_bytes
-        self.num_bytes += num_bytes
+    def check(self, share: Share) -> None:
+        """Drop whoever lets too much wait: the share that has grown, or the largest of all."""
         if share.num_bytes > share.most:
-            self._drop(share, share.error(f"one may have {_mebibytes(share.most)}"))
+            share.drop(share.error(f"one may have {_mebibytes(share.most)}"))
         elif self.num_bytes > self.most_bytes:
-            largest = max(self._shares, key=lambda each: each.num_bytes)
-            self._drop(largest, largest.error_of_all(_mebibytes(self.most_bytes)))
-
-    def _drop(self, share: Share, error: PacelineError) -> None:
-        self.close(share)
-        share.drop(error)
+            largest = max(self.shares, key=lambda each: each.num_bytes)
+            largest.drop(largest.error_of_all(_mebibytes(self.most_bytes)))
 
 
 class Share:
@@ -129,8 +113,7 @@ class Share:
         self._backlog = backlog
         self._told = [*told]
         self.is_whole = is_whole
-        self._is_open = True
-        backlog.open(self)
+        backlog.shares.add(self)
 
     def when_dropped(self, told: Told) -> None:
         self._told.append(told)
@@ -140,26 +123,28 @@ class Share:
         size = waiting_bytes(piece)
         if piece.prompt_logprobs:
             size += _bytes_of_logprobs(piece.prompt_logprobs)
-        if self._is_open:
-            self._backlog.add(self, size * (_SIZE_AS_PARTS if self.is_whole else 1))
+        self.add(size * (_SIZE_AS_PARTS if self.is_whole else 1))
 
     def take(self, piece: Piece) -> None:
         """Count that a piece of a stream waits no more."""
         self.add(-waiting_bytes(piece))
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes that wait, or that were taken where there are less than none."""
-        if self._is_open:
-            self._backlog.add(self, num_bytes)
+        """Count bytes that wait; less than none where they were taken."""
+        if self in self._backlog.shares:
+            self.num_bytes += num_bytes
+            self._backlog.num_bytes += num_bytes
+            self._backlog.check(self)
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._backlog.close(self)
+        if self in self._backlog.shares:
+            self._backlog.shares.remove(self)
+            self._backlog.num_bytes -= self.num_bytes
+            self.num_bytes = 0
 
     def drop(self, error: PacelineError) -> None:
-        """Tell everybody that the request ends by this error."""
-        self._is_open = False
+        """End the request by this error."""
+        self.close()
         for told in self._told:
             told(error)
 

@@ -50,10 +50,9 @@ STATS_SECONDS = 1.0
 
 
 class EngineClient:
-    """An engine in a process of its own, and its successors.
+    """An engine in a process of its own; one that dies or hangs is replaced.
 
-    A dead engine is started again, and so is one that hangs, as often as ``restarts`` allows; then
-    the state is ``failed``, and :attr:`failure` says why.
+    That goes on as often as ``restarts`` allows; then the state is ``failed``.
 
     Args:
         factory: makes the engine, a :class:`~paceline.api.llm.LLM`; it must be picklable.
@@ -64,14 +63,12 @@ class EngineClient:
         adapters: folders of adapters that the engine has from the start, by their names.
 
     Attributes:
-        adapters: those that requests can ask for, likewise; an engine that is started again has
-            them too.
+        adapters: those that requests can ask for, likewise, also of a replacement.
         info: valid after :meth:`start`; replaced when the engine is started again.
         tokenizer: None where the model has none.
         failure: why the state is ``failed``.
         num_restarts: engines that were started, or tried to, after the first.
-        last_stats: the newest counters that the living engine told, for when it does not answer;
-            None before the first.
+        last_stats: the newest counters that the living engine told, or None.
         output_history: the output tokens that its beats told.
     """
 
@@ -167,8 +164,7 @@ class EngineClient:
         """The answers to the prompts of a request; leaving the block aborts what still runs.
 
         Args:
-            share: of what may wait for clients; when it is dropped, what runs is aborted. None:
-                nothing is counted.
+            share: of what may wait for clients; when it is dropped, what runs is aborted.
 
         Raises (when the block is entered):
             RequestError: the engine refuses a prompt, and so the request.
@@ -192,7 +188,6 @@ class EngineClient:
                 share.close()
 
     def _abort(self, life: EngineLife, handle: int) -> None:
-        """End what still runs of a request."""
         if self._generations.pop(handle, None) is not None:
             with suppress(EngineDeadError):
                 life.send(("abort", handle))
@@ -217,9 +212,7 @@ class EngineClient:
         self.adapters[name] = folder
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; requests that have it go on.
-
-        Where no engine lives, the next one is without it.
+        """Forget an adapter, also for engines to come; requests that have it go on.
 
         Raises:
             UnknownAdapterError: it was forgotten meanwhile.
@@ -291,7 +284,7 @@ class EngineClient:
         self._judge()
 
     def _fail_all(self, kind: type[EngineClosedError], reason: str) -> None:
-        """Tell everybody who waits, each with an error of their own: they will be raised."""
+        """Give each request and question that waits an error of its own, which is raised there."""
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation.fail(kind(reason))
@@ -321,7 +314,7 @@ class EngineClient:
         return life
 
     async def _live_on(self, first: EngineLife) -> None:
-        """Serve with an engine, and when it is dead with others, until the budget is spent."""
+        """Replace the engine whenever it has died, until the budget is spent."""
         life: EngineLife | None = first
         while life is not None:
             try:
@@ -356,7 +349,7 @@ class EngineClient:
                 del self.adapters[name]
 
     async def _listen(self, life: EngineLife) -> None:
-        """Hear what an engine says until its process is gone, or about to be."""
+        """Take an engine's messages until its process is gone, or about to be."""
         ticking = asyncio.create_task(self._tick())
         try:
             while True:
@@ -369,7 +362,7 @@ class EngineClient:
             ticking.cancel()
 
     def _lose(self, reason: str) -> float | None:
-        """Let whoever waits for an engine hear that it is dead; returns as :meth:`_pause_after`."""
+        """Fail what waits for a dead engine; returns as :meth:`_pause_after`."""
         self._reason = ""
         self._forget_life()
         self._fail_all(EngineDeadError, reason)
@@ -380,7 +373,7 @@ class EngineClient:
         self.output_history.clear()
 
     def _pause_after(self, reason: str) -> float | None:
-        """How long to wait before the next start; None when there is to be none."""
+        """Seconds until the next start; None when there is to be none."""
         pause = self._restarts.next_pause()
         self.state = "failed" if pause is None else "starting"
         if pause is None:
@@ -389,14 +382,14 @@ class EngineClient:
         return pause
 
     async def _tick(self) -> None:
-        """Miss beats, while an engine lives."""
+        """Count time without beats."""
         while True:
             await asyncio.sleep(self._pulse.interval)
             self._pulse.tick()
             self._judge()
 
     def _judge(self) -> None:
-        """Let the state say whether the engine is silent, and end it when it was too long."""
+        """Note in the state whether the engine is silent, and end it if it hangs."""
         if self.state == "ready" and self._pulse.is_silent:
             self.state = "hung"
             log.warning("the engine does not answer; its process is stopped, or very busy")
@@ -411,10 +404,9 @@ class EngineClient:
 
 @functools.cache
 def _context() -> Any:
-    """What starts processes: on Linux a process that has imported what engines are made of.
+    """What starts processes: on Linux a server process that has imported what engines need.
 
-    It has computed nothing and has no threads, so that it can be forked. An engine that died, or
-    another model, is there as fast as its weights are read.
+    It has no threads, so it can be forked, and a replacement starts as fast as weights are read.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -498,22 +490,21 @@ async def received(reader: asyncio.StreamReader) -> Message:
 class Answers:
     """The answers to the prompts of one request: iterate over their pieces until all have ended.
 
-    One reader at a time. A slow one holds up nobody: pieces wait here, as many as its share of the
-    backlog may have. Then they go, and the error is all that it meets.
+    Pieces wait here for their one reader, as many as its share of the backlog may have. Beyond that
+    they are dropped, and the reader gets an error.
 
     Args:
-        share: counts what waits; None where nothing is counted.
+        share: counts what waits.
 
     Attributes:
         prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
             complete when the first piece of the prompt has been read.
         on_read: told of each piece that is read.
 
-    Raises:
-        RequestFailedError: from the iteration: the forward or the sampler failed for a prompt.
-        SlowReaderError, AnswerTooLargeError, BusyError: from the iteration: too much waited.
-        EngineDeadError: from the iteration: the engine died.
-        EngineClosedError: from the iteration: the engine was closed.
+    Raises (from the iteration):
+        RequestFailedError: the forward or the sampler failed for a prompt.
+        SlowReaderError, AnswerTooLargeError, BusyError: too much waited.
+        EngineDeadError, EngineClosedError: the engine died, or was closed.
     """
 
     def __init__(self, params: Sequence[SamplingParams], share: Share | None = None) -> None:

@@ -24,9 +24,8 @@ class Restarts:
     """The budget of restarts of one server.
 
     The first restart is at once, the second after a second, and each further one after twice the
-    pause; an engine that has served for ten seconds is replaced at once. One that serves for five
-    minutes gives the whole budget back; time in which a model loads does not count, so that a slow
-    start cannot hide that it dies again and again.
+    pause. An engine that has served for ten seconds is replaced at once; one that has served for
+    five minutes gives the whole budget back. The time in which a model loads does not count.
 
     Args:
         budget: most restarts in a row; 0 is none.
@@ -45,11 +44,7 @@ class Restarts:
         self._serves_since = self._clock()
 
     def next_pause(self) -> float | None:
-        """An engine has died, or could not be started.
-
-        Returns:
-            seconds after which the next is to be started; None when the budget is spent.
-        """
+        """Seconds from a death, or a failed start, to the next; None when the budget is spent."""
         since, self._serves_since = self._serves_since, None
         served = 0.0 if since is None else self._clock() - since
         if served >= STEADY_SECONDS:
@@ -71,14 +66,13 @@ SILENT_TICKS = 3
 class Pulse:
     """What beats say of one life of an engine; the caller tells it of beats and of ticks.
 
-    Detected: beats that stop, which means that the process is stopped, is given no processor, or
-    keeps Python's lock to itself. A long step does none of that: models compute without the lock.
-    And a step that does not end, though beats go on; it cannot be told from a long one, and counts
-    as hung when it has taken longer than any request may. Not detected: a model that takes for ever
-    to load, an engine that steps and brings nothing forth, and one request that is forgotten.
+    Detected: beats that stop, since the process is stopped, is given no processor, or keeps
+    Python's lock, which models do not while they compute; and a step that takes longer than any
+    request may, though beats go on. Not detected: a model that loads for ever, an engine that steps
+    and produces nothing, and a single request that is forgotten.
 
-    Time is counted in beats and in ticks of the HTTP process's own loop, not in seconds of a clock,
-    so that a machine which sleeps, or stops both processes, raises no alarm when it goes on.
+    Time is counted in beats and in ticks of the HTTP process's loop, not by a clock, so that a
+    machine which sleeps raises no alarm when it goes on.
 
     Args:
         hang_timeout: seconds without a beat after which the engine is to be ended.
@@ -131,11 +125,7 @@ MAX_BEATS = 300
 
 
 class OutputHistory:
-    """Counts of one life of an engine, the newest :data:`MAX_BEATS` of them.
-
-    Args:
-        now: seconds; default: :func:`time.monotonic`.
-    """
+    """Output tokens of one life of an engine by its newest :data:`MAX_BEATS` beats."""
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         self._now = now or time.monotonic

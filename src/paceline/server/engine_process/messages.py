@@ -1,9 +1,8 @@
 """What passes between the two processes of a server, and what a server asks of an engine.
 
-A message is a pickled tuple behind its length. Tuples of plain values, because a class of our own
-costs about ten times as much to pickle, and a message is sent with every step. The thread that
-steps the engine sends it: waking the other process is most of the cost, and waking a thread that
-does the sending costs as much. Both ends are processes of one user, and one started the other:
+A message is a pickled tuple of plain values behind its length: one is sent with every step, and a
+class of our own takes ten times as long to pickle. The engine's thread sends it itself: to wake a
+thread that does so costs as much. Both ends are processes of one user, and one started the other:
 nothing that strangers wrote is unpickled.
 
 Knows no process, no engine and no request; importing it does not import torch.

@@ -48,8 +48,7 @@ log = logging.getLogger(__name__)
 NAME = "paceline-engine"
 NUM_SUBMITTERS = 16
 NUM_GRAMMAR_SUBMITTERS = 2
-"""Submitters of prompts with a grammar, which may wait long for its compiler and hold up nobody
-else; a second one finds compiled grammars while the first waits."""
+"""Of prompts with a grammar, whose compiler can take long; other prompts do not wait for it."""
 
 
 def run_engine(
@@ -205,7 +204,7 @@ class EngineServer:
     # --- steps ---------------------------------------------------------------------------------
 
     def _send_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Everything that one step has for anybody, from the engine's thread."""
+        """Send what one step brought to all prompts, on the engine's thread."""
         death = next((o.error for o in outputs if isinstance(o.error, EngineClosedError)), None)
         if death is not None:
             self._outbox.flush()
@@ -230,9 +229,8 @@ class EngineServer:
 
     @staticmethod
     def _piece(route: _Route, output: StepOutput) -> Piece:
-        """A step of one sample."""
         request, reason = route.request, output.finish_reason
-        # The first sample's are everybody's, and nobody is ahead of it.
+        # The first sample's piece has what all samples share: no other one comes before it.
         tells_prompt = route.is_fresh and not request.sample_index
         return Piece(
             route.sample,
@@ -250,7 +248,7 @@ class EngineServer:
         )
 
     def _send_entries(self, entries: Sequence[Entry]) -> None:
-        """As plain values, see :mod:`paceline.server.engine_process.messages`."""
+        # Plain values: see paceline.server.engine_process.messages.
         self.tell(("step", [(handle, *piece) for handle, piece in entries]))
 
     def _forget(self, route: _Route) -> None:
@@ -274,17 +272,15 @@ Sample = tuple[int, int]
 BODY_INTERVAL = 0.5
 """Seconds within which the pieces of answers in one body come as one."""
 PATIENCE = 2.0
-"""Intervals after the last message when what waits is sent although the next step has not ended."""
+"""Intervals after which what waits is sent although the next step has not ended."""
 
 
 class Outbox:
-    """What steps brought, on its way out; the thread that steps the engine puts it in.
+    """Pieces that the engine's thread puts in, and that leave together to save messages.
 
-    Every message costs both processes: that thread while it sends, and the other process a write
-    per answer to its client. The first piece of an answer and the last go at once; those between
-    are sent for all answers together, at most once in an interval. Steps that take longer than the
-    interval are sent as they end. Pieces of an answer in one body, which nobody reads before its
-    end, go in an interval of their own.
+    The first piece of an answer and the last go at once; those between are sent for all answers
+    together, at most once in an interval. Steps that take longer than the interval are sent as they
+    end. Pieces of an answer in one body go in a longer interval, :data:`BODY_INTERVAL`.
 
     Args:
         send: takes entries, at most one of each sample.
@@ -314,9 +310,8 @@ class Outbox:
     ) -> None:
         """Take what one step brought: at most an entry per sample.
 
-        Args:
-            edges: the samples whose first or last piece is among them.
-            unread: the samples of answers in one body.
+        ``edges`` has the samples whose first or last piece is among them, ``unread`` those of
+        answers in one body.
         """
         with self._lock:
             at = self._clock()
@@ -334,11 +329,7 @@ class Outbox:
             self._send_due(self._streams.taken(at) + self._bodies.taken(at))
 
     def remind(self) -> float | None:
-        """Send what has waited too long.
-
-        Returns:
-            seconds after which to ask again; None when nothing waits.
-        """
+        """Send what has waited too long; returns the seconds until more will have."""
         with self._lock:
             at = self._clock()
             both = self._streams, self._bodies
@@ -422,13 +413,9 @@ def start_beating(
 ) -> None:
     """Send beats from a thread of their own until the process ends, whatever the engine computes.
 
-    A beat carries the engine's counters when the engine has come to tell them since the last one,
-    which it does between two steps, and None otherwise.
-
     Args:
-        send: takes a beat's counters, or None.
-        stats: the engine's counters; it may take as long as a step. Where it fails, the last
-            ones count.
+        send: takes the engine's counters where it has told them since the last beat, or None.
+        stats: the engine's counters, which it tells between two steps.
     """
     told: queue.SimpleQueue[EngineStats] = queue.SimpleQueue()
     is_wanted = threading.Semaphore()

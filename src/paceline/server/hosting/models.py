@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
@@ -20,6 +22,7 @@ from paceline.server.http.errors import NOT_FOUND, ApiError
 from paceline.server.metrics.server_metrics import ServerMetrics
 
 _MAX_NAMED = 20
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,14 @@ class Models:
         """Take no new requests; those that were taken go on."""
         for each in self.all:
             each.drain()
+
+    async def drained(self, seconds: float) -> None:
+        """Drain, and wait until what was taken has ended, but no longer than so many seconds."""
+        self.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.num_unfinished:
+                    await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self) -> None:
         """End all engines."""
