@@ -150,6 +150,11 @@ def test_it_is_answered_by_what_to_type(cli: Call, line: str) -> None:
         parse(written)
 
 
+def test_advice_behind_a_question_is_a_sentence_of_its_own(cli: Call) -> None:
+    error = cli("server", "smollm2").err
+    assert "No such command 'server'. Did you mean 'serve'? Try: paceline serve smollm2" in error
+
+
 def test_advice_names_commands_and_options_that_exist(cli: Call) -> None:
     for name in {*COMMANDS.values(), "run", "serve"}:
         assert cli("help", name.split()[0]).code == 0

@@ -225,8 +225,8 @@ def test_unknown_variables_are_named(
         monkeypatch.setenv(name, "1")
     warn_of_unknown_variables()
     assert capsys.readouterr().err.splitlines() == [
-        "warning: nothing reads the variable 'PACELINE_MAX_TOKEN'; "
-        "did you mean PACELINE_MAX_TOKENS?",
+        "warning: nothing reads the variable 'PACELINE_MAX_TOKEN' "
+        "(did you mean PACELINE_MAX_TOKENS?)",
         "warning: nothing reads the variable 'PACELINE_QQ'",
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,7 +47,15 @@ def test_a_mapping_says_what_is_speculated() -> None:
         ({"bad_words_ids": [None]}, "bad_words_ids holds an empty list"),
         ({"logit_bias": [1]}, r"logit_bias is \[1\]; allowed: mappings"),
         ({"speculative": True}, "speculative is True; allowed: SpeculativeParams"),
-        ({"speculative": {"method": "suffix"}}, "mappings of enabled, methods, num_spec"),
+        (
+            {"speculative": {"method": "suffix"}},
+            r"'method' \(did you mean methods\?\); allowed: en",
+        ),
+        (
+            {"temprature": 0.5},
+            r"no field 'temprature' \(did you mean temperature\?\); allowed: max_",
+        ),
+        ({"xyz": 1}, "SamplingParams has no field 'xyz'; allowed: max_tokens, min_tokens, temp"),
         ({"speculative": {"methods": 5}}, "speculative.methods has 5"),
         ({"speculative": {"enabled": 1}}, "speculative.enabled is 1"),
     ],
@@ -53,3 +63,29 @@ def test_a_mapping_says_what_is_speculated() -> None:
 def test_other_values_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         SamplingParams(**asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"top_p": 2.0}, "top_p"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {1: 1000.0}}, "logit_bias"),
+        ({"speculative": {"methods": "nobody's"}}, "speculative.method"),
+        ({"structured_outputs": 5}, "structured_outputs"),
+        ({"temprature": 0.5}, "temprature"),
+    ],
+)
+def test_an_error_has_the_name_of_its_field(asked: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**asked)
+    assert caught.value.param == param
+    assert pickle.loads(pickle.dumps(caught.value)).param == param
+
+
+def test_parameters_can_be_copied_and_compared() -> None:
+    params = SamplingParams(temperature=0.5, stop=["a"])
+    assert replace(params) == pickle.loads(pickle.dumps(params)) == params
+    with pytest.raises(RequestError, match="did you mean temperature"):
+        replace(params, temprature=1.0)  # type: ignore[call-arg]

@@ -372,7 +372,8 @@ class LLM:
         tokenizer = self._built.checkpoint.tokenizer
         if tokenizer is None:
             raise RequestError(
-                f"bad_words holds strings, and {self.model} has no tokenizer; use bad_words_ids"
+                f"bad_words holds strings, and {self.model} has no tokenizer; use bad_words_ids",
+                "bad_words",
             )
         return in_token_ids(wish, tokenizer.spellings)
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import typer
 
+from paceline.core.checks import did_you_mean
 from paceline.core.errors import ConfigError
 from paceline.core.files import write_text
 from paceline.core.installation import pip_install
@@ -145,10 +146,7 @@ def _all_keys(context: typer.Context) -> Iterator[str]:
 
 
 def _unknown(path: str, key: str, allowed: Mapping[str, str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(key, allowed, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(key, allowed)
     return f"{path}: unknown option {key!r}{hint}; allowed: {', '.join(sorted(allowed))}"
 
 

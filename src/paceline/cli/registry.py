@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.habits import Own, advice_on_command, read
+from paceline.core.checks import sentences
 from paceline.core.errors import ConfigError
 from paceline.core.installation import plugins_of
 
@@ -204,8 +205,8 @@ def _advised(error: Any, advice: str, unknown: str = "") -> Any:
     if not advice and not unknown:
         return error
     error.possibilities = None
-    said = f"No such option: {unknown}" if unknown else error.format_message().rstrip(".")
-    return _USAGE_ERROR(f"{said}. {advice}" if advice else said, ctx=error.ctx)
+    problem = f"No such option: {unknown}" if unknown else error.format_message()
+    return _USAGE_ERROR(sentences(problem, advice) if advice else problem, ctx=error.ctx)
 
 
 _MODELS = ("model", "name", "target")

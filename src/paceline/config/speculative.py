@@ -470,7 +470,8 @@ def check_method(
     others = ", ".join(sorted(plugins())) or "none"
     raise error(
         f"{key} is {str(name)[:60]!r}; allowed: {', '.join(METHODS)}, and installed plugins "
-        f"(entry points {ENTRY_POINTS}): {others}"
+        f"(entry points {ENTRY_POINTS}): {others}",
+        key,
     )
 
 

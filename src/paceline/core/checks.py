@@ -5,17 +5,19 @@ Knows no configuration.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.installation import install_command
 
+T = TypeVar("T")
 Check = Callable[[str, Any], None]
 """Takes a setting's name and its value, and raises :class:`ConfigError` unless it is allowed."""
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
@@ -62,15 +64,18 @@ def check_number(
     high: float,
     kind: type = int,
     error: type[PacelineError] = ConfigError,
+    param: str | None = None,
 ) -> None:
     """Raise ``error`` unless a value is a number in its range.
 
-    ``kind`` int wants a whole number; float takes either. Booleans are neither.
+    ``kind`` int wants a whole number; float takes either. Booleans are neither. The error's
+    ``param`` is the name where no other is given.
     """
     allowed = (int, float) if kind is float else int
     if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
         what = "numbers" if kind is float else "whole numbers"
-        raise error(f"{name} is {value!r}; allowed: {what} from {low} to {high}")
+        message = f"{name} is {value!r}; allowed: {what} from {low} to {high}"
+        raise error(message, param or name)
 
 
 def setting(default: Any, help: str, check: Check | None = None, **more: Any) -> Any:
@@ -82,6 +87,47 @@ def setting(default: Any, help: str, check: Check | None = None, **more: Any) ->
         more: for :func:`dataclasses.field`.
     """
     return field(default=default, metadata={"help": help, "check": check}, **more)
+
+
+def did_you_mean(name: str, allowed: Iterable[str], prefix: str = "") -> str:
+    """`` (did you mean X?)``, for a name that is none of those allowed; empty if none is near.
+
+    Args:
+        prefix: of all names, which does not count: it would make all of them similar.
+    """
+    from difflib import get_close_matches  # which a program that mistypes nothing need not load
+
+    stems = [each.removeprefix(prefix) for each in allowed]
+    near = get_close_matches(name.removeprefix(prefix), stems, n=1)
+    return f" (did you mean {prefix}{near[0]}?)" if near else ""
+
+
+def sentences(*texts: str) -> str:
+    """Texts in a row, each ended by a full stop unless it has an end of its own."""
+    ended = [text if text.endswith((".", "?", "!")) else f"{text}." for text in texts[:-1]]
+    return " ".join([*ended, *texts[-1:]])
+
+
+def refuses_unknown(error: type[PacelineError]) -> Callable[[type[T]], type[T]]:
+    """Decorate a dataclass: an argument that is none of its fields is an ``error`` with advice."""
+
+    def decorated(config: Any) -> Any:
+        init = config.__init__
+        names = [each.name for each in fields(config) if each.init]
+        known = frozenset(names)
+
+        @functools.wraps(init)
+        def checked(self: Any, *values: Any, **named: Any) -> None:
+            if not known.issuperset(named):
+                name = next(name for name in named if name not in known)
+                advice = f"{did_you_mean(name, names)}; allowed: {', '.join(names)}"
+                raise error(f"{config.__name__} has no field {name!r}{advice}", name)
+            init(self, *values, **named)
+
+        config.__init__ = checked
+        return config
+
+    return decorated
 
 
 def check_settings(config: Any) -> None:
@@ -115,13 +161,13 @@ def optional(check: Check) -> Check:
 def check_switch(name: str, value: object) -> None:
     """Raise :class:`ConfigError` unless a value is true or false."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; allowed: true and false")
+        raise ConfigError(f"{name} is {value!r}; allowed: true and false", name)
 
 
 def check_text(name: str, value: object) -> None:
     """Raise :class:`ConfigError` unless a value is a string."""
     if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; allowed: a string")
+        raise ConfigError(f"{name} is {value!r}; allowed: a string", name)
 
 
 def check_output(path: str | Path) -> None:
@@ -136,7 +182,7 @@ def check_output(path: str | Path) -> None:
 def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Raise :class:`ConfigError` unless a value is one of those allowed."""
     if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+        raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(allowed)}", name)
 
 
 def require_torch(purpose: str) -> None:

@@ -6,7 +6,20 @@ where there is something to do, what to do.
 
 
 class PacelineError(Exception):
-    """Base of every error that Paceline raises on purpose."""
+    """Base of every error that Paceline raises on purpose.
+
+    Attributes:
+        param: the field or setting that is at fault, if it is a particular one.
+        code: what a program can tell the error by.
+    """
+
+    param: str | None = None
+    code: str | None = None
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        if param is not None:
+            self.param = param
 
 
 class ConfigError(PacelineError, ValueError):
@@ -27,28 +40,37 @@ class ShapeError(RequestError):
     """
 
     def __init__(self, field: str, problem: str, reason: str = "") -> None:
-        super().__init__(field, problem, reason)
+        super().__init__(param=f"structured_outputs.{field}" if field else "structured_outputs")
+        self.args = (field, problem, reason)  # an error is unpickled by calling its class with them
         self.field, self.problem, self.reason = field, problem, reason
 
     def __str__(self) -> str:
-        subject = f"structured_outputs.{self.field}" if self.field else "structured_outputs"
-        return f"{subject} {self.problem}" + (f": {self.reason}" if self.reason else "")
+        return f"{self.param} {self.problem}" + (f": {self.reason}" if self.reason else "")
 
 
 class ContextLengthError(RequestError):
     """The prompt, or the prompt plus ``max_tokens``, does not fit into the model's context."""
 
+    code = "context_length_exceeded"
+
 
 class UnknownAdapterError(RequestError):
     """A request asks for an adapter that is not loaded."""
+
+    param = "model"
+    code = "model_not_found"
 
 
 class NoFimTokensError(RequestError):
     """The model's vocabulary has no tokens by which it could be asked to fill a gap."""
 
+    code = "no_fim_tokens"
+
 
 class BusyError(RequestError):
     """The machine had no time for what a request needs; another try may find it."""
+
+    code = "busy"
 
 
 class ModelLoadError(PacelineError):
@@ -70,9 +92,14 @@ class FetchError(ModelLoadError):
 class ModelUnavailableError(ModelLoadError):
     """A server cannot load a model that a request asks for; its other models serve on."""
 
+    param = "model"
+    code = "model_load_failed"
+
 
 class ModelTooLargeError(ModelUnavailableError):
     """A model needs more memory than a server may use for models."""
+
+    code = "model_too_large"
 
 
 class TemplateError(RequestError):
@@ -86,6 +113,8 @@ class ProposerError(PacelineError):
 class RequestFailedError(PacelineError):
     """The forward pass or the sampler failed for one request, which ends with what it had."""
 
+    code = "request_failed"
+
 
 class StageError(PacelineError):
     """A part of the model that lies in another process is lost, or failed in this step."""
@@ -94,21 +123,31 @@ class StageError(PacelineError):
 class UnservableRequestError(RequestFailedError):
     """What the request itself demands leaves no token, or its grammar passed a limit."""
 
+    code = "unservable_request"
+
 
 class SlowReaderError(PacelineError):
     """The client of a stream left too much of it unread; the request was ended."""
+
+    code = "slow_reader"
 
 
 class AnswerTooLargeError(PacelineError):
     """An answer in one body took too much memory before it was complete; the request was ended."""
 
+    code = "answer_too_large"
+
 
 class EngineClosedError(PacelineError):
     """The engine was closed, or died, before or while the request was served."""
 
+    code = "engine_closed"
+
 
 class EngineDeadError(EngineClosedError):
     """The process of the engine died, or its step failed; a server starts another one."""
+
+    code = "engine_dead"
 
 
 class TrainingError(PacelineError):

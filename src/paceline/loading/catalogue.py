@@ -17,12 +17,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from paceline.core.checks import did_you_mean
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.files import parsed_json, read_json_list, read_text
 from paceline.core.folders import cache_folder, config_folder
@@ -106,10 +106,10 @@ def find_entry(name: str) -> CatalogueEntry | None:
     return catalogue().get(name) if _NAME.fullmatch(name) else None
 
 
-def similar_names(name: str) -> list[str]:
-    """Names of the catalogue that a person may have meant."""
+def similar_name(name: str) -> str:
+    """The name of the catalogue that a person may have meant, as the end of a sentence."""
     name = name.lower()
-    return get_close_matches(name, catalogue(), n=1) if _NAME.fullmatch(name) else []
+    return did_you_mean(name, catalogue()) if _NAME.fullmatch(name) else ""
 
 
 def read_catalogue(path: Path) -> dict[str, CatalogueEntry]:

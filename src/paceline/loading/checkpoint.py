@@ -26,7 +26,7 @@ from paceline.core.files import (
     read_json,
     read_text,
 )
-from paceline.loading.catalogue import similar_names
+from paceline.loading.catalogue import similar_name
 from paceline.loading.fetching import hub_place, is_hub_id, named_model
 from paceline.loading.gguf.file import MAGIC, load_gguf
 from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
@@ -185,11 +185,10 @@ def load_checkpoint(
 
 
 def _unknown(source: str | Path) -> ModelLoadError:
-    near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
     return ModelLoadError(
-        f"there is no model {source}{near}. A model is a folder with config.json and "
-        "safetensors, a GGUF file, a name that `paceline models` lists, or a hub id such as "
-        "org/name (for a GGUF file on the hub org/name:Q4_K_M)"
+        f"there is no model {source}{similar_name(str(source))}. A model is a folder with "
+        "config.json and safetensors, a GGUF file, a name that `paceline models` lists, or a hub "
+        "id such as org/name (for a GGUF file on the hub org/name:Q4_K_M)"
     )
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from paceline.config import check_method
-from paceline.core.checks import check_number, setting
+from paceline.core.checks import check_number, refuses_unknown, setting
 from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import StructuredOutputs
 
@@ -38,34 +38,14 @@ MAX_BIAS = 100.0
 MAX_DRAFT_DEPTH = 64
 LARGEST = (1 << 31) - 1
 """Of counts and token ids."""
-FLOAT_RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-WHOLE_RANGES: Mapping[str, tuple[int, int]] = {
-    "max_tokens": (1, LARGEST),
-    "min_tokens": (0, LARGEST),
-    "top_k": (-1, LARGEST),
-    "seed": (-(2**63), 2**64 - 1),
-    "logprobs": (0, MAX_LOGPROBS),
-    "prompt_logprobs": (0, MAX_LOGPROBS),
-    "n": (1, MAX_N),
-}
-"""The least and the largest value of each parameter that is a number; bodies of servers too."""
 _LISTS = (
     *("stop", "stop_token_ids", "banned_token_ids", "bad_words", "bad_words_ids"),
     *("allowed_token_ids", "logprob_token_ids"),
 )
-_OPTIONAL = (
-    *("max_tokens", "seed", "logprobs", "prompt_logprobs"),
-    *("allowed_token_ids", "logprob_token_ids"),
-)
+_check_number = partial(check_number, error=RequestError)
 
 
+@refuses_unknown(RequestError)
 @dataclass(frozen=True, slots=True)
 class SpeculativeParams:
     """Per-request control of speculation. Never changes the tokens, only how they are found.
@@ -81,8 +61,7 @@ class SpeculativeParams:
     num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.enabled, bool):
-            raise RequestError(f"speculative.enabled is {self.enabled!r}; allowed: true and false")
+        _check_switch("speculative.enabled", self.enabled)
         if self.num_speculative_tokens is not None:
             _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_DEPTH)
         if self.methods is not None:
@@ -91,7 +70,9 @@ class SpeculativeParams:
             object.__setattr__(self, "methods", known)
 
 
-_check_number = partial(check_number, error=RequestError)
+def _check_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} is {value!r}; allowed: true and false", name)
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
@@ -101,31 +82,37 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Iterable):
-        raise RequestError(f"{name} has {value!r:.80} where a list is needed")
+        raise RequestError(f"{name} has {value!r:.80} where a list is needed", name)
     return tuple(value)
 
 
 def _check_biases(value: Any) -> None:
+    name = "logit_bias"
     if not isinstance(value, Mapping):
-        raise RequestError(
-            f"logit_bias is {value!r:.80}; allowed: mappings of token ids to numbers"
-        )
+        message = f"{name} is {value!r:.80}; allowed: mappings of token ids to numbers"
+        raise RequestError(message, name)
     for token_id, bias in value.items():
-        _check_number(f"logit_bias of token {token_id!r}", bias, -MAX_BIAS, MAX_BIAS, float)
+        of_token = f"{name} of token {token_id!r}"
+        _check_number(of_token, bias, -MAX_BIAS, MAX_BIAS, float, param=name)
 
 
 def _speculation(value: Any) -> SpeculativeParams:
-    names = [each.name for each in fields(SpeculativeParams)]
     if value is None:
         return SpeculativeParams()
-    if not isinstance(value, Mapping) or set(value) - set(names):
+    if not isinstance(value, Mapping):
         raise RequestError(
-            f"speculative is {value!r:.80}; allowed: SpeculativeParams, and mappings of "
-            f"{', '.join(names)}"
+            f"speculative is {value!r:.80}; allowed: SpeculativeParams, and mappings of its fields",
+            "speculative",
         )
     return SpeculativeParams(**value)
 
 
+def _number(default: Any, allowed: tuple[float, float], help: str) -> Any:
+    """A field with its least and its largest value, which are whole numbers if all of them are."""
+    return field(default=default, metadata={"help": help, "range": allowed})
+
+
+@refuses_unknown(RequestError)
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled and when it stops; names and meanings as in vLLM and OpenAI.
@@ -134,33 +121,43 @@ class SamplingParams:
     of a list is its only item, and a mapping in place of :class:`SpeculativeParams` has its fields.
 
     Raises:
-        RequestError: a value is outside its range; the message names the range.
+        RequestError: a value is outside its range, or there is no such field; the message names
+            the range or the fields.
     """
 
-    max_tokens: int | None = setting(16, "Maximum tokens per answer.")
-    min_tokens: int = setting(0, "Minimum tokens per answer.")
-    temperature: float = setting(1.0, "Sampling temperature; 0 always picks the most likely token.")
-    top_p: float = setting(
+    max_tokens: int | None = _number(16, (1, LARGEST), "Maximum tokens per answer.")
+    min_tokens: int = _number(0, (0, LARGEST), "Minimum tokens per answer.")
+    temperature: float = _number(
+        1.0, (0.0, 100.0), "Sampling temperature; 0 always picks the most likely token."
+    )
+    top_p: float = _number(
         1.0,
+        (0.0, 1.0),
         "Sample only from the most likely tokens whose probabilities add up to this; 1 means all.",
     )
-    top_k: int = setting(0, "Sample only from this many of the most likely tokens; 0 means all.")
-    min_p: float = setting(
+    top_k: int = _number(
+        0, (-1, LARGEST), "Sample only from this many of the most likely tokens; 0 means all."
+    )
+    min_p: float = _number(
         0.0,
+        (0.0, 1.0),
         "Sample only from tokens at least this likely relative to the most likely one; 0 means "
         "all.",
     )
-    repetition_penalty: float = setting(
+    repetition_penalty: float = _number(
         1.0,
+        (1e-3, 100.0),
         "Divisor for the logits of tokens that occur in the prompt or the answer; 1 means no "
         "penalty.",
     )
-    presence_penalty: float = setting(
+    presence_penalty: float = _number(
         0.0,
+        (-2.0, 2.0),
         "Subtracted from the logits of tokens that occur in the answer; 0 means no penalty.",
     )
-    frequency_penalty: float = setting(
+    frequency_penalty: float = _number(
         0.0,
+        (-2.0, 2.0),
         "Subtracted from the logits of tokens for each time they occur in the answer; 0 means no "
         "penalty.",
     )
@@ -173,8 +170,8 @@ class SamplingParams:
         (), "Do not sample a token that would complete one of these texts in the answer."
     )
     bad_words_ids: Sequence[Sequence[int]] = setting((), "The same, as token ids.")
-    seed: int | None = setting(
-        None, "Seed for repeatable sampling; -1 draws one (default: random)."
+    seed: int | None = _number(
+        None, (-(2**63), 2**64 - 1), "Seed for repeatable sampling; -1 draws one (default: random)."
     )
     stop: Sequence[str] = setting((), "Text that ends the answer and is left out of it.")
     stop_token_ids: tuple[int, ...] = setting((), "Stop the answer after one of these tokens.")
@@ -184,18 +181,19 @@ class SamplingParams:
     ignore_eos: bool = setting(
         False, "Ignore the model's end token, and continue up to the token limit."
     )
-    logprobs: int | None = setting(
+    logprobs: int | None = _number(
         None,
+        (0, MAX_LOGPROBS),
         "Report the log-probabilities of this many of the most likely tokens at each position.",
     )
-    prompt_logprobs: int | None = setting(None, "The same for the prompt.")
+    prompt_logprobs: int | None = _number(None, (0, MAX_LOGPROBS), "The same for the prompt.")
     logprob_token_ids: Sequence[int] | None = setting(
         None, "Report the log-probabilities of these tokens instead of the most likely ones."
     )
     pooling: str | None = setting(
         None, f"Return the prompt's hidden states as one vector: {', '.join(POOLINGS)}."
     )
-    n: int = setting(1, "Number of answers to each prompt.")
+    n: int = _number(1, (1, MAX_N), "Number of answers to each prompt.")
     structured_outputs: StructuredOutputs | None = setting(None, "What the answer must match.")
     speculative: SpeculativeParams = setting(
         MISSING, "How speculation works for this request.", default_factory=SpeculativeParams
@@ -222,61 +220,62 @@ class SamplingParams:
             object.__setattr__(self, "seed", None)
 
     def _check_ranges(self) -> None:
-        for kind, ranges in ((float, FLOAT_RANGES), (int, WHOLE_RANGES)):
-            for name, (low, high) in ranges.items():
-                value = getattr(self, name)
-                if type(value) is kind and low <= value <= high:
-                    continue
-                if value is not None or name not in _OPTIONAL:
-                    _check_number(name, value, low, high, kind)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        for name, (low, high) in RANGES.items():
+            value, kind = getattr(self, name), type(low)
+            if type(value) is kind and low <= value <= high:
+                continue
+            if value is not None or name not in _OPTIONAL:
+                _check_number(name, value, low, high, kind)
+        most = self.max_tokens
+        if most is not None and self.min_tokens > most:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; allowed: values up to max_tokens, which is "
-                f"{self.max_tokens}"
+                f"{most}",
+                "min_tokens",
             )
         if self.top_p == 0.0:
-            raise RequestError("top_p is 0; allowed: values above 0 up to 1")
+            raise RequestError("top_p is 0; allowed: values above 0 up to 1", "top_p")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise RequestError(
                 f"structured_outputs is {self.structured_outputs!r:.80}; it must be a "
-                "StructuredOutputs"
+                "StructuredOutputs",
+                "structured_outputs",
             )
         if self.pooling is not None:
             if self.pooling not in POOLINGS:
-                raise RequestError(
-                    f"pooling is {self.pooling!r:.80}; allowed: {', '.join(POOLINGS)}"
-                )
+                message = f"pooling is {self.pooling!r:.80}; allowed: {', '.join(POOLINGS)}"
+                raise RequestError(message, "pooling")
             if self.n != 1:
-                raise RequestError(f"n is {self.n}; with pooling it must be 1")
+                raise RequestError(f"n is {self.n}; with pooling it must be 1", "n")
         for name in ("ignore_eos", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} is {getattr(self, name)!r}; allowed: true and false")
+            _check_switch(name, getattr(self, name))
 
     def _check_lists(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} allowed")
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise RequestError(f"{len(self.bad_words)} bad_words; at most {MAX_BAD_WORDS} allowed")
-        for name in ("stop", "bad_words"):
-            for text in getattr(self, name):
+        for name, most in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_BAD_WORDS)):
+            texts = getattr(self, name)
+            if len(texts) > most:
+                raise RequestError(f"{name} has {len(texts)} strings; at most {most} allowed", name)
+            for text in texts:
                 if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
                     raise RequestError(
                         f"{name} holds {str(text)[:40]!r}; allowed: strings of 1 to "
-                        f"{MAX_STOP_LENGTH} characters"
+                        f"{MAX_STOP_LENGTH} characters",
+                        name,
                     )
         if not all(self.bad_words_ids):
-            raise RequestError("bad_words_ids holds an empty list; name at least one token in each")
+            message = "bad_words_ids holds an empty list; name at least one token in each"
+            raise RequestError(message, "bad_words_ids")
         _check_biases(self.logit_bias)
         named = self.logprob_token_ids
         if named is not None and not 0 < len(named) <= MAX_LOGPROB_TOKEN_IDS:
             raise RequestError(
                 f"logprob_token_ids names {len(named)} tokens; allowed: 1 to "
-                f"{MAX_LOGPROB_TOKEN_IDS}"
+                f"{MAX_LOGPROB_TOKEN_IDS}",
+                "logprob_token_ids",
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError(
-                "allowed_token_ids is empty; name at least one token, or leave it out"
-            )
+            message = "allowed_token_ids is empty; name at least one token, or leave it out"
+            raise RequestError(message, "allowed_token_ids")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise :class:`RequestError` when a token id named here is not in the vocabulary."""
@@ -292,7 +291,8 @@ class SamplingParams:
             for token_id in ids:
                 if type(token_id) is not int or not 0 <= token_id < vocab_size:
                     raise RequestError(
-                        f"{name} names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}"
+                        f"{name} names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}",
+                        name,
                     )
 
     @property
@@ -332,6 +332,12 @@ class SamplingParams:
             and self.min_tokens == 0
         )
 
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    each.name: each.metadata["range"] for each in fields(SamplingParams) if "range" in each.metadata
+}
+"""The least and the largest value of each parameter that is a number; bodies of servers too."""
+_OPTIONAL = {"max_tokens", *(each.name for each in fields(SamplingParams) if each.default is None)}
 
 NEUTRAL: Mapping[str, float] = {
     "temperature": 1.0,

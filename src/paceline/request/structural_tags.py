@@ -216,7 +216,7 @@ def parsed(source: str, is_composed: bool = False) -> Format:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "" if is_composed else ".".join(map(str, first["loc"])) + ": "
-        detail = f"{place}{first['msg'].removeprefix('Value error, ')}"
+        detail = f"{place}{first.get('ctx', {}).get('error', first['msg'])}"
     except (ValueError, RecursionError) as error:
         detail = str(error)
     raise ShapeError("structural_tag", "is malformed", detail[:300])

@@ -260,8 +260,8 @@ class Tokenizer:
         if self.fim is None:
             raise NoFimTokensError(
                 "the model cannot fill a gap before a suffix: its vocabulary has no "
-                "fill-in-the-middle tokens; send only the text before the gap, or serve another "
-                "model"
+                "fill-in-the-middle tokens; serve one that has, as many code models do, or send "
+                "the text before the gap alone to /v1/completions, which continues it"
             )
         return self.fim
 

@@ -133,7 +133,10 @@ def test_a_model_without_marks_says_so(path: str, body: dict[str, Any]) -> None:
     error = refused(application(), path, body)
     assert error["type"] == "invalid_request_error"
     assert error["code"] == "no_fim_tokens"
-    assert "fill-in-the-middle tokens" in error["message"]
+    assert "fill-in-the-middle tokens; serve one that has" in error["message"]
+    assert (
+        post(application(), COMPLETION, {"prompt": BEFORE}).status_code == 200
+    )  # its other advice
 
 
 @pytest.mark.parametrize(

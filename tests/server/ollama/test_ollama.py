@@ -310,7 +310,8 @@ def test_errors_before_and_after_an_endpoint_have_the_same_shape() -> None:
         ("POST", CHAT, {}, 401),
         ("GET", "/api/tags", {}, 401),
         ("GET", "/api/version", {}, 401),
-        ("POST", "/api/pull", key, 404),
+        ("POST", "/api/pull", key, 400),
+        ("POST", "/api/nothing", key, 404),
         ("GET", CHAT, key, 405),
         ("POST", CHAT, {**key, "content-type": "text/plain"}, 415),
     ):
@@ -339,3 +340,24 @@ def test_the_document_describes_pieces_and_errors() -> None:
     assert error["properties"]["error"] == {"type": "string"}
     names = document["components"]["schemas"]["Options"]["properties"]
     assert {"num_ctx", "num_predict", "num_thread"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("POST", "/api/pull", "`paceline pull NAME`"),
+        ("POST", "/api/push", "published"),
+        ("POST", "/api/create", "`paceline serve PATH`"),
+        ("POST", "/api/blobs/sha256:1", "`paceline serve PATH`"),
+        ("POST", "/api/copy", "--served-model-name"),
+        ("DELETE", "/api/delete", "`paceline rm NAME`"),
+    ],
+)
+def test_models_are_those_that_the_server_was_started_with(
+    method: str, path: str, advice: str
+) -> None:
+    answer = ChatServer().http.request(method, path, json={"model": "other"})
+    assert answer.status_code == 400
+    (message,) = answer.json().values()
+    assert message.startswith("the models of a server are chosen when it starts: ")
+    assert advice in message

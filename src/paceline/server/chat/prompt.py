@@ -117,7 +117,8 @@ def template_options(options: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     name = protected_among(options)
     if name is not None:
-        raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")
+        message = f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace"
+        raise RequestError(message, "chat_template_kwargs")
     return dict(options)
 
 

@@ -25,12 +25,11 @@ from paceline.core.errors import (
     AnswerTooLargeError,
     BusyError,
     ConfigError,
-    ContextLengthError,
     EngineClosedError,
     EngineDeadError,
     ModelTooLargeError,
     ModelUnavailableError,
-    NoFimTokensError,
+    PacelineError,
     RequestError,
     RequestFailedError,
     SlowReaderError,
@@ -49,10 +48,7 @@ RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
 
 _MAX_SHOWN = 60
-_SUBJECT = re.compile(r"(Input|List|String|Dictionary)(?= should)")
-_LENGTH = re.compile(r"( after validation)?, not \d+$")
 _OF_THE_ROUTER = ("Not Found", "Method Not Allowed")
-_BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*) (?:is|has|holds|names|must|nests)\b")
 
 
 class ApiError(Exception):
@@ -100,45 +96,41 @@ class ApiError(Exception):
         return Response(body, self.status, self.headers, media_type="application/json")
 
 
+_AGAIN = {"Retry-After": "5"}
+_ANSWERS: Mapping[type[PacelineError], tuple[int, str, Mapping[str, str]]] = {
+    RequestError: (400, INVALID_REQUEST, {}),
+    ConfigError: (400, INVALID_REQUEST, {}),
+    UnknownAdapterError: (404, NOT_FOUND, {}),  # it was unloaded a moment ago
+    BusyError: (503, SERVER, _AGAIN),
+    ModelUnavailableError: (500, SERVER, _AGAIN),
+    ModelTooLargeError: (400, INVALID_REQUEST, {}),
+    EngineClosedError: (503, SERVER, {}),
+    EngineDeadError: (500, SERVER, {}),
+    RequestFailedError: (500, SERVER, {}),
+    UnservableRequestError: (400, INVALID_REQUEST, {}),
+    SlowReaderError: (408, INVALID_REQUEST, {}),
+    AnswerTooLargeError: (400, INVALID_REQUEST, {}),
+}
+"""Status, type and headers of errors and of their subclasses."""
+
+
 def to_api_error(error: BaseException) -> ApiError:
-    """The answer to an exception; one that nobody foresaw is logged with its traceback."""
+    """The answer to an exception; one that is not expected here is logged with its traceback."""
     match error:
         case ApiError():
             return error
-        case ContextLengthError():
-            return ApiError(400, str(error), code="context_length_exceeded")
-        case NoFimTokensError():
-            return ApiError(400, str(error), code="no_fim_tokens")
-        case ModelTooLargeError():
-            return ApiError(400, str(error), param="model", code="model_too_large")
-        case ModelUnavailableError():
-            again = {"Retry-After": "5"}
-            return ApiError(500, str(error), SERVER, "model", "model_load_failed", again)
-        case UnknownAdapterError():  # it was unloaded a moment ago
-            return ApiError(404, str(error), NOT_FOUND, "model", "model_not_found")
-        case BusyError():
-            return ApiError(503, str(error), SERVER, code="busy", headers={"Retry-After": "5"})
-        case RequestError() | ConfigError():
-            return ApiError(400, str(error), param=_named_field(str(error)))
+        case PacelineError():
+            for base in type(error).__mro__:
+                if base in _ANSWERS:
+                    status, type_, headers = _ANSWERS[base]
+                    return ApiError(status, str(error), type_, error.param, error.code, headers)
         case ValidationError():
             return _validation_error(error)
-        case EngineDeadError():
-            return ApiError(500, str(error), SERVER, code="engine_dead")
-        case EngineClosedError():
-            return ApiError(503, str(error), SERVER, code="engine_closed")
-        case UnservableRequestError():
-            return ApiError(400, str(error), code="unservable_request")
-        case RequestFailedError():
-            return ApiError(500, str(error), SERVER, code="request_failed")
-        case SlowReaderError():
-            return ApiError(408, str(error), code="slow_reader")
-        case AnswerTooLargeError():
-            return ApiError(400, str(error), code="answer_too_large")
         case HTTPException():
             return _http_error(error)
         case TimeoutError():
             return ApiError(504, str(error), SERVER, code="request_timeout")
-        case ClientGoneError():  # a status that proxies log; nobody reads the body
+        case ClientGoneError():  # for the logs of proxies: the client reads nothing any more
             return ApiError(499, str(error), code="client_closed_request")
     log.error("request %s failed unexpectedly", current_request_id(), exc_info=error)
     return ApiError(500, "the server failed; its log says how", SERVER, code="internal_error")
@@ -156,31 +148,24 @@ def _http_error(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, str(error.detail), kind, headers=error.headers)
 
 
-def _named_field(message: str) -> str | None:
-    """The field that a message of ours begins with: ``top_p is 0; allowed: ...``."""
-    match = _BEGINS_WITH_FIELD.match(message)
-    return match[1] if match else None
-
-
 def _validation_error(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body; the innermost where several types were tried."""
-    details = error.errors(include_url=False, include_context=False)
-    first = max(details, key=lambda each: _rank(each["type"]))  # of equals the first
-    place = _place(first)
-    kind, value = first["type"], first.get("input")
-    if not place:
-        place = _named_field(first["msg"].removeprefix("Value error, ")) or ""
-    if kind == "extra_forbidden":
-        message = f"unknown field {place!r}"
-    elif kind == "missing":
-        message = f"{place} is missing"
-    elif kind == "value_error":
-        message = first["msg"].removeprefix("Value error, ")
-    elif kind in ("model_type", "dict_type") and not place:
-        message = f"the body is {_shown(value)}; it must be a JSON object"
-    else:
-        tried = [each for each in details if _place(each) == _place(first)]
-        message = f"{place} is {_shown(value)}; {_reason(first, tried)}"
+    details = error.errors(include_url=False)
+    first = max(details, key=lambda detail: _rank(detail["type"]))  # of equals the first
+    place, value = _place(first), first.get("input")
+    match first["type"]:
+        case "value_error":
+            cause = first["ctx"]["error"]
+            return ApiError(400, str(cause), param=place or getattr(cause, "param", None))
+        case "extra_forbidden":
+            message = f"unknown field {place!r}"
+        case "missing":
+            message = f"{place} is missing"
+        case "model_type" | "dict_type" if not place:
+            message = f"the body is {_shown(value)}; it must be a JSON object"
+        case _:
+            tried = [detail for detail in details if _place(detail) == place]
+            message = f"{place} is {_shown(value)}; {_reason(first, tried)}"
     return ApiError(400, message, param=place or None)
 
 
@@ -189,26 +174,60 @@ def _place(detail: ErrorDetails) -> str:
     return ".".join(str(part) for part in detail["loc"] if not _is_branch(part))
 
 
+_OBJECT, _INTEGER = ("be", "a valid object"), ("be", "a valid integer")
+_WANTED: Mapping[str, tuple[str, str]] = {
+    "string_type": ("be", "a valid string"),
+    "int_type": _INTEGER,
+    "int_from_float": _INTEGER,
+    "float_type": ("be", "a valid number"),
+    "finite_number": ("be", "a finite number"),
+    "bool_type": ("be", "a valid boolean"),
+    "list_type": ("be", "a valid list"),
+    "tuple_type": ("be", "a valid list"),
+    "dict_type": _OBJECT,
+    "model_type": _OBJECT,
+    "union_tag_invalid": _OBJECT,
+    "literal_error": ("be", "{expected}"),
+    "greater_than_equal": ("be", "greater than or equal to {ge}"),
+    "less_than_equal": ("be", "less than or equal to {le}"),
+    "string_pattern_mismatch": ("match", "pattern '{pattern}'"),
+    "string_too_short": ("have", "at least {min_length} character{s}"),
+    "string_too_long": ("have", "at most {max_length} character{s}"),
+    "too_short": ("have", "at least {min_length} item{s}"),
+    "too_long": ("have", "at most {max_length} item{s}"),
+}
+"""What a value should be or have that pydantic refuses, by the types of its errors."""
+
+
 def _reason(first: ErrorDetails, tried: Sequence[ErrorDetails]) -> str:
     """What a value should be; all that it may be where several types were tried in vain.
 
     Of a value that has a right type and is out of range, the other types are not told.
     """
+    if first["type"] not in _WANTED:
+        return first["msg"]
     has_a_type = not first["type"].endswith(("_type", "literal_error"))
-    told = [e for e in tried if _is_plain(e) and not (has_a_type and e["type"].endswith("_type"))]
-    wanted, *others = dict.fromkeys(_in_words(each["msg"]) for each in told)
-    return ", or ".join([wanted, *(text.removeprefix("it should be ") for text in others)])
+    wanted = dict.fromkeys(
+        (_WANTED[detail["type"]][0], _limit(detail))
+        for detail in tried
+        if detail["type"] in _WANTED and not (has_a_type and detail["type"].endswith("_type"))
+    )
+    parts, verb = [], ""
+    for own_verb, limit in wanted:
+        parts.append(limit if own_verb == verb else f"{own_verb} {limit}")
+        verb = own_verb
+    return f"it should {', or '.join(parts)}"
 
 
-def _in_words(message: str) -> str:
-    """pydantic's message of JSON: the value is called it, and its length is left out."""
-    message = _LENGTH.sub("", message).replace("valid dictionary", "valid object")
-    message = _SUBJECT.sub("it", message, count=1)
-    return message[:1].lower() + message[1:]
+def _limit(detail: ErrorDetails) -> str:
+    """What kind of value is wanted, or which bound a value breaks."""
+    bounds = {name: _as_json_has_it(value) for name, value in detail.get("ctx", {}).items()}
+    s = "" if 1 in (bounds.get("min_length"), bounds.get("max_length")) else "s"
+    return _WANTED[detail["type"]][1].format(**bounds, s=s)
 
 
-def _is_plain(detail: ErrorDetails) -> bool:
-    return _rank(detail["type"]) < 2
+def _as_json_has_it(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _rank(kind: str) -> int:
@@ -236,32 +255,18 @@ def install_error_handlers(app: Starlette, routes: Sequence[Route]) -> None:
     Args:
         routes: of the endpoints, for those who ask for another one.
     """
-    kinds: tuple[type[Exception], ...] = (
-        ApiError,
-        RequestError,
-        ConfigError,
-        ValidationError,
-        EngineClosedError,
-        ModelUnavailableError,
-        RequestFailedError,
-        SlowReaderError,
-        AnswerTooLargeError,
-        HTTPException,
-        TimeoutError,
-        ClientGoneError,
-        Exception,
-    )
 
     async def answer(request: Request, error: Exception) -> Response:
-        told = to_api_error(error)
+        api_error = to_api_error(error)
         if isinstance(error, HTTPException) and error.detail in _OF_THE_ROUTER:
-            told.message = _misdirected(request, told, routes)
-        response = told.response(request.scope["path"])
+            api_error.message = _misdirected(request, api_error, routes)
+        response = api_error.response(request.scope["path"])
         if current_request_id():  # what failed unexpectedly is answered outside of all layers
             response.headers[REQUEST_ID] = current_request_id()
         return response
 
-    for kind in kinds:
+    expected = (ApiError, PacelineError, ValidationError, HTTPException, TimeoutError)
+    for kind in (*expected, ClientGoneError, Exception):
         app.add_exception_handler(kind, answer)
 
 

@@ -210,7 +210,7 @@ def _check_ids(serving: Serving, token_ids: Sequence[int], param: str = "tokens"
         )
     largest, size = max(token_ids, default=0), info.vocab_size
     if largest >= size:
-        raise RequestError(f"{param} holds {largest}; the vocabulary is 0 to {size - 1}")
+        raise RequestError(f"{param} holds {largest}; the vocabulary is 0 to {size - 1}", param)
 
 
 def _texts(serving: Serving, token_ids: list[int]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from paceline.core.errors import RequestError
 from paceline.request.sampling_params import LARGEST
 from paceline.server.protocol.chat import Messages, Tools
 from paceline.server.protocol.completions import (
@@ -144,7 +145,8 @@ class NativeRequest(CompletionRequest):
             values = [getattr(self, each) for each in (name, *others)]
             given = [value for value in values if value is not None]
             if len(set(given)) > 1:
-                raise ValueError(f"{name} is another name of {others[0]}; send one of them")
+                message = f"{name} is another name of {others[0]}; send one of them"
+                raise RequestError(message, name)
             setattr(self, others[0], given[0] if given else None)
         self.logprobs = self.logprobs or None
         return self
@@ -153,7 +155,7 @@ class NativeRequest(CompletionRequest):
     def _check_elsewhere(self) -> NativeRequest:
         for name in _ELSEWHERE:
             if getattr(self, name) not in (None, False, ""):
-                raise ValueError(f"{name} is only allowed in /v1/completions")
+                raise RequestError(f"{name} is only allowed in /v1/completions", name)
         if self.cache_prompt is False and self.cache_salt is None:
             self.cache_salt = secrets.token_hex(16)
         return self
@@ -195,7 +197,7 @@ class InfillRequest(NativeRequest):
     @model_validator(mode="after")
     def _check_single(self) -> InfillRequest:
         if self.n not in (None, 1):
-            raise ValueError(f"n is {self.n}; /infill gives one answer")
+            raise RequestError(f"n is {self.n}; /infill gives one answer", "n")
         return self
 
     @property
@@ -285,7 +287,7 @@ class TokenizeRequest(ApiModel):
         for subject, names in _SUBJECTS.items():
             for name in names:
                 if name not in own and getattr(self, name) is not None:
-                    raise ValueError(f"{name} is for {subject} and not for {given[0]}")
+                    raise RequestError(f"{name} is for {subject} and not for {given[0]}", name)
         return self
 
     @property

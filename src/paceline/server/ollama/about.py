@@ -1,6 +1,7 @@
 """What Ollama's clients ask of a server besides answers: its models, and its version.
 
-``GET /api/tags``, ``/api/ps`` and ``/api/version``, ``POST /api/show``.
+``GET /api/tags``, ``/api/ps`` and ``/api/version``, ``POST /api/show``. Requests to fetch, make,
+copy or delete a model are answered by what to type instead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from paceline import __version__
 from paceline.request.sampling_params import OLLAMA
@@ -19,6 +21,7 @@ from paceline.server.admin.health import Version
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import LATEST, Serving, used_memory
 from paceline.server.http.body import read_body
+from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
 from paceline.server.ollama.endpoints import timestamp
 from paceline.server.ollama.request import ShowRequest
@@ -32,7 +35,28 @@ _LONGEST_SECONDS = 1e9
 """Beyond that it stays."""
 _NAMES = {"repetition_penalty": "repeat_penalty"}
 
+_CHOSEN_AT_START = {
+    "/api/pull": "`paceline pull NAME` fetches one and `paceline serve NAME` serves it",
+    "/api/push": "nothing is published from here",
+    "/api/create": "`paceline serve PATH` serves a folder or a GGUF file",
+    "/api/blobs/{digest}": "`paceline serve PATH` serves a folder or a GGUF file",
+    "/api/copy": "`paceline serve MODEL --served-model-name NAME` serves one by another name",
+    "/api/delete": "a request with keep_alive: 0 unloads one, `paceline rm NAME` deletes its files",
+}
+"""What to type or send where Ollama would change which models there are."""
+
 reports = APIRouter()
+
+
+async def refuse_change(request: Request) -> Response:
+    advice = _CHOSEN_AT_START[request.scope["route"].path]
+    message = f"the models of a server are chosen when it starts: {advice}"
+    raise ApiError(400, message, code="models_are_fixed")
+
+
+for _path in _CHOSEN_AT_START:
+    _method = "DELETE" if _path == "/api/delete" else "POST"
+    reports.add_api_route(_path, refuse_change, methods=[_method], include_in_schema=False)
 
 
 @reports.get("/api/version", responses=errors())

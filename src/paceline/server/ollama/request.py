@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.core.checks import seconds_of
+from paceline.core.errors import RequestError
 from paceline.request.sampling_params import OLLAMA
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
@@ -222,7 +223,8 @@ class GenerateRequest(OllamaRequest):
         if self.is_plain:
             for name in ("system", "think", "logprobs"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} is only allowed without raw: true and a suffix")
+                    message = f"{name} is only allowed without raw: true and a suffix"
+                    raise RequestError(message, name)
         return self
 
 
@@ -264,7 +266,7 @@ class ShowRequest(ApiModel):
     @model_validator(mode="after")
     def _check_named(self) -> ShowRequest:
         if not (self.model or self.name):
-            raise ValueError("model is missing")
+            raise RequestError("model is missing", "model")
         return self
 
 

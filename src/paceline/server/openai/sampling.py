@@ -91,7 +91,8 @@ def truncated(
     if most == 0:
         raise RequestError(
             "truncate_prompt_tokens is 0, which leaves no prompt; send at least 1, or -1 for as "
-            "many as leave room for an answer"
+            "many as leave room for an answer",
+            "truncate_prompt_tokens",
         )
     if most == -1:
         most = max(1, info.max_model_len - (max_tokens or 1))
@@ -165,7 +166,8 @@ def _logit_bias(
     if len(biases) + len(banned) > MAX_LOGIT_BIAS:
         raise RequestError(
             f"logit_bias has {len(biases) + len(banned)} tokens; at most {MAX_LOGIT_BIAS} are "
-            "allowed"
+            "allowed",
+            "logit_bias",
         )
     return biases, tuple(banned)
 
@@ -180,7 +182,8 @@ def _ids_of(token: int | str, tokenizer: Tokenizer | None) -> list[int]:
         return [token]
     if tokenizer is None:
         raise RequestError(
-            f"logit_bias names {token[:40]!r}; the model has no tokenizer, so send token ids"
+            f"logit_bias names {token[:40]!r}; the model has no tokenizer, so send token ids",
+            "logit_bias",
         )
     return tokenizer.encode(token, add_special_tokens=False)
 
@@ -195,16 +198,16 @@ def speculative_params(fields: GenerationFields) -> SpeculativeParams:
     enabled = None if wish is None or "enabled" not in wish.model_fields_set else wish.enabled
     if fields.disable_spec_decode is not None:
         if enabled is not None and enabled == fields.disable_spec_decode:
-            raise RequestError(
-                "disable_spec_decode contradicts speculative.enabled; send one of them"
-            )
+            message = "disable_spec_decode contradicts speculative.enabled; send one of them"
+            raise RequestError(message, "disable_spec_decode")
         enabled = not fields.disable_spec_decode
     depth = None if wish is None else wish.num_speculative_tokens
     if fields.num_speculative_tokens is not None:
         if depth is not None and depth != fields.num_speculative_tokens:
             raise RequestError(
                 "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one "
-                "of them"
+                "of them",
+                "num_speculative_tokens",
             )
         depth = fields.num_speculative_tokens
     methods = None if wish is None else wish.method if wish.methods is None else wish.methods

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, Tag, model_validator
 
+from paceline.core.errors import RequestError
 from paceline.server.protocol.completions import UsageBody
 from paceline.server.protocol.foreign import INSTEAD
 from paceline.server.protocol.generation import (
@@ -157,6 +158,8 @@ class NamedTool(ApiModel):
     function: FunctionName
 
 
+ChosenFunction = Annotated[NamedTool, Tag("named-tool")]
+"""With a hyphen, a tag is no part of the place that an error names."""
 NO_EFFORT = "none"
 
 
@@ -192,7 +195,7 @@ class ChatCompletionRequest(GenerationFields):
     top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -212,19 +215,23 @@ class ChatCompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _check_together(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only allowed with logprobs: true")
+            raise RequestError("top_logprobs is only allowed with logprobs: true", "top_logprobs")
         if self.logprob_token_ids is not None and not self.logprobs:
-            raise ValueError("logprob_token_ids is only allowed with logprobs: true")
+            message = "logprob_token_ids is only allowed with logprobs: true"
+            raise RequestError(message, "logprob_token_ids")
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs is only allowed without stream: true")
+            message = "prompt_logprobs is only allowed without stream: true"
+            raise RequestError(message, "prompt_logprobs")
         if self.continue_final_message:
             if self.add_generation_prompt:
-                raise ValueError(
-                    "continue_final_message is true; add_generation_prompt cannot be true then"
+                raise RequestError(
+                    "continue_final_message is true; add_generation_prompt cannot be true then",
+                    "continue_final_message",
                 )
             if self.messages[-1].role != "assistant":
-                raise ValueError(
-                    "continue_final_message is true; the last message must then be the assistant's"
+                raise RequestError(
+                    "continue_final_message is true; the last message must then be the assistant's",
+                    "continue_final_message",
                 )
         return self
 
@@ -232,15 +239,17 @@ class ChatCompletionRequest(GenerationFields):
     def _check_tools(self) -> ChatCompletionRequest:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            raise ValueError("tools names a function twice; names must differ")
+            raise RequestError("tools names a function twice; names must differ", "tools")
         choice = self.tool_choice
         if isinstance(choice, NamedTool) and choice.function.name not in names:
             known = ", ".join(names) or "none"
-            raise ValueError(
-                f"tool_choice is {choice.function.name[:64]!r}; the functions in tools are {known}"
+            raise RequestError(
+                f"tool_choice is {choice.function.name[:64]!r}; the functions in tools are {known}",
+                "tool_choice",
             )
         if (choice == "required" and not names) or (choice == "auto" and self.tools is None):
-            raise ValueError(f"tool_choice is {choice!r}; it is only allowed with tools")
+            message = f"tool_choice is {choice!r}; it is only allowed with tools"
+            raise RequestError(message, "tool_choice")
         return self
 
     @property

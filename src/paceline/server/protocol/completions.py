@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from paceline.core.errors import RequestError
 from paceline.request.sampling_params import LARGEST
 from paceline.server.protocol.generation import (
     MAX_TOP_LOGPROBS,
@@ -114,17 +115,18 @@ class CompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _check_named(self) -> CompletionRequest:
         if self.logprob_token_ids is not None and self.logprobs is None:
-            raise ValueError("logprob_token_ids is only allowed with logprobs")
+            message = "logprob_token_ids is only allowed with logprobs"
+            raise RequestError(message, "logprob_token_ids")
         return self
 
     @model_validator(mode="after")
     def _check_gap(self) -> CompletionRequest:
         if self.suffix:
             if not isinstance(self.prompts[0], str):
-                raise ValueError("suffix is only allowed with a prompt that is text")
+                raise RequestError("suffix is only allowed with a prompt that is text", "suffix")
             for name in _NOT_OF_GAPS:
                 if getattr(self, name):
-                    raise ValueError(f"{name} is only allowed without a suffix")
+                    raise RequestError(f"{name} is only allowed without a suffix", name)
         return self
 
     def gaps(self) -> list[Gap]:

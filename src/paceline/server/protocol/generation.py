@@ -22,8 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from paceline.core.errors import RequestError
 from paceline.request.sampling_params import (
-    FLOAT_RANGES,
     LARGEST,
     LLAMA_CPP,
     MAX_BAD_WORDS,
@@ -32,7 +32,7 @@ from paceline.request.sampling_params import (
     MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
-    WHOLE_RANGES,
+    RANGES,
 )
 from paceline.request.structured_outputs import MAX_CHOICES
 from paceline.server.protocol.foreign import (
@@ -80,7 +80,7 @@ TAKES_FLOATS = BeforeValidator(_whole)
 
 def number_of(name: str) -> Any:
     """A field with the range of a parameter."""
-    low, high = FLOAT_RANGES.get(name) or WHOLE_RANGES[name]
+    low, high = RANGES[name]
     return Field(ge=low, le=high)
 
 
@@ -113,7 +113,7 @@ def at_most(count: int) -> BeforeValidator:
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > count:
             raise PydanticCustomError(
-                "too_long",
+                "too_many_keys",
                 "it has {found} keys; at most {most} are allowed",
                 {"found": len(value), "most": count},
             )
@@ -158,7 +158,7 @@ class ApiModel(BaseModel):
         allowed = cls.neutral.get(name, ())
         if not asks_for_nothing(value, allowed):
             reason = cls.refused.get(name, "what else it asks for is not supported")
-            raise ValueError(refusal(name, value, allowed, reason))
+            raise RequestError(refusal(name, value, allowed, reason), name)
 
     @classmethod
     @functools.cache
@@ -263,15 +263,16 @@ def check_window(
         usual: windows that a client sends without having chosen them.
 
     Raises:
-        ValueError: they are.
+        RequestError: they are.
     """
     repetition, *others = penalties
     is_penalised = repetition not in (None, 1.0) or any(others)
     allowed = (WHOLE_CONTEXT, *usual)
     if is_penalised and window is not None and window not in allowed:
-        raise ValueError(
+        raise RequestError(
             f"repeat_last_n is {window}; penalties here count the whole text; allowed with "
-            f"them: {', '.join(map(str, allowed))}"
+            f"them: {', '.join(map(str, allowed))}",
+            "repeat_last_n",
         )
 
 
@@ -365,7 +366,8 @@ class GenerationFields(ApiModel):
             return self
         both = [*given, *(["structured_outputs"] if self.structured_outputs is not None else [])]
         if len(both) > 1:
-            raise ValueError(f"{', '.join(both)} are given together; give one of them")
+            message = f"{', '.join(both)} are given together; give one of them"
+            raise RequestError(message, both[0])
         fields = {GUIDED[name]: value for name, value in given.items()}
         self.structured_outputs = StructuredOutputFields.model_validate(fields)
         return self
@@ -375,9 +377,8 @@ class GenerationFields(ApiModel):
         """``repeat_penalty`` and ``repeat_last_n``, which llama.cpp has."""
         if self.repeat_penalty is not None:
             if self.repetition_penalty is not None:
-                raise ValueError(
-                    "repeat_penalty is another name of repetition_penalty; send one of them"
-                )
+                message = "repeat_penalty is another name of repetition_penalty; send one of them"
+                raise RequestError(message, "repeat_penalty")
             self.repetition_penalty = self.repeat_penalty
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         check_window(self.repeat_last_n, penalties)
@@ -386,7 +387,8 @@ class GenerationFields(ApiModel):
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed with stream: true")
+            message = "stream_options is only allowed with stream: true"
+            raise RequestError(message, "stream_options")
         return self
 
     @classmethod

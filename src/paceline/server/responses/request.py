@@ -242,10 +242,10 @@ class ResponsesRequest(GenerationFields):
     @model_validator(mode="after")
     def _check_answerable(self) -> ResponsesRequest:
         if self.n not in (None, 1):
-            raise ValueError(f"n is {self.n}; a response is one answer")
+            raise RequestError(f"n is {self.n}; a response is one answer", "n")
         for name in _ELSEWHERE:
             if getattr(self, name) is not None and getattr(self, name) is not False:
-                raise ValueError(f"{name} is only allowed in /v1/chat/completions")
+                raise RequestError(f"{name} is only allowed in /v1/chat/completions", name)
         return self
 
 
@@ -354,7 +354,8 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
             chat[name] = chat[name].model_dump(by_alias=True, exclude_none=True)
     messages = _messages(items)
     if not messages:
-        raise RequestError("input holds no words: its reasoning was encoded by another server")
+        message = "input holds no words: its reasoning was encoded by another server"
+        raise RequestError(message, "input")
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     chat["messages"] = messages
@@ -395,7 +396,8 @@ def _allowed(choice: AllowedTools, tools: Sequence[FunctionTool]) -> list[Functi
     allowed, known = {tool.name for tool in choice.tools}, {tool.name for tool in tools}
     for name in sorted(allowed - known):
         names = ", ".join(sorted(known)) or "none"
-        raise RequestError(f"tool_choice names {name[:64]!r}; the functions in tools are {names}")
+        message = f"tool_choice names {name[:64]!r}; the functions in tools are {names}"
+        raise RequestError(message, "tool_choice")
     return [tool for tool in tools if tool.name in allowed]
 
 
