@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.loading.catalogue import catalogue, find_entry, similar_names, users_catalogue
+from paceline.loading.catalogue import catalogue, find_entry, similar_name, users_catalogue
 from tests.loading.catalogues import entry_text, isolate, name_models
 
 
@@ -98,13 +98,13 @@ def test_what_can_be_no_name_does_not_read_the_users_file() -> None:
     name_models("[malformed")
     assert find_entry("org/name") is None
     assert find_entry("./model.gguf") is None
-    assert similar_names("org/smollm2") == []
+    assert similar_name("org/smollm2") == ""
 
 
 @pytest.mark.parametrize("said", ["smolm2", "SmolLM2", "smollm-2"])
-def test_similar_names(said: str) -> None:
+def test_the_name_that_was_meant(said: str) -> None:
     assert find_entry(said) is None
-    assert similar_names(said) == ["smollm2"]
+    assert similar_name(said) == " (did you mean smollm2?)"
 
 
 def test_a_name_may_have_its_models_sampling() -> None:
