@@ -103,8 +103,19 @@ def test_a_class_serves_its_methods_alone() -> None:
     assert SuffixConfig() == SpeculativeConfig("suffix") != SpeculativeConfig("ngram")
     with pytest.raises(ConfigError, match="SuffixConfig is not for draft_model; DraftModelConfig"):
         SuffixConfig("draft_model", "x")
-    with pytest.raises(TypeError, match="prompt_lookup_max"):
+    with pytest.raises(ConfigError, match="no field .prompt_lookup_max"):
         DraftModelConfig(model="x", prompt_lookup_max=3)
+
+
+@pytest.mark.parametrize("config", [SpeculativeConfig, SuffixConfig])
+def test_a_misspelt_key_is_refused_with_those_of_the_method(config: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config("suffix", max_tre_nodes=4)
+    message = str(caught.value)
+    assert "no field 'max_tre_nodes' (did you mean max_tree_nodes?); allowed: method" in message
+    assert "vocab_replacements" not in message  # which is another method's
+    with pytest.raises(ConfigError, match="no field 'options'"):
+        SpeculativeConfig("suffix", options={})
 
 
 def test_a_key_of_another_method_is_checked_and_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from paceline.core.checks import (
     Check,
+    check_fields,
     check_number,
     check_settings,
     check_switch,
@@ -139,9 +140,11 @@ class SpeculativeConfig:
         number(0.0, 1.0),
     )
 
-    def __new__(cls, method: str = "prompt_lookup", *_: Any, **__: Any) -> SpeculativeConfig:
+    def __new__(cls, method: str = "prompt_lookup", *_: Any, **named: Any) -> SpeculativeConfig:
         """The configuration of the method, which :meth:`__init__` fills."""
-        return object.__new__(config_class(method) if cls is SpeculativeConfig else cls)
+        own = config_class(method) if cls is SpeculativeConfig else cls
+        check_fields(own, {*named} - {"method"}, ConfigError)
+        return object.__new__(own)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", check_method(self.method))

@@ -108,20 +108,26 @@ def sentences(*texts: str) -> str:
     return " ".join([*ended, *texts[-1:]])
 
 
+def check_fields(config: Any, names: Iterable[str], error: type[PacelineError]) -> None:
+    """Raise ``error`` with advice unless all names are those of fields of a dataclass."""
+    known = {each.name: each for each in fields(config) if each.init}
+    for name in names:
+        if name not in known:
+            advice = f"{did_you_mean(name, known)}; allowed: {', '.join(known)}"
+            raise error(f"{config.__name__} has no field {name!r}{advice}", name)
+
+
 def refuses_unknown(error: type[PacelineError]) -> Callable[[type[T]], type[T]]:
     """Decorate a dataclass: an argument that is none of its fields is an ``error`` with advice."""
 
     def decorated(config: Any) -> Any:
         init = config.__init__
-        names = [each.name for each in fields(config) if each.init]
-        known = frozenset(names)
+        known = frozenset(each.name for each in fields(config) if each.init)
 
         @functools.wraps(init)
         def checked(self: Any, *values: Any, **named: Any) -> None:
             if not known.issuperset(named):
-                name = next(name for name in named if name not in known)
-                advice = f"{did_you_mean(name, names)}; allowed: {', '.join(names)}"
-                raise error(f"{config.__name__} has no field {name!r}{advice}", name)
+                check_fields(config, named, error)
             init(self, *values, **named)
 
         config.__init__ = checked
