@@ -35,6 +35,10 @@ MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_NODES = 256
 LONGEST_MATCH = 32
 """Tokens of a match of ``prompt_lookup``."""
+NGRAM_ORDERS = 2, 5
+"""Least and most tokens of the n-grams of ``ngram_model``, the last one included."""
+MAX_CONTINUATIONS = 64
+"""Most continuations of one context: a look-up goes through all of them."""
 ENTRY_POINTS = "paceline.proposers"
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
 DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"

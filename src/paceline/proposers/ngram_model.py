@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from paceline.config.speculative import NgramModelConfig
+from paceline.config.speculative import MAX_CONTINUATIONS, NGRAM_ORDERS, NgramModelConfig
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.files import HEAD_BYTES, check_fetched, whole_file
 from paceline.planner.drafts import Drafted, TextDrafter
@@ -266,9 +266,6 @@ class NgramText:
         return self._cache
 
 
-MIN_ORDER, MAX_ORDER = 2, 5
-MAX_CONTINUATIONS = 64
-"""Most continuations of one context: a look-up goes through all of them."""
 CONTEXT_BYTES, CONTINUATION_BYTES, FIXED_BYTES = 20, 8, 512
 """What one of them takes in the file at most, and what is there once, unigrams aside."""
 MAX_BUCKET_BITS = 26
@@ -473,10 +470,11 @@ def _header(data: bytes | mmap.mmap, name: str) -> tuple[int, bytes, int, int, i
     if version not in KNOWN_VERSIONS:
         known = " and ".join(map(str, KNOWN_VERSIONS))
         raise ModelLoadError(f"{name} has format version {version}; known: {known}")
-    if not MIN_ORDER <= order <= MAX_ORDER or flags & ~_BACKOFF:
+    least, most = NGRAM_ORDERS
+    if not least <= order <= most or flags & ~_BACKOFF:
         raise ModelLoadError(
-            f"{name} has order {order} and flags {flags:#x}; allowed: orders {MIN_ORDER} to "
-            f"{MAX_ORDER} and flags 0 and 1"
+            f"{name} has order {order} and flags {flags:#x}; allowed: orders {least} to {most} and "
+            "flags 0 and 1"
         )
     if size != len(data):
         raise ModelLoadError(f"{name} has {len(data)} bytes and states {size}; it is incomplete")

@@ -1,21 +1,119 @@
 """Model cards: what a trained model is, from what, and how to make it again. Knows no tensors.
 
-Of a distilled draft also its report, and how often it is accepted.
+Of drafts and heads also what a finished training reports: how often they would be accepted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.models.config import ModelConfig
 from paceline_lab.train.acceptance import Acceptance, DepthAcceptance
 from paceline_lab.train.configs import DraftTrainingConfig, HeadTrainingConfig, TrainingConfig
-from paceline_lab.train.model_files import TrainableModel
 from paceline_lab.train.parallel import ChainAcceptance
 
+Rows = Sequence[tuple[str, str]]
 
-def shape_line(config: ModelConfig, num_params: int) -> str:
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What every finished training reports.
+
+    Attributes:
+        folder: the written model.
+        steps, seconds: what was spent, over all starts.
+        train_tokens: tokens read, repetitions counted.
+    """
+
+    folder: Path
+    num_params: int
+    steps: int
+    seconds: float
+    train_tokens: int
+
+    @property
+    def figures(self) -> Rows:
+        """What was measured on held-out data, by name."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTrainingResult(TrainingResult):
+    """Of a distillation; acceptances are None without held-out texts.
+
+    ``chains`` is that of a parallel draft, None for others.
+    """
+
+    before: Acceptance | None
+    after: Acceptance | None
+    chains: ChainAcceptance | None = None
+
+    @property
+    def figures(self) -> Rows:
+        named = {
+            "acceptance before": self.before,
+            "acceptance after": self.after,
+            "greedy drafts": self.chains,
+        }
+        return [(f"held-out {name}", str(x)) for name, x in named.items() if x is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTrainingResult(TrainingResult):
+    """Of a head's training; acceptances are None where nothing is held out."""
+
+    before: DepthAcceptance | None
+    after: DepthAcceptance | None
+
+    @property
+    def figures(self) -> Rows:
+        named = {"before": self.before, "after": self.after}
+        name = "held-out acceptance by depth,"
+        return [(f"{name} {when}", str(x)) for when, x in named.items() if x is not None]
+
+
+def training_card(
+    config: TrainingConfig,
+    result: TrainingResult,
+    shape: ModelConfig,
+    *,
+    trained_on: str,
+    tokens: str,
+    begun_from: str,
+    training: str,
+    more: Rows = (),
+) -> str:
+    """A front matter, a table of facts and the command that made the model.
+
+    Args:
+        shape: of the model, or of a head's layers.
+        tokens: how many were trained on.
+        training: what is minimised, before how.
+        more: facts that come first.
+    """
+    rows = [
+        *more,
+        ("parameters", _shape_line(shape, result.num_params)),
+        ("trained on", config.data_note or trained_on),
+        ("tokens", tokens),
+        ("begun from", begun_from),
+        ("training", f"{training}; {_optimiser_line(config)}"),
+        ("seed", str(config.seed)),
+        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
+        *result.figures,
+        ("licence", config.licence),
+    ]
+    lines = ["---", f"license: {config.licence.lower()}", "pipeline_tag: text-generation", "---"]
+    lines += ["", f"# {Path(config.output).name}", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value.replace('|', '/')} |" for name, value in rows]
+    if config.command:
+        lines += ["", "Made by:", "", "```", config.command, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _shape_line(config: ModelConfig, num_params: int) -> str:
     tied = "tied" if config.tie_embeddings else "separate"
     mixture = ""
     experts = config.mlp.experts
@@ -29,7 +127,7 @@ def shape_line(config: ModelConfig, num_params: int) -> str:
     )
 
 
-def optimiser_line(config: TrainingConfig) -> str:
+def _optimiser_line(config: TrainingConfig) -> str:
     return (
         f"AdamW ({config.beta1}, {config.beta2}), weight decay {config.weight_decay}, peak "
         f"{config.learning_rate:g}, {config.warmup_steps} steps of warm-up, constant to "
@@ -38,45 +136,16 @@ def optimiser_line(config: TrainingConfig) -> str:
     )
 
 
-def sources_line(config: TrainingConfig) -> str:
-    if config.data_note:
-        return config.data_note
-    names = [Path(text).name for text in config.text]
-    parts = [*names, *(["Python's standard library, without tests"] if config.stdlib else [])]
-    return ", ".join(parts)
-
-
-def render_card(title: str, licence: str, rows: list[tuple[str, str]], command: str) -> str:
-    """A card with a front matter, a table of facts and the command that made the model."""
-    lines = ["---", f"license: {licence.lower()}", "pipeline_tag: text-generation", "---", ""]
-    lines += [f"# {title}", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value.replace('|', '/')} |" for name, value in rows]
-    if command:
-        lines += ["", "Made by:", "", "```", command, "```"]
-    return "\n".join(lines) + "\n"
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTrainingResult:
-    """What a finished distillation reports; acceptances are None without held-out texts.
-
-    ``chains`` is that of a parallel draft, None for others.
-    """
-
-    folder: Path
-    num_params: int
-    steps: int
-    seconds: float
-    train_tokens: int
-    before: Acceptance | None
-    after: Acceptance | None
-    chains: ChainAcceptance | None = None
+def texts_of(config: TrainingConfig) -> str:
+    """The names of what was read."""
+    library = ["Python's standard library, without tests"] if config.stdlib else []
+    return ", ".join([*(Path(text).name for text in config.text), *library])
 
 
 def draft_card(
     config: DraftTrainingConfig,
     result: DraftTrainingResult,
-    model: TrainableModel,
+    shape: ModelConfig,
     text_tokens: int,
     generated_tokens: int,
 ) -> str:
@@ -84,40 +153,17 @@ def draft_card(
     cut = f", {config.drop_layers} layers dropped" if config.drop_layers else ""
     cut += f", feed-forward cut to {config.mlp_width}" if config.mlp_width else ""
     cut += f", head cut to {config.draft_vocab_size} tokens" if config.draft_vocab_size else ""
-    rows = [
-        ("drafts for", Path(config.target).name),
-        ("parameters", shape_line(model.config, model.num_params)),
-        ("trained on", sources_line(config)),
-        (
-            "tokens",
-            f"{text_tokens:,} of text and traces, {generated_tokens:,} written by the target; "
-            f"{result.train_tokens:,} read with repetitions",
-        ),
-        ("begun from", (Path(config.init).name if config.init else "random weights") + cut),
-        ("training", f"KL divergence from the target; {optimiser_line(config)}"),
-        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
-        ("held-out acceptance before", str(result.before)),
-        ("held-out acceptance after", str(result.after)),
-        *([("held-out greedy drafts", str(result.chains))] if result.chains else []),
-        ("licence", config.licence),
-    ]
-    return render_card(Path(config.output).name, config.licence, rows, config.command)
-
-
-BEGUN_FROM_TARGET = "the target's last layers and output matrix"
-
-
-@dataclass(frozen=True, slots=True)
-class HeadTrainingResult:
-    """What a finished head's training reports; acceptances are None where nothing is held out."""
-
-    folder: Path
-    num_params: int
-    steps: int
-    seconds: float
-    train_tokens: int
-    before: DepthAcceptance | None
-    after: DepthAcceptance | None
+    return training_card(
+        config,
+        result,
+        shape,
+        trained_on=texts_of(config),
+        tokens=f"{text_tokens:,} of text and traces, {generated_tokens:,} written by the target; "
+        f"{result.train_tokens:,} read with repetitions",
+        begun_from=(Path(config.init).name if config.init else "random weights") + cut,
+        training="KL divergence from the target",
+        more=[("drafts for", Path(config.target).name)],
+    )
 
 
 def head_card(
@@ -129,26 +175,21 @@ def head_card(
 ) -> str:
     """A finished head's card."""
     most = f"{config.num_columns:,} tokens at most, the most frequent of the answers"
-    rows = [
-        ("drafts for", Path(config.target).name),
-        ("kind", config.kind),
-        ("parameters", shape_line(layers, result.num_params)),
-        ("output", most if config.num_columns else "the target's"),
-        ("trained on", config.data_note or ", ".join(Path(t).name for t in config.traces)),
-        (
-            "tokens",
-            f"{answer_tokens:,} of the target's answers; at most {result.train_tokens:,} read with "
-            "prompts and repetitions",
-        ),
-        ("begun from", Path(config.init).name if config.init else BEGUN_FROM_TARGET),
-        (
-            "training",
-            f"cross-entropy with the target's distribution, {recipe}; {optimiser_line(config)}",
-        ),
-        ("seed", str(config.seed)),
-        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
-        ("held-out acceptance by depth, before", str(result.before)),
-        ("held-out acceptance by depth, after", str(result.after)),
-        ("licence", config.licence),
-    ]
-    return render_card(Path(config.output).name, config.licence, rows, config.command)
+    return training_card(
+        config,
+        result,
+        layers,
+        trained_on=", ".join(Path(folder).name for folder in config.traces),
+        tokens=f"{answer_tokens:,} of the target's answers; at most {result.train_tokens:,} read "
+        "with prompts and repetitions",
+        begun_from=Path(config.init).name if config.init else BEGUN_FROM_TARGET,
+        training=f"cross-entropy with the target's distribution, {recipe}",
+        more=[
+            ("drafts for", Path(config.target).name),
+            ("kind", config.kind),
+            ("output", most if config.num_columns else "the target's"),
+        ],
+    )
+
+
+BEGUN_FROM_TARGET = "the target's last layers and output matrix"

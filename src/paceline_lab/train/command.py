@@ -9,21 +9,26 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, make_dataclass
 from inspect import cleandoc
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from paceline.cli.model_argument import model_list
 from paceline.cli.options import argument, option
 from paceline.core.checks import require_torch
 from paceline.core.errors import ConfigError
 from paceline_lab.train.configs import (
+    TEXTS,
     DraftTrainingConfig,
+    HeadTrainingConfig,
     LMTrainingConfig,
     ModelShape,
     TrainingConfig,
 )
+
+if TYPE_CHECKING:
+    from paceline_lab.train.card import TrainingResult
 
 NOT_OPTIONS = ("command",)
 """The command line knows these better than its user."""
@@ -40,12 +45,21 @@ class Column(NamedTuple):
     help: str
 
 
-def options_of(config: type[TrainingConfig], without: Container[str] = ()) -> type[Any]:
-    """The dataclass of the options: required ones first, then the training's own, then shared."""
-    shared = {field.name for field in fields(TrainingConfig)}
-    columns = [each for each in _columns(config) if each.name not in without]
-    columns.sort(key=lambda each: (each.default is not MISSING, each.name in shared))
-    made = [field for each in columns for field in _fields(each)]
+def options_of(
+    config: type[Any], without: Collection[str] = (), more: Sequence[tuple[str, Any, Any]] = ()
+) -> type[Any]:
+    """The dataclass of the options: required ones first, then the training's own, then shared.
+
+    Args:
+        without: fields that are no options.
+        more: name, type and :func:`~paceline.cli.options.option` of further ones.
+    """
+    common = fields(TrainingConfig) if issubclass(config, TrainingConfig) else ()
+    shared = {field.name for field in common}
+    columns = [column for column in _columns(config) if column.name not in without]
+    columns.sort(key=lambda column: (column.default is not MISSING, column.name in shared))
+    made = [field for column in columns for field in _fields(column)]
+    made += more
     return make_dataclass("Options", made, frozen=True, kw_only=True, eq=False, repr=False)
 
 
@@ -104,6 +118,7 @@ def _option(column: Column) -> Any:
 
 LMOptions = options_of(LMTrainingConfig)
 DraftOptions = options_of(DraftTrainingConfig)
+HeadOptions = options_of(HeadTrainingConfig, without=TEXTS)
 
 
 def train_lm_command(options: Any) -> int:
@@ -111,13 +126,7 @@ def train_lm_command(options: Any) -> int:
     require_torch("this trains a model")
     from paceline_lab.train.lm import train_lm
 
-    result = train_lm(LMTrainingConfig(**config_values(LMTrainingConfig, vars(options))))
-    print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
-    print(
-        f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s; held-out "
-        f"loss {result.held_out_before:.3f} -> {result.held_out_after:.3f} nats per token"
-    )
-    return 0
+    return _report(train_lm(LMTrainingConfig(**config_values(LMTrainingConfig, vars(options)))))
 
 
 def train_draft_command(options: Any) -> int:
@@ -125,34 +134,46 @@ def train_draft_command(options: Any) -> int:
     require_torch("this trains a draft")
     from paceline_lab.train.draft import train_draft
 
-    result = train_draft(DraftTrainingConfig(**config_values(DraftTrainingConfig, vars(options))))
+    config = DraftTrainingConfig(**config_values(DraftTrainingConfig, vars(options)))
+    return _report(train_draft(config))
+
+
+def train_head_command(options: Any) -> int:
+    """The work of ``paceline train head``."""
+    require_torch("this trains a head")
+    from paceline_lab.train.heads.train import train_head
+
+    config = HeadTrainingConfig(**config_values(HeadTrainingConfig, vars(options)))
+    return _report(train_head(config))
+
+
+def _report(result: TrainingResult) -> int:
     print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
     print(f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s")
-    for when, acceptance in (("before", result.before), ("after", result.after)):
-        if acceptance is not None:
-            print(f"held-out acceptance {when}: {acceptance}")
-    if result.chains is not None:
-        print(f"held-out greedy drafts: {result.chains}")
+    for name, figure in result.figures:
+        print(f"{name}: {figure}")
     return 0
 
 
-def config_values(config: type[TrainingConfig], given: Mapping[str, Any]) -> dict[str, Any]:
+def config_values(config: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of a configuration, with the sizes of a new model in its shape.
 
     Raises:
-        ConfigError: a draft is to be trained, and no target is named.
+        ConfigError: no target is named, and the training needs one.
     """
+    known = {field.name: field for field in fields(config)}
     values: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
     }
     if TARGET in values:
         values[TARGET] = values.pop("model") or values[TARGET]
-        if values[TARGET] is None:
+        if values[TARGET] is None and known[TARGET].default is MISSING:
             raise ConfigError(
                 f"name the model to draft for, as MODEL or with --target:\n{model_list()}"
             )
-    values["command"] = command_line()
-    if any(field.name == "shape" for field in fields(config)):
+    if "command" in known:
+        values["command"] = command_line()
+    if "shape" in known:
         values["shape"] = ModelShape(**{f.name: values.pop(f.name) for f in fields(ModelShape)})
     return values
 

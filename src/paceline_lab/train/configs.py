@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paceline.config import MAX_THREADS
+from paceline.config.speculative import MAX_CONTINUATIONS, NGRAM_ORDERS
 from paceline.core.checks import check_choice, check_number
 from paceline.core.errors import ConfigError, TrainingError
 from paceline.models.heads import DFLASH, EAGLE3, MTP
@@ -496,3 +497,70 @@ class HeadTrainingConfig(TrainingConfig):
     def num_columns(self) -> int:
         """Most rows of the head's own output matrix; 0 where it uses the target's."""
         return 0 if self.kind == MTP else self.draft_vocab_size or 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramTrainingConfig:
+    """Options of an n-gram model's training.
+
+    Attributes:
+        output: file to write.
+        traces: folders written by paceline trace, whose answers are learnt, not their prompts.
+        text: files or folders of text to learn.
+        exclude: glob patterns of files to leave out, relative to their folder.
+        stdlib: also learn Python's standard library, as found on this machine.
+        target: target model, whose tokenizer reads the texts (default: with traces only, the model
+            of the traces).
+        order: length of the longest n-grams, 2 to 5 tokens.
+        soft_labels: learn the traced probabilities of the likeliest tokens instead of only the
+            tokens.
+        top_k: maximum number of continuations kept per context.
+        max_bytes: maximum size of the file. The least useful entries are dropped.
+        import_uzu: convert a model.bin of uzu or lalamo instead of training.
+        import_llama: start from the counts of a llama.cpp lookup cache.
+        export_llama: also write the counts as a llama.cpp lookup cache.
+        held_out_tokens: tokens of whole texts that are held out and never learnt, a fifth of all at
+            most.
+        seed: seed of the held-out split.
+    """
+
+    output: str
+    traces: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    stdlib: bool = False
+    target: str | None = None
+    order: int = 4
+    soft_labels: bool = False
+    top_k: int = 8
+    max_bytes: int = 64 << 20
+    import_uzu: str | None = None
+    import_llama: str | None = None
+    export_llama: str | None = None
+    held_out_tokens: int = 16_384
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.output:
+            raise ConfigError("output is empty; name the file of the trained model")
+        check_range("order", self.order, *NGRAM_ORDERS)
+        check_range("top_k", self.top_k, 1, MAX_CONTINUATIONS)
+        check_range("max_bytes", self.max_bytes, 1, 1 << 40)
+        check_range("held_out_tokens", self.held_out_tokens, 0, 1 << 32)
+        check_range("seed", self.seed, 0, (1 << 63) - 1)
+        learns = bool(self.traces or self.text or self.stdlib)
+        sources = [learns, self.import_uzu is not None, self.import_llama is not None]
+        if sum(sources) != 1:
+            raise ConfigError(
+                "what is learnt comes from traces and texts, or from import_uzu, or from "
+                f"import_llama; {sum(sources)} of them are given, one is needed"
+            )
+        if not learns and self.target is None:
+            raise ConfigError("an imported file does not name its vocabulary; name the target")
+        if self.soft_labels and not self.traces:
+            raise ConfigError("soft_labels are the probabilities in traces; name some")
+        if self.import_uzu is not None:
+            names = ("order", "top_k", "max_bytes", "held_out_tokens")
+            check_unused(self, names, "import_uzu takes over a whole model")
+        if self.export_llama is not None and self.import_uzu is not None:
+            raise ConfigError("a model.bin has no counts that export_llama could write")

@@ -118,7 +118,7 @@ def _distilled(
     result = DraftTrainingResult(
         **spent(config, model, progress), before=before, after=after, chains=chains
     )
-    card = draft_card(config, result, model, len(read.tokens), len(written.tokens))
+    card = draft_card(config, result, model.config, len(read.tokens), len(written.tokens))
     save_model(folder, model, model_path(config.target), config.weights_dtype, card, config.init)
     remove_state(folder)
     (folder / GENERATED).unlink(missing_ok=True)

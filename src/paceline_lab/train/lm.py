@@ -18,7 +18,7 @@ import xxhash
 from paceline.core.errors import TrainingError
 from paceline.core.files import write_text
 from paceline.models.weights import check_whole_head
-from paceline_lab.train.card import optimiser_line, render_card, shape_line, sources_line
+from paceline_lab.train.card import Rows, TrainingResult, texts_of, training_card
 from paceline_lab.train.checkpoint import FILE_NAME as STATE
 from paceline_lab.train.checkpoint import remove_state
 from paceline_lab.train.configs import LMTrainingConfig, TrainingConfig
@@ -51,23 +51,19 @@ from paceline_lab.train.trainer import (
 
 
 @dataclass(frozen=True, slots=True)
-class LMTrainingResult:
-    """What a finished training reports.
+class LMTrainingResult(TrainingResult):
+    """Of a language model's training; losses are in nats per token on the whole held-out set.
 
-    Attributes:
-        folder: the written model.
-        steps, seconds: what was spent, over all starts.
-        train_tokens: tokens read, repetitions counted.
-        held_out_before, held_out_after: nats per token on the whole held-out set; NaN without one.
+    They are NaN where nothing is held out.
     """
 
-    folder: Path
-    num_params: int
-    steps: int
-    seconds: float
-    train_tokens: int
     held_out_before: float
     held_out_after: float
+
+    @property
+    def figures(self) -> Rows:
+        losses = f"{self.held_out_after:.3f} ({self.held_out_before:.3f} before)"
+        return [("held-out loss (nats per token)", losses)]
 
 
 def train_lm(config: LMTrainingConfig) -> LMTrainingResult:
@@ -97,7 +93,16 @@ def train_lm(config: LMTrainingConfig) -> LMTrainingResult:
     result = LMTrainingResult(
         **spent(config, model, progress), held_out_before=losses[0], held_out_after=losses[-1]
     )
-    card = lm_card(config, result, model, len(train.tokens), len(held_out.tokens))
+    card = training_card(
+        config,
+        result,
+        model.config,
+        trained_on=texts_of(config),
+        tokens=f"{len(train.tokens):,} for training, {result.train_tokens:,} read with "
+        f"repetitions; {len(held_out.tokens):,} held out by document",
+        begun_from=Path(config.init).name if config.init else "random weights",
+        training="cross-entropy",
+    )
     save_model(folder, model, tokenizer_folder, config.weights_dtype, card, config.init)
     remove_state(folder)
     return result
@@ -160,34 +165,6 @@ def fingerprint(config: TrainingConfig, documents: TokenDocuments, model: Traina
     digest.update(documents.offsets.tobytes())
     digest.update(repr([(n, tuple(p.shape)) for n, p in sorted(model.params.items())]).encode())
     return digest.hexdigest()
-
-
-def lm_card(
-    config: LMTrainingConfig,
-    result: LMTrainingResult,
-    model: TrainableModel,
-    train_tokens: int,
-    held_out_tokens: int,
-) -> str:
-    """The model card of a finished training; token counts are those of the two splits."""
-    rows = [
-        ("parameters", shape_line(model.config, model.num_params)),
-        ("trained on", sources_line(config)),
-        (
-            "tokens",
-            f"{train_tokens:,} for training, {result.train_tokens:,} read with repetitions; "
-            f"{held_out_tokens:,} held out by document",
-        ),
-        ("begun from", Path(config.init).name if config.init else "random weights"),
-        ("training", optimiser_line(config)),
-        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
-        (
-            "held-out loss (nats per token)",
-            f"{result.held_out_after:.3f} ({result.held_out_before:.3f} before)",
-        ),
-        ("licence", config.licence),
-    ]
-    return render_card(Path(config.output).name, config.licence, rows, config.command)
 
 
 END_OF_TEXT = "<|endoftext|>"

@@ -19,7 +19,6 @@ from paceline_lab.train.heads.initial import (
     TargetWeights,
     default_taps,
     eagle3_params,
-    frequent_tokens,
     mtp_params,
     rarest_token,
 )
@@ -27,6 +26,7 @@ from paceline_lab.train.heads.kinds import layers_config
 from paceline_lab.train.heads.modules import ATTENTION, MTP_LAYER, Eagle3, Mtp
 from paceline_lab.train.lm import LMTrainingResult
 from paceline_lab.train.ops import TrainingOps
+from paceline_lab.train.surgery import frequent_tokens
 from tests.lab.train.test_heads import one_text, random_traces
 
 COUNT = 10
@@ -104,14 +104,12 @@ def test_taps_are_a_low_a_middle_and_a_high_layer() -> None:
 
 
 def test_frequent_tokens() -> None:
-    traces = random_traces()
-    answers = [token for trace in traces for token in trace.output_token_ids.tolist()]
-    ids = frequent_tokens(traces, 8, 50, kept=[49])
+    answers = np.concatenate([trace.output_token_ids for trace in random_traces()]).tolist()
+    ids = frequent_tokens(np.array(answers), 50, 8, [49])
     assert 49 in ids
     assert ids.tolist() == sorted(set(ids.tolist()))
     least = min(answers.count(i) for i in ids.tolist() if i != 49)
     assert all(answers.count(i) <= least for i in set(answers) - set(ids.tolist()))
-    assert len(frequent_tokens(traces, 999, 50, kept=[])) == 50
 
 
 def test_rarest_token_is_one_that_no_text_has_and_attention_can_read() -> None:

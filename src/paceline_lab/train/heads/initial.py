@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from paceline.backends.rows.rows import Rows as Decoder
@@ -61,35 +60,15 @@ def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(2, num_layers), num_layers // 2, max(0, num_layers - 3)}))
 
 
-def frequent_tokens(
-    traces: Iterable[Trace], count: int, vocab_size: int, kept: Iterable[int]
-) -> Tensor:
-    """The tokens that the answers have most often, ascending; of equals those of lower ids.
-
-    Args:
-        kept: tokens that are among them in any case, such as the end of an answer.
-    """
-    seen = _counts([trace.output_token_ids for trace in traces], vocab_size)
-    seen[list(kept)] = np.inf
-    chosen = np.argsort(-seen, kind="stable")[: min(count, vocab_size)]
-    return torch.from_numpy(np.sort(chosen))
-
-
 def rarest_token(traces: Iterable[Trace], embedding: Tensor) -> int:
     """The token that prompts and answers have least often, usually never; of equals the last one.
 
     One whose embedding is zeros is left out: attention could not tell positions apart by it.
     """
-    seen = _counts([trace.token_ids for trace in traces], len(embedding))
+    tokens = np.concatenate([trace.token_ids for trace in traces])
+    seen = np.bincount(tokens, minlength=len(embedding)).astype(float)
     seen[~embedding.any(dim=1).numpy()] = np.inf
     return len(seen) - 1 - int(seen[::-1].argmin())
-
-
-def _counts(texts: Iterable[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDArray[np.float64]:
-    seen = np.zeros(vocab_size)
-    for text in texts:
-        np.add.at(seen, text, 1.0)
-    return seen
 
 
 class TargetWeights:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from paceline.backends.resolve import is_cpu
@@ -19,6 +20,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig
 from paceline.core.errors import TraceError, TrainingError
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
+from paceline.models.config import ModelConfig
 from paceline.request.traces import Trace, read_meta, read_traces
 from paceline_lab.train.acceptance import DepthAcceptance
 from paceline_lab.train.card import HeadTrainingResult, head_card
@@ -41,7 +43,6 @@ from paceline_lab.train.heads.initial import (
     continued,
     default_taps,
     embedding_param,
-    frequent_tokens,
     vocabulary_maps,
 )
 from paceline_lab.train.heads.kinds import Kind, kind_of, speculators_config
@@ -55,6 +56,7 @@ from paceline_lab.train.heads.losses import (
 from paceline_lab.train.lm import fingerprint
 from paceline_lab.train.model_files import TrainableModel, check_output, save_model
 from paceline_lab.train.ops import TrainingOps
+from paceline_lab.train.surgery import frequent_tokens
 from paceline_lab.train.trainer import (
     ProgressDisplay,
     computing_on,
@@ -152,7 +154,7 @@ def _initial(
     sample: Tensor,
 ) -> TrainableModel:
     c, columns = target.config, config.num_columns
-    token_ids = frequent_tokens(traces, columns, c.vocab_size, c.eos_token_ids)
+    token_ids = _columns(traces, min(columns, c.vocab_size), c)
     raw = speculators_config(
         target,
         config.verifier or config.target,
@@ -166,6 +168,14 @@ def _initial(
     fixed = vocabulary_maps(token_ids, c.vocab_size) if columns else {}
     fresh = TrainableModel(raw, params, fixed)
     return continued(Path(config.init), fresh) if config.init else fresh
+
+
+def _columns(traces: Sequence[Trace], count: int, c: ModelConfig) -> Tensor:
+    """The tokens of the head's own output matrix, the most frequent of the answers, ascending."""
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
+    answers = np.concatenate([trace.output_token_ids for trace in traces])
+    return torch.from_numpy(frequent_tokens(answers, c.vocab_size, count, c.eos_token_ids))
 
 
 def _features(

@@ -16,9 +16,9 @@ from paceline.models.families.config_json import config_from_hf
 from paceline.proposers.ngram_model import context_key
 from paceline.request.traces import read_meta, read_traces
 from paceline.text.tokenizer import Tokenizer
+from paceline_lab.train.configs import NgramTrainingConfig
 from paceline_lab.train.data import read_documents, tokenize
 from paceline_lab.train.model_files import load_tokenizer
-from paceline_lab.train.ngram.config import NgramTrainingConfig
 from paceline_lab.train.ngram.counts import Example
 
 LARGEST_HELD_OUT_SHARE = 5

@@ -22,16 +22,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.speculative import MAX_CONTINUATIONS, NGRAM_ORDERS
 from paceline.core.errors import ModelLoadError
 from paceline.core.files import whole_file
-from paceline.proposers.ngram_model import (
-    MAX_CONTINUATIONS,
-    MAX_ORDER,
-    MIN_ORDER,
-    NgramLevel,
-    NgramTables,
-    context_key,
-)
+from paceline.proposers.ngram_model import NgramLevel, NgramTables, context_key
 from paceline_lab.train.ngram.counts import NgramCounts, OrderCounts
 
 LLAMA_CONTEXT = 4
@@ -52,10 +46,9 @@ def read_uzu(path: str | Path, vocab_size: int, fingerprint: str | None) -> Ngra
     if len(data) < 8:
         raise ModelLoadError(f"{path} is too short for a model.bin")
     (order,) = struct.unpack_from("<I", data)
-    if not MIN_ORDER <= order <= MAX_ORDER:
-        raise ModelLoadError(
-            f"{path} has order {order}; allowed: orders {MIN_ORDER} to {MAX_ORDER}"
-        )
+    least, most = NGRAM_ORDERS
+    if not least <= order <= most:
+        raise ModelLoadError(f"{path} has order {order}; allowed: orders {least} to {most}")
     at, found = 8, []
     for n in range(1, order + 1):
         table, at = _uzu_table(data, at, n, str(path))

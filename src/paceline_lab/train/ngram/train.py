@@ -30,7 +30,7 @@ from paceline.proposers.ngram_model import (
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.request import TARGET_ORIGIN, Request, VerifyResult
 from paceline.request.sampling_params import SamplingParams
-from paceline_lab.train.ngram.config import NgramTrainingConfig
+from paceline_lab.train.configs import NgramTrainingConfig
 from paceline_lab.train.ngram.counts import Example, NgramCounts, count_examples
 from paceline_lab.train.ngram.data import prompt_keys, read_examples, split, target_vocabulary
 from paceline_lab.train.ngram.estimation import prune, smooth
