@@ -97,9 +97,10 @@ class WindowScore:
         }
 
 
-def log_softmax(logits: Logits) -> Floats:
-    """Of ``[rows, vocab]``, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+def log_softmax(logits: Logits, temperature: float = 1.0) -> Floats:
+    """Log-probabilities at a temperature above 0, ``[rows, vocab]`` in float64."""
+    shifted = logits.astype(np.float64) / temperature
+    shifted -= shifted.max(axis=1, keepdims=True)
     found: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return found
 

@@ -22,12 +22,14 @@ from paceline.cli.options import (
 from paceline.cli.report import COUNTERS, Figures
 from paceline.cli.settings import engine_options, replayed_config
 from paceline.cli.terminal import Screen, printable, table
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.checks import check_number
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from paceline.profiling.profile import Profile
     from paceline_lab.simulate.replay import ReplayResult
+    from paceline_lab.simulate.setup import Opened
     from paceline_lab.simulate.simulator import Configs, Simulator
 
 
@@ -65,7 +67,7 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
 
 def simulate_command(options: SimulateOptions) -> int:
     """The work of ``paceline simulate``."""
-    from paceline_lab.simulate.setup import num_learnt
+    from paceline_lab.simulate.setup import cost_notes, num_learnt
     from paceline_lab.simulate.simulator import fixed_configs
 
     screen = Screen(json=options.json)
@@ -73,7 +75,12 @@ def simulate_command(options: SimulateOptions) -> int:
     configs = replayed_config(options, model)
     check_concurrency(options)
     fixed = fixed_configs(configs)
-    simulator, notes = _opened(options, model, folder, fixed, screen)
+    wanted = [config for each in fixed.values() for config in each]
+    opened = open_traces(options, model, folder, wanted, screen)
+    simulator = opened.simulator
+    notes = [*opened.answers, *opened.learnt, *opened.assumed, *cost_notes(simulator)]
+    for note in notes:
+        screen.note(f"note: {printable(note)}")
     began = time.perf_counter()
     with screen.progress("replaying", len(fixed) + 2) as advance:
         rows = _rows(simulator, configs, fixed, options.planner, advance)
@@ -100,32 +107,33 @@ def _inputs(options: SimulateOptions) -> tuple[str, str]:
     return model or traced_model(meta), folder
 
 
-def _opened(
-    options: SimulateOptions,
+def open_traces(
+    options: Any,
     model: str,
     folder: str,
-    fixed: Mapping[str, Configs],
+    wanted: Sequence[SpeculativeConfig],
     screen: Screen,
-) -> tuple[Simulator, list[str]]:
-    """The simulator, and remarks on what it rests on, which are shown."""
-    from paceline_lab.simulate.setup import cost_notes, costs_of, open_simulator
+    measured: Sequence[Profile] = (),
+) -> Opened:
+    """A simulator with the costs that the options name, as ``open_simulator`` says it.
 
-    costs, draft_costs = costs_of(options.cost, options.draft_cost)
+    Args:
+        options: an :class:`~paceline.cli.options.EngineOptions` with ``cost`` and ``draft_cost``.
+    """
+    from paceline_lab.simulate.setup import costs_of, open_simulator
+
+    table, draft_table = costs_of(options.cost, options.draft_cost)
     with screen.progress("drafting", 100) as advance:
-        opened = open_simulator(
+        return open_simulator(
             folder,
             model,
             EngineConfig(**engine_options(options)),
-            [config for each in fixed.values() for config in each],
-            table=costs,
-            draft_table=draft_costs,
+            wanted,
+            table=table,
+            draft_table=draft_table,
+            measured=measured,
             advance=lambda share: advance(int(share * 100)),
         )
-    simulator = opened.simulator
-    notes = [*opened.answers, *opened.learnt, *opened.assumed, *cost_notes(simulator)]
-    for note in notes:
-        screen.note(f"note: {printable(note)}")
-    return simulator, notes
 
 
 def check_concurrency(options: EngineOptions) -> None:

@@ -8,7 +8,7 @@ verification.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -73,32 +73,24 @@ def write_own_text(target: Rows, prompts: Tensor, new_tokens: int, seed: int) ->
 def measure_acceptance(draft: Rows, target: Rows, text: OwnText, seed: int) -> Acceptance:
     """Figures of ``draft`` against ``target``; the same ``seed`` gives the same noise."""
     generator = torch.Generator(text.sampled.device).manual_seed(seed)
-    counts = dict.fromkeys(("greedy1", "greedy4", "tv", "shared1", "shared4"), 0.0)
+    counts = dict.fromkeys((f.name for f in fields(Acceptance) if f.name != "positions"), 0.0)
     for greedy, sampled in zip(text.greedy.split(ROWS), text.sampled.split(ROWS), strict=True):
         wanted = greedy[:, text.prompt_tokens :].reshape(-1)
         _count(counts, "greedy", _log_probs(draft, greedy, text.prompt_tokens), wanted)
         p = _log_probs(target, sampled, text.prompt_tokens)
         q = _log_probs(draft, sampled, text.prompt_tokens)
-        counts["tv"] += torch.minimum(p.exp(), q.exp()).sum().item()
+        counts["one_minus_tv"] += torch.minimum(p.exp(), q.exp()).sum().item()
         noise = -torch.empty_like(p).exponential_(generator=generator).log()
         _count(counts, "shared", q + noise, (p + noise).argmax(-1))
     positions = text.sampled[:, text.prompt_tokens :].numel()
-    shares = {name: count / positions for name, count in counts.items()}
-    return Acceptance(
-        positions,
-        shares["greedy1"],
-        shares["greedy4"],
-        shares["tv"],
-        shares["shared1"],
-        shares["shared4"],
-    )
+    return Acceptance(positions, **{name: count / positions for name, count in counts.items()})
 
 
 def _count(counts: dict[str, float], kind: str, scores: Tensor, wanted: Tensor) -> None:
     ranked = scores.topk(min(TOP, scores.shape[-1]))
     hit = (ranked.indices == wanted[:, None]) & (ranked.values > -torch.inf)
-    counts[kind + "1"] += hit[:, 0].sum().item()
-    counts[kind + "4"] += hit.any(1).sum().item()
+    counts[f"{kind}_top1"] += hit[:, 0].sum().item()
+    counts[f"{kind}_top4"] += hit.any(1).sum().item()
 
 
 def _log_probs(decoder: Rows, rows: Tensor, prompt_tokens: int) -> Tensor:

@@ -6,16 +6,14 @@ shape stands as its sizes. Knows no model.
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, make_dataclass
-from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from paceline.cli.model_argument import model_list
-from paceline.cli.options import argument, option
+from paceline.cli.options import SEVERAL, argument, from_config, option
 from paceline.core.checks import require_torch
 from paceline.core.errors import ConfigError
 from paceline_lab.train.configs import (
@@ -32,17 +30,8 @@ if TYPE_CHECKING:
 
 NOT_OPTIONS = ("command",)
 """The command line knows these better than its user."""
-SHORT = {"output": ("-o",)}
+SHORT = {"output": {"short": "-o"}}
 TARGET = "target"
-
-
-class Column(NamedTuple):
-    """An option."""
-
-    name: str
-    type: Any
-    default: Any
-    help: str
 
 
 def options_of(
@@ -55,65 +44,38 @@ def options_of(
         more: name, type and :func:`~paceline.cli.options.option` of further ones.
     """
     common = fields(TrainingConfig) if issubclass(config, TrainingConfig) else ()
-    shared = {field.name for field in common}
-    columns = [column for column in _columns(config) if column.name not in without]
-    columns.sort(key=lambda column: (column.default is not MISSING, column.name in shared))
-    made = [field for column in columns for field in _fields(column)]
+    shared = {each.name for each in common}
+    hints = get_type_hints(config)
+    own = [each for each in fields(config) if each.name not in (*NOT_OPTIONS, *without)]
+    own.sort(key=lambda each: (not _is_required(each), each.name in shared))
+    made = [one for each in own for one in _declared(config, each, hints[each.name])]
     made += more
     return make_dataclass("Options", made, frozen=True, kw_only=True, eq=False, repr=False)
 
 
-def _columns(config: type[Any], defaults: object = None) -> Iterator[Column]:
-    """The fields of a configuration; of its shape, with the defaults of the one that is given."""
-    hints = get_type_hints(config)
-    for field in fields(config):
-        if field.name in NOT_OPTIONS:
-            continue
-        if field.name == "shape":
-            assert field.default_factory is not MISSING
-            yield from _columns(ModelShape, field.default_factory())
-            continue
-        default = field.default if defaults is None else getattr(defaults, field.name)
-        yield Column(field.name, hints[field.name], default, _help(config, field))
+def _is_required(setting: Field[Any]) -> bool:
+    return setting.default is MISSING and setting.default_factory is MISSING
 
 
-def _help(config: type[Any], field: Field[Any]) -> str:
-    """What the docstring of the class that has this field says of it."""
-    for owner in config.__mro__:
-        section = cleandoc(owner.__doc__ or "").partition("Attributes:")[2]
-        for entry in re.split(r"\n {4}(?=\w)", section):
-            names, _, text = entry.strip().partition(": ")
-            if field.name in names.split(", "):
-                return " ".join(text.replace("``", "").split())
-    raise AssertionError(f"{config.__name__} does not describe {field.name}")
-
-
-def _fields(column: Column) -> Iterator[tuple[str, Any, Any]]:
-    """The option; the model that is drafted for is the argument MODEL as well."""
-    if column.name == TARGET:
-        yield "model", str | None, argument(None, _sentence(column.help))
+def _declared(config: type[Any], setting: Field[Any], hint: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The option; the model that is drafted for is the argument MODEL too, a shape its sizes."""
+    name = setting.name
+    if name == "shape":
+        assert setting.default_factory is not MISSING
+        shape, hints = setting.default_factory(), get_type_hints(ModelShape)
+        for size in fields(ModelShape):
+            default, is_switch = getattr(shape, size.name), hints[size.name] is bool
+            option_of_size = from_config(ModelShape, size.name, default=default, both=is_switch)
+            yield size.name, hints[size.name], option_of_size
+    elif name == TARGET:
+        yield "model", str | None, argument(None, setting.metadata["help"])
         yield TARGET, str | None, option(None, "The same as MODEL.")
+    elif get_origin(hint) is tuple:
+        part = get_args(hint)[0]
+        several = from_config(config, name, SEVERAL, metavar=f"<{part.__name__}>")
+        yield name, list[part], several  # type: ignore[valid-type]
     else:
-        yield column.name, _hint(column.type), _option(column)
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _hint(kind: Any) -> Any:
-    return list[get_args(kind)[0]] if get_origin(kind) is tuple else kind  # type: ignore[misc]
-
-
-def _option(column: Column) -> Any:
-    text, more = _sentence(column.help), dict[str, Any]()
-    if get_origin(column.type) is tuple:
-        is_long = ". " in text
-        text = text.rstrip(".") + (". Can" if is_long else "; can") + " be given several times."
-        more["metavar"] = f"<{get_args(column.type)[0].__name__}>"
-    default = ... if column.default is MISSING else column.default
-    both = column.type is bool
-    return option(default, text, *SHORT.get(column.name, ()), both=both, **more)
+        yield name, hint, from_config(config, name, both=hint is bool, **SHORT.get(name, {}))
 
 
 LMOptions = options_of(LMTrainingConfig)

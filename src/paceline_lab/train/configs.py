@@ -6,12 +6,20 @@ The command line reads its options and their help texts off these classes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from paceline.config import MAX_THREADS
 from paceline.config.speculative import MAX_CONTINUATIONS, NGRAM_ORDERS
-from paceline.core.checks import check_choice, check_number
+from paceline.core.checks import (
+    check_number,
+    check_settings,
+    number,
+    one_of,
+    optional,
+    setting,
+    whole,
+)
 from paceline.core.errors import ConfigError, TrainingError
 from paceline.models.heads import DFLASH, EAGLE3, MTP
 
@@ -20,83 +28,111 @@ WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
-    """Options that a language model's training and a draft's distillation share.
+class TextsConfig:
+    """Texts to learn from."""
 
-    Attributes:
-        output: folder for the finished model and, during training, for the state to resume from.
-        text: files and folders of training text.
-        exclude: glob patterns of files to leave out, relative to their folder.
-        stdlib: also train on Python's standard library, as found on this machine.
-        held_out_tokens: tokens of whole documents that are held out and never trained on.
-        seq_len: number of predictions per window.
-        batch_size: windows per forward pass.
-        grad_accumulation: forward passes per optimiser step.
-        steps: number of optimiser steps; 0 leaves the end to ``max_minutes``.
-        max_minutes: training time in minutes; 0 leaves the end to ``steps``. With both, the
-            schedule follows whichever is further along, so that it always completes.
-        learning_rate: peak learning rate.
-        warmup_steps: steps of linear warm-up.
-        decay_start: fraction of the run after which the learning rate falls linearly.
-        final_lr_fraction: fraction of the peak learning rate at the end.
-        weight_decay: weight decay of matrices; vectors have none.
-        beta1, beta2: parameter of AdamW.
-        grad_clip: maximum norm of the gradient.
-        dtype: precision of matrix products; ``auto`` is bfloat16 on a GPU and on processors with
-            instructions for it, and float32 elsewhere.
-        weights_dtype: precision of the written weights; int8 applies only to linear layers.
-        seed: seed of the initialisation, the order of documents and the held-out split.
-        threads: number of torch threads; 0 keeps torch's default.
-        device: device to train on, such as cuda; the finished files are the same everywhere.
-        save_minutes: minutes between saved states; 0 saves after every step.
-        eval_every: steps between held-out losses; 0 measures only at the beginning and the end.
-        eval_windows: number of windows for the intermediate held-out losses; the last one uses all.
-        overwrite: replace a finished model in ``output``.
-        show_progress: show a progress bar on a terminal, and lines elsewhere.
-        command: the exact command, for the model card.
-        data_note: source and licence of the texts, for the model card.
-        licence: licence of the weights as an SPDX identifier, for the model card.
-    """
+    text: tuple[str, ...] = setting((), "Files and folders of training text.")
+    exclude: tuple[str, ...] = setting(
+        (), "Glob patterns of files to leave out, relative to their folder."
+    )
+    stdlib: bool = setting(
+        False, "Also train on Python's standard library, as found on this machine."
+    )
 
-    output: str
-    text: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    stdlib: bool = False
-    held_out_tokens: int = 65_536
-    seq_len: int = 512
-    batch_size: int = 12
-    grad_accumulation: int = 1
-    steps: int = 0
-    max_minutes: float = 0.0
-    learning_rate: float = 1e-3
-    warmup_steps: int = 40
-    decay_start: float = 0.5
-    final_lr_fraction: float = 0.03
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    grad_clip: float = 1.0
-    dtype: str = "auto"
-    weights_dtype: str = "bfloat16"
-    seed: int = 0
-    threads: int = 0
-    device: str = "cpu"
-    save_minutes: float = 5.0
-    eval_every: int = 200
-    eval_windows: int = 32
-    overwrite: bool = False
-    show_progress: bool = True
-    command: str = ""
-    data_note: str = ""
-    licence: str = "unknown"
+
+TEXTS = tuple(field.name for field in fields(TextsConfig))
+"""Where texts come from, which the training of heads does not read."""
+
+
+def _precision(default: str) -> Any:
+    return setting(
+        default,
+        "Precision of matrix products; auto is bfloat16 on a GPU and on processors with "
+        "instructions for it, and float32 elsewhere.",
+        one_of(DTYPES),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig(TextsConfig):
+    """Options that a language model's training and a draft's distillation share."""
+
+    output: str = setting(
+        MISSING, "Folder for the finished model and, during training, for the state to resume from."
+    )
+    held_out_tokens: int = setting(
+        65_536,
+        "Tokens of whole documents that are held out and never trained on.",
+        whole(0, 1 << 32),
+    )
+    seq_len: int = setting(512, "Number of predictions per window.", whole(2, 1 << 20))
+    batch_size: int = setting(12, "Windows per forward pass.", whole(1, 1 << 16))
+    grad_accumulation: int = setting(1, "Forward passes per optimiser step.", whole(1, 1 << 16))
+    steps: int = setting(
+        0, "Number of optimiser steps; 0 leaves the end to max_minutes.", whole(0, 1 << 32)
+    )
+    max_minutes: float = setting(
+        0.0,
+        "Training time in minutes; 0 leaves the end to steps. With both, the schedule follows "
+        "whichever is further along, so that it always completes.",
+        number(0.0, 1e6),
+    )
+    learning_rate: float = setting(1e-3, "Peak learning rate.", number(0.0, 10.0))
+    warmup_steps: int = setting(40, "Steps of linear warm-up.", whole(0, 1 << 32))
+    decay_start: float = setting(
+        0.5, "Fraction of the run after which the learning rate falls linearly.", number(0.0, 1.0)
+    )
+    final_lr_fraction: float = setting(
+        0.03, "Fraction of the peak learning rate at the end.", number(0.0, 1.0)
+    )
+    weight_decay: float = setting(
+        0.1, "Weight decay of matrices; vectors have none.", number(0.0, 10.0)
+    )
+    beta1: float = setting(0.9, "Parameter of AdamW.", number(0.0, 1.0))
+    beta2: float = setting(0.95, "Parameter of AdamW.", number(0.0, 1.0))
+    grad_clip: float = setting(1.0, "Maximum norm of the gradient.", number(1e-9, 1e9))
+    dtype: str = _precision("auto")
+    weights_dtype: str = setting(
+        "bfloat16",
+        "Precision of the written weights; int8 applies only to linear layers.",
+        one_of(WEIGHT_DTYPES),
+    )
+    seed: int = setting(
+        0,
+        "Seed of the initialisation, the order of documents and the held-out split.",
+        whole(0, (1 << 63) - 1),
+    )
+    threads: int = setting(
+        0, "Number of torch threads; 0 keeps torch's default.", whole(0, MAX_THREADS)
+    )
+    device: str = setting(
+        "cpu", "Device to train on, such as cuda; the finished files are the same everywhere."
+    )
+    save_minutes: float = setting(
+        5.0, "Minutes between saved states; 0 saves after every step.", number(0.0, 1e6)
+    )
+    eval_every: int = setting(
+        200,
+        "Steps between held-out losses; 0 measures only at the beginning and the end.",
+        whole(0, 1 << 32),
+    )
+    eval_windows: int = setting(
+        32,
+        "Number of windows for the intermediate held-out losses; the last one uses all.",
+        whole(1, 1 << 32),
+    )
+    overwrite: bool = setting(False, "Replace a finished model in output.")
+    show_progress: bool = setting(True, "Show a progress bar on a terminal, and lines elsewhere.")
+    command: str = setting("", "The exact command, for the model card.")
+    data_note: str = setting("", "Source and licence of the texts, for the model card.")
+    licence: str = setting(
+        "unknown", "Licence of the weights as an SPDX identifier, for the model card."
+    )
 
     def __post_init__(self) -> None:
         if not self.output:
             raise ConfigError("output is empty; name the folder of the trained model")
-        for name, low, high in _RANGES:
-            check_range(name, getattr(self, name), low, high)
-        check_choice("dtype", self.dtype, DTYPES)
-        check_choice("weights_dtype", self.weights_dtype, WEIGHT_DTYPES)
+        check_settings(self)
         if not self.steps and not self.max_minutes:
             raise ConfigError(
                 "nothing says when the training ends: give a number of steps (--steps), a time "
@@ -116,8 +152,6 @@ class TrainingConfig:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
 
 
-TEXTS = ("text", "exclude", "stdlib")
-"""Where texts come from, which the training of heads does not read."""
 _REPORTING = ("overwrite", "show_progress", "command", "data_note", "licence")
 _FREE = frozenset(
     (
@@ -132,33 +166,6 @@ _FREE = frozenset(
         *TEXTS,
     )
 )
-
-_RANGES = (
-    ("held_out_tokens", 0, 1 << 32),
-    ("seq_len", 2, 1 << 20),
-    ("batch_size", 1, 1 << 16),
-    ("grad_accumulation", 1, 1 << 16),
-    ("steps", 0, 1 << 32),
-    ("max_minutes", 0.0, 1e6),
-    ("learning_rate", 0.0, 10.0),
-    ("warmup_steps", 0, 1 << 32),
-    ("decay_start", 0.0, 1.0),
-    ("final_lr_fraction", 0.0, 1.0),
-    ("weight_decay", 0.0, 10.0),
-    ("beta1", 0.0, 1.0),
-    ("beta2", 0.0, 1.0),
-    ("grad_clip", 1e-9, 1e9),
-    ("seed", 0, (1 << 63) - 1),
-    ("threads", 0, MAX_THREADS),
-    ("save_minutes", 0.0, 1e6),
-    ("eval_every", 0, 1 << 32),
-    ("eval_windows", 1, 1 << 32),
-)
-
-
-def check_range(name: str, value: Any, low: float, high: float) -> None:
-    """Raises ConfigError unless ``value`` is a number in ``[low, high]``, whole where they are."""
-    check_number(name, value, low, high, int if isinstance(low, int) else float)
 
 
 def check_unused(config: Any, names: Iterable[str], reason: str) -> None:
@@ -200,36 +207,28 @@ CUTS = ("drop_layers", "mlp_width")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder that is trained from scratch, of Qwen3's form, Qwen3 MoE's or Qwen3.5's.
+    """Sizes of a decoder trained from scratch, of the form of Qwen3, Qwen3 MoE or Qwen3.5."""
 
-    Attributes:
-        num_layers: number of decoder layers, for a model from scratch.
-        hidden_size: hidden size, for a model from scratch.
-        num_heads: number of query heads.
-        num_kv_heads: number of key and value heads.
-        head_dim: width of each head.
-        intermediate_size: width of the feed-forward layers, or of each expert in a mixture.
-        num_experts: experts per feed-forward layer, which makes it a mixture; 0 keeps it dense.
-        experts_per_token: experts that each token uses.
-        layers: kinds of layers as letters, repeated to the number of layers: d is a gated delta
-            net, a is attention; ddda is the order of Qwen3.5. Empty means attention only.
-        max_position: maximum context length in tokens.
-        rope_theta: base of the rotary embedding.
-        tie_embeddings: use the same matrix for input and output tokens.
-    """
-
-    num_layers: int = 8
-    hidden_size: int = 320
-    num_heads: int = 5
-    num_kv_heads: int = 1
-    head_dim: int = 64
-    intermediate_size: int = 864
-    num_experts: int = 0
-    experts_per_token: int = 2
-    layers: str = ""
-    max_position: int = 2048
-    rope_theta: float = 10000.0
-    tie_embeddings: bool = True
+    num_layers: int = setting(8, "Number of decoder layers, for a model from scratch.")
+    hidden_size: int = setting(320, "Hidden size, for a model from scratch.")
+    num_heads: int = setting(5, "Number of query heads.")
+    num_kv_heads: int = setting(1, "Number of key and value heads.")
+    head_dim: int = setting(64, "Width of each head.")
+    intermediate_size: int = setting(
+        864, "Width of the feed-forward layers, or of each expert in a mixture."
+    )
+    num_experts: int = setting(
+        0, "Experts per feed-forward layer, which makes it a mixture; 0 keeps it dense."
+    )
+    experts_per_token: int = setting(2, "Experts that each token uses.")
+    layers: str = setting(
+        "",
+        "Kinds of layers as letters, repeated to the number of layers: d is a gated delta "
+        "net, a is attention; ddda is the order of Qwen3.5. Empty means attention only.",
+    )
+    max_position: int = setting(2048, "Maximum context length in tokens.")
+    rope_theta: float = setting(10000.0, "Base of the rotary embedding.")
+    tie_embeddings: bool = setting(True, "Use the same matrix for input and output tokens.")
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
@@ -244,7 +243,6 @@ class ModelShape:
             raise TrainingError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
         if self.intermediate_size < 1 or self.max_position < 2:
             raise TrainingError("intermediate_size must be at least 1, max_position at least 2")
-
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise TrainingError(
                 f"experts_per_token is {self.experts_per_token}; it must be from 1 to num_experts "
@@ -303,27 +301,22 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LMTrainingConfig(TrainingConfig):
-    """Options of :func:`~paceline_lab.train.lm.train_lm`, on top of those of every training.
+    """Options of :func:`~paceline_lab.train.lm.train_lm`, on top of those of every training."""
 
-    Attributes:
-        init: folder of a model to continue training, whose shape is kept. With num_experts its
-            dense layers first become mixtures of copies; with layers some first become gated delta
-            nets.
-        tokenizer: folder of a tokenizer; default: train one on the text.
-        vocab_size: vocabulary size of a tokenizer that is trained.
-        chat_tokens: give that tokenizer the special tokens of a chat.
-        shape: sizes of a model from scratch.
-    """
-
-    init: str | None = None
-    tokenizer: str | None = None
-    vocab_size: int = 4096
-    chat_tokens: bool = True
-    shape: ModelShape = field(default_factory=ModelShape)
-
-    def __post_init__(self) -> None:
-        TrainingConfig.__post_init__(self)
-        check_range("vocab_size", self.vocab_size, 260, 1 << 20)
+    init: str | None = setting(
+        None,
+        "Folder of a model to continue training, whose shape is kept. With num_experts its "
+        "dense layers first become mixtures of copies; with layers some first become gated "
+        "delta nets.",
+    )
+    tokenizer: str | None = setting(None, "Folder of a tokenizer; default: train one on the text.")
+    vocab_size: int = setting(
+        4096, "Vocabulary size of a tokenizer that is trained.", whole(260, 1 << 20)
+    )
+    chat_tokens: bool = setting(True, "Give that tokenizer the special tokens of a chat.")
+    shape: ModelShape = setting(
+        MISSING, "Sizes of a model from scratch.", default_factory=ModelShape
+    )
 
 
 DRAFT_SHAPE = ModelShape(
@@ -338,66 +331,65 @@ class DraftTrainingConfig(TrainingConfig):
     A model to begin from has the target's vocabulary; it may be the target itself. Texts and traces
     are trained on in whole documents chosen by ``seed``, but what the target writes continues
     pieces of all.
-
-    Attributes:
-        target: folder of the target model.
-        init: folder of a model to start from; default: random weights.
-        drop_layers: number of layers to remove from that model first.
-        mlp_width: feed-forward width to cut that model to first; 0 keeps it.
-        draft_vocab_size: size of the output vocabulary, made of the most frequent tokens; 0 means
-            all.
-        parallel: train it to draft all tokens in one forward pass, using mask tokens.
-        num_speculative_tokens: number of tokens that such a parallel draft drafts.
-        mask_token_id: id of its mask token; default: one that occurs in no text.
-        text_tokens: maximum number of text tokens to train on; 0 means all.
-        traces: folders written by paceline trace with this target.
-        generate_tokens: number of tokens that the target writes to train on.
-        generate_prompt_tokens: length of the text that the target continues.
-        generate_new_tokens: length of each continuation.
-        generate_temperatures: temperatures of the continuations, in turns.
-        generate_batch: number of continuations written at once.
-        eval_prompts: number of held-out texts to measure acceptance on.
-        eval_prompt_tokens: length of the beginning of each that the target continues.
-        eval_new_tokens: length of each of these continuations.
-        shape: sizes of a draft from scratch.
     """
 
-    target: str
-    init: str | None = None
-    drop_layers: int = 0
-    mlp_width: int = 0
-    draft_vocab_size: int = 0
-    parallel: bool = False
-    num_speculative_tokens: int = 8
-    mask_token_id: int | None = None
-    text_tokens: int = 0
-    traces: tuple[str, ...] = ()
-    generate_tokens: int = 0
-    generate_prompt_tokens: int = 64
-    generate_new_tokens: int = 192
-    generate_temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
-    generate_batch: int = 64
-    eval_prompts: int = 64
-    eval_prompt_tokens: int = 32
-    eval_new_tokens: int = 96
-    shape: ModelShape = field(default_factory=lambda: DRAFT_SHAPE)
+    target: str = setting(MISSING, "Folder of the target model.")
+    init: str | None = setting(None, "Folder of a model to start from; default: random weights.")
+    drop_layers: int = setting(
+        0, "Number of layers to remove from that model first.", whole(0, 1 << 32)
+    )
+    mlp_width: int = setting(
+        0, "Feed-forward width to cut that model to first; 0 keeps it.", whole(0, 1 << 32)
+    )
+    draft_vocab_size: int = setting(
+        0,
+        "Size of the output vocabulary, made of the most frequent tokens; 0 means all.",
+        whole(0, 1 << 32),
+    )
+    parallel: bool = setting(
+        False, "Train it to draft all tokens in one forward pass, using mask tokens."
+    )
+    num_speculative_tokens: int = setting(
+        8, "Number of tokens that such a parallel draft drafts.", whole(1, 64)
+    )
+    mask_token_id: int | None = setting(
+        None, "Id of its mask token; default: one that occurs in no text."
+    )
+    text_tokens: int = setting(
+        0, "Maximum number of text tokens to train on; 0 means all.", whole(0, 1 << 32)
+    )
+    traces: tuple[str, ...] = setting((), "Folders written by paceline trace with this target.")
+    generate_tokens: int = setting(
+        0, "Number of tokens that the target writes to train on.", whole(0, 1 << 32)
+    )
+    generate_prompt_tokens: int = setting(
+        64, "Length of the text that the target continues.", whole(1, 1 << 20)
+    )
+    generate_new_tokens: int = setting(192, "Length of each continuation.", whole(1, 1 << 20))
+    generate_temperatures: tuple[float, ...] = setting(
+        (0.0, 0.8, 1.0), "Temperatures of the continuations, in turns."
+    )
+    generate_batch: int = setting(64, "Number of continuations written at once.", whole(1, 1 << 20))
+    eval_prompts: int = setting(
+        64, "Number of held-out texts to measure acceptance on.", whole(0, 1 << 32)
+    )
+    eval_prompt_tokens: int = setting(
+        32, "Length of the beginning of each that the target continues.", whole(1, 1 << 20)
+    )
+    eval_new_tokens: int = setting(96, "Length of each of these continuations.", whole(1, 1 << 20))
+    shape: ModelShape = setting(
+        MISSING, "Sizes of a draft from scratch.", default_factory=lambda: DRAFT_SHAPE
+    )
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        for name in (*CUTS, "draft_vocab_size", "text_tokens", "generate_tokens", "eval_prompts"):
-            check_range(name, getattr(self, name), 0, 1 << 32)
-        for name in ("generate_prompt_tokens", "generate_new_tokens", "generate_batch"):
-            check_range(name, getattr(self, name), 1, 1 << 20)
-        for name in ("eval_prompt_tokens", "eval_new_tokens"):
-            check_range(name, getattr(self, name), 1, 1 << 20)
-        check_range("num_speculative_tokens", self.num_speculative_tokens, 1, 64)
         if not self.parallel:
             names = ("num_speculative_tokens", "mask_token_id")
             check_unused(self, names, "a draft has mask tokens only with parallel")
         if not self.generate_temperatures:
             raise ConfigError("generate_temperatures is empty; 0 alone means greedy")
         for temperature in self.generate_temperatures:
-            check_range("generate_temperatures", temperature, 0.0, 100.0)
+            check_number("generate_temperatures", temperature, 0.0, 100.0, float)
         if self.shape.layers:
             raise ConfigError("hybrids are not trained as drafts; leave layers out")
         if any(self.cuts.values()) and not self.init:
@@ -420,62 +412,85 @@ class HeadTrainingConfig(TrainingConfig):
     """Options of :func:`~paceline_lab.train.heads.train.train_head`, on top of every training's.
 
     A window is a pack of whole traces with ``seq_len`` tokens at most.
-
-    Attributes:
-        kind: kind of head: eagle3 and mtp draft one token after another, dflash drafts a block of
-            tokens in one pass.
-        target: target model: folder, GGUF file or name.
-        traces: folders written by paceline trace with this target.
-        taps: layers whose inputs the head reads, in ascending order; default: the third, the middle
-            one and the third from the end. An mtp head reads the output of the target instead.
-        draft_vocab_size: size of the output vocabulary, made of the most frequent tokens of the
-            answers; default: 8192. An mtp head uses the output matrix of the target.
-        init: folder of a head to continue training, of the same kind and shape, in any precision
-            (default: start from the last layers and the output matrix of the target).
-        num_layers: number of layers of a dflash head; the others have one.
-        block_size: block size of a dflash head: the last known token and the drafted ones.
-        num_steps: depth to which chains of eagle3 and mtp are unrolled in training, each step
-            reading the one before.
-        step_decay: weight of each depth relative to the one before it.
-        deep_share: fraction of the positions whose chains continue after the first step.
-        eval_steps: depth to which held-out acceptance is measured; for dflash within a block.
-        features: folder for the hidden states of the target, which are computed where they are
-            missing (default: in the output folder). On a GPU the target runs alongside by default
-            instead.
-        format: format of the written folder; speculators is the only one.
-        verifier: name under which engines that read this format find the target, such as org/name
-            on the hub (default: as it is named here).
-        with_embedding: also write the embedding of the target, which the speculators package reads;
-            not for mtp heads. Other engines share the target's.
     """
 
-    target: str
-    traces: tuple[str, ...]
-    kind: str = EAGLE3
-    taps: tuple[int, ...] = ()
-    draft_vocab_size: int | None = None
-    init: str | None = None
-    num_layers: int = 1
-    block_size: int = 8
-    num_steps: int = 3
-    step_decay: float = 0.8
-    deep_share: float = 0.5
-    eval_steps: int = 5
-    features: str | None = None
-    format: str = "speculators"
-    verifier: str = ""
-    with_embedding: bool = False
-    seq_len: int = 1024
-    batch_size: int = 1
-    dtype: str = "float32"
-    learning_rate: float = 1e-3
+    target: str = setting(MISSING, "Target model: folder, GGUF file or name.")
+    traces: tuple[str, ...] = setting(
+        MISSING, "Folders written by paceline trace with this target."
+    )
+    kind: str = setting(
+        EAGLE3,
+        "Kind of head: eagle3 and mtp draft one token after another, dflash drafts a block of "
+        "tokens in one pass.",
+        one_of(HEAD_KINDS),
+    )
+    taps: tuple[int, ...] = setting(
+        (),
+        "Layers whose inputs the head reads, in ascending order; default: the third, the "
+        "middle one and the third from the end. An mtp head reads the output of the target "
+        "instead.",
+    )
+    draft_vocab_size: int | None = setting(
+        None,
+        "Size of the output vocabulary, made of the most frequent tokens of the answers; "
+        "default: 8192. An mtp head uses the output matrix of the target.",
+        optional(whole(1, 1 << 20)),
+    )
+    init: str | None = setting(
+        None,
+        "Folder of a head to continue training, of the same kind and shape, in any precision "
+        "(default: start from the last layers and the output matrix of the target).",
+    )
+    num_layers: int = setting(1, "Number of layers of a dflash head; the others have one.")
+    block_size: int = setting(
+        8, "Block size of a dflash head: the last known token and the drafted ones.", whole(2, 64)
+    )
+    num_steps: int = setting(
+        3,
+        "Depth to which chains of eagle3 and mtp are unrolled in training, each step reading "
+        "the one before.",
+        whole(1, 16),
+    )
+    step_decay: float = setting(
+        0.8, "Weight of each depth relative to the one before it.", number(0.0, 1.0)
+    )
+    deep_share: float = setting(
+        0.5,
+        "Fraction of the positions whose chains continue after the first step.",
+        number(0.0, 1.0),
+    )
+    eval_steps: int = setting(
+        5,
+        "Depth to which held-out acceptance is measured; for dflash within a block.",
+        whole(1, 16),
+    )
+    features: str | None = setting(
+        None,
+        "Folder for the hidden states of the target, which are computed where they are "
+        "missing (default: in the output folder). On a GPU the target runs alongside by "
+        "default instead.",
+    )
+    format: str = setting(
+        "speculators",
+        "Format of the written folder; speculators is the only one.",
+        one_of(HEAD_FORMATS),
+    )
+    verifier: str = setting(
+        "",
+        "Name under which engines that read this format find the target, such as org/name on "
+        "the hub (default: as it is named here).",
+    )
+    with_embedding: bool = setting(
+        False,
+        "Also write the embedding of the target, which the speculators package reads; not for "
+        "mtp heads. Other engines share the target's.",
+    )
+    seq_len: int = setting(1024, "Number of predictions per window.", whole(2, 1 << 20))
+    batch_size: int = setting(1, "Windows per forward pass.", whole(1, 1 << 16))
+    dtype: str = _precision("float32")
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        check_choice("kind", self.kind, HEAD_KINDS)
-        check_choice("format", self.format, HEAD_FORMATS)
-        if self.draft_vocab_size is not None:
-            check_range("draft_vocab_size", self.draft_vocab_size, 1, 1 << 20)
         check_unused(self, TEXTS, "a head learns from traces alone")
         if self.kind == MTP:
             shared = "reads the target's output and shares its embedding and its output matrix"
@@ -484,12 +499,7 @@ class HeadTrainingConfig(TrainingConfig):
             check_unused(self, ("num_steps", "deep_share"), "a dflash head has no chains to unroll")
         else:
             check_unused(self, ("block_size",), f"an {self.kind} head does not draft blocks")
-        for name in ("num_steps", "eval_steps"):
-            check_range(name, getattr(self, name), 1, 16)
-        check_range("block_size", self.block_size, 2, 64)
-        check_range("num_layers", self.num_layers, 1, 16 if self.kind == DFLASH else 1)
-        for name in ("step_decay", "deep_share"):
-            check_range(name, getattr(self, name), 0.0, 1.0)
+        check_number("num_layers", self.num_layers, 1, 16 if self.kind == DFLASH else 1)
         if not self.traces:
             raise ConfigError("traces is empty; name a folder that paceline trace wrote")
 
@@ -500,54 +510,46 @@ class HeadTrainingConfig(TrainingConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NgramTrainingConfig:
-    """Options of an n-gram model's training.
+class NgramTrainingConfig(TextsConfig):
+    """Options of an n-gram model's training."""
 
-    Attributes:
-        output: file to write.
-        traces: folders written by paceline trace, whose answers are learnt, not their prompts.
-        text: files or folders of text to learn.
-        exclude: glob patterns of files to leave out, relative to their folder.
-        stdlib: also learn Python's standard library, as found on this machine.
-        target: target model, whose tokenizer reads the texts (default: with traces only, the model
-            of the traces).
-        order: length of the longest n-grams, 2 to 5 tokens.
-        soft_labels: learn the traced probabilities of the likeliest tokens instead of only the
-            tokens.
-        top_k: maximum number of continuations kept per context.
-        max_bytes: maximum size of the file. The least useful entries are dropped.
-        import_uzu: convert a model.bin of uzu or lalamo instead of training.
-        import_llama: start from the counts of a llama.cpp lookup cache.
-        export_llama: also write the counts as a llama.cpp lookup cache.
-        held_out_tokens: tokens of whole texts that are held out and never learnt, a fifth of all at
-            most.
-        seed: seed of the held-out split.
-    """
-
-    output: str
-    traces: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    stdlib: bool = False
-    target: str | None = None
-    order: int = 4
-    soft_labels: bool = False
-    top_k: int = 8
-    max_bytes: int = 64 << 20
-    import_uzu: str | None = None
-    import_llama: str | None = None
-    export_llama: str | None = None
-    held_out_tokens: int = 16_384
-    seed: int = 0
+    output: str = setting(MISSING, "File to write.")
+    traces: tuple[str, ...] = setting(
+        (), "Folders written by paceline trace, whose answers are learnt, not their prompts."
+    )
+    target: str | None = setting(
+        None,
+        "Target model, whose tokenizer reads the texts (default: with traces only, the model "
+        "of the traces).",
+    )
+    order: int = setting(4, "Length of the longest n-grams, 2 to 5 tokens.", whole(*NGRAM_ORDERS))
+    soft_labels: bool = setting(
+        False, "Learn the traced probabilities of the likeliest tokens instead of only the tokens."
+    )
+    top_k: int = setting(
+        8, "Maximum number of continuations kept per context.", whole(1, MAX_CONTINUATIONS)
+    )
+    max_bytes: int = setting(
+        64 << 20,
+        "Maximum size of the file. The least useful entries are dropped.",
+        whole(1, 1 << 40),
+    )
+    import_uzu: str | None = setting(
+        None, "Convert a model.bin of uzu or lalamo instead of training."
+    )
+    import_llama: str | None = setting(None, "Start from the counts of a llama.cpp lookup cache.")
+    export_llama: str | None = setting(None, "Also write the counts as a llama.cpp lookup cache.")
+    held_out_tokens: int = setting(
+        16_384,
+        "Tokens of whole texts that are held out and never learnt, a fifth of all at most.",
+        whole(0, 1 << 32),
+    )
+    seed: int = setting(0, "Seed of the held-out split.", whole(0, (1 << 63) - 1))
 
     def __post_init__(self) -> None:
         if not self.output:
             raise ConfigError("output is empty; name the file of the trained model")
-        check_range("order", self.order, *NGRAM_ORDERS)
-        check_range("top_k", self.top_k, 1, MAX_CONTINUATIONS)
-        check_range("max_bytes", self.max_bytes, 1, 1 << 40)
-        check_range("held_out_tokens", self.held_out_tokens, 0, 1 << 32)
-        check_range("seed", self.seed, 0, (1 << 63) - 1)
+        check_settings(self)
         learns = bool(self.traces or self.text or self.stdlib)
         sources = [learns, self.import_uzu is not None, self.import_llama is not None]
         if sum(sources) != 1:

@@ -23,24 +23,15 @@ from paceline.loading.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.request.traces import Trace
+from paceline_lab.quality.quality import Floats, Logits, log_softmax
 from paceline_lab.simulate.recorded_drafts import check_vocabulary
 from paceline_lab.teacher_forcing import forced_logits
 
-Floats = npt.NDArray[np.float64]
-Logits = npt.NDArray[np.float32]
 TOP = (1, 2, 4, 8)
 TEMPERATURE = 0.8
 """Of the predicted acceptance."""
 ELEMENTS = 1 << 20
 """Numbers of one array of a slice of rows: 8 MB."""
-
-
-def log_softmax(logits: Logits, temperature: float = 1.0) -> Floats:
-    """Log-probabilities at a temperature above 0, ``[n, vocab]``."""
-    z = logits.astype(np.float64) / temperature
-    z -= z.max(axis=1, keepdims=True)
-    found: Floats = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
-    return found
 
 
 def ranks(logits: Logits, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -27,7 +27,7 @@ from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_c
 from paceline.config.speculative import HEAD_METHODS, SelfDraftConfig
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
-from paceline_lab.simulate.command import check_concurrency
+from paceline_lab.simulate.command import check_concurrency, open_traces
 from paceline_lab.trace.command import TraceOptions, trace_command
 
 if TYPE_CHECKING:
@@ -188,21 +188,10 @@ def _opened(
     screen: Screen,
     measured: Sequence[Profile] = (),
 ) -> Opened:
-    from paceline_lab.simulate.setup import costs_of, open_simulator
     from paceline_lab.tune.tuning import wanted_configs
 
-    table, draft_table = costs_of(options.cost, options.draft_cost)
-    with screen.progress("drafting", 100) as advance:
-        return open_simulator(
-            folder,
-            options.model,
-            EngineConfig(**engine_options(options)),
-            wanted_configs(drafts, usual_proposers(options.model)),
-            table=table,
-            draft_table=draft_table,
-            measured=measured,
-            advance=lambda share: advance(int(share * 100)),
-        )
+    wanted = wanted_configs(drafts, usual_proposers(options.model))
+    return open_traces(options, options.model, folder, wanted, screen, measured)
 
 
 def _profile(

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.planner.planner import PLANNERS
+from paceline_lab.simulate.command import BEST_FIXED, BEST_STEPS, PLAIN
 from paceline_lab.simulate.recording import widest
 from paceline_lab.simulate.replay import ReplayResult
 from paceline_lab.simulate.setup import num_learnt
@@ -42,7 +43,6 @@ TAILS = (0.025, 0.975)
 Drafts = Mapping[str, SpeculativeConfig]
 DEFAULT = "default"
 DEFAULT_PLANNER = EngineConfig().planner
-PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
 
 
 @dataclass(frozen=True, slots=True)

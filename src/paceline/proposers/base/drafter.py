@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from paceline.cache.block_pool import blocks_for
@@ -149,7 +149,7 @@ class Drafter(Proposer, ABC):
         KV of the request's last token is never kept: its logits begin the next tree.
         """
         if self._has_states:
-            settle(self._kv, request, draft)
+            self._settle_states(request, draft)
             return
         if draft.kv_tokens:
             next_token = self._first(request) + len(draft.tokens)
@@ -164,6 +164,17 @@ class Drafter(Proposer, ABC):
         if draft.tokens and len(draft.tokens) >= length:
             del draft.tokens[length - 1 :]
             self._kv.truncate(request.request_id, length - 1)
+
+    def _settle_states(self, request: Request, draft: DraftState) -> None:
+        """Keep drafted nodes that were committed, where a level was forwarded."""
+        committed = request.token_ids[len(draft.tokens) : -1]
+        if len(draft.kv_tokens) > 1 and committed:
+            path = [0, *(slot + 1 for slot in draft.walk(committed[1:]))]
+            self._kv.commit(request.request_id, path)
+            draft.tokens += committed[: len(path)]
+        elif draft.kv_tokens:
+            self._kv.rollback(request.request_id)
+        draft.kv_tokens, draft.kv_parents = [], []
 
     def _kept(self, draft: DraftState, committed: Sequence[int]) -> Sequence[int]:
         """Slots of drafted nodes, after the committed ones, that hold what reading would write."""
@@ -189,9 +200,10 @@ class Drafter(Proposer, ABC):
                 room -= count
             # Room for all of it, lest many requests each hold a part and none can go on.
             fits = self._kv.blocks_missing(request_id, lag) <= self._kv.pool.num_available
-            certain = 0
-            if self._has_states:
-                certain = certain_rows(self._kv, count, is_last=count == lag)
+            # All but the last token go into a state at once, unless its log has room for them.
+            states = self._kv.states
+            is_logged = states is None or count <= states.memory.num_nodes
+            certain = 0 if is_logged else count - (count == lag)
             if not count or not fits or not self._kv.reserve(request_id, count, certain):
                 continue
             next_token = self._first(growth.request) + held
@@ -217,8 +229,12 @@ class Drafter(Proposer, ABC):
         return self._kv.states is not None
 
     def _commit_read(self, spans: Sequence[Span]) -> None:
-        """Make what a forward has read part of the states."""
-        commit_read(self._kv, self._drafts, spans)
+        """Make tokens that a forward has read part of the states; those that are sampled wait."""
+        for span in spans:
+            count = len(span.token_ids) - len(span.sample_rows)
+            if count:
+                self._kv.commit(span.request_id, range(count))
+                self._drafts[span.request_id].tokens += span.token_ids[:count]
 
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
@@ -261,37 +277,6 @@ def grammar_mask(request: Request, path: Sequence[int]) -> bytes | None:
         with suppress(Exception):  # verification meets it too, and fails the request
             return request.constraint.mask(path)
     return None
-
-
-def certain_rows(kv: KVCache, count: int, is_last: bool) -> int:
-    """Of tokens to be read, how many go into the state at once.
-
-    None where the log has room for all of them, which takes no further slot. The last token never
-    does.
-    """
-    assert kv.states is not None
-    return 0 if count <= kv.states.memory.num_nodes else count - is_last
-
-
-def commit_read(kv: KVCache, drafts: Mapping[int, DraftState], spans: Sequence[Span]) -> None:
-    """Make tokens that a forward has read part of the states; those that are sampled wait."""
-    for span in spans:
-        count = len(span.token_ids) - len(span.sample_rows)
-        if count:
-            kv.commit(span.request_id, range(count))
-            drafts[span.request_id].tokens += span.token_ids[:count]
-
-
-def settle(kv: KVCache, request: Request, draft: DraftState) -> None:
-    """Keep drafted nodes that were committed, where a level was forwarded; roll the rest back."""
-    committed = request.token_ids[len(draft.tokens) : -1]
-    if len(draft.kv_tokens) > 1 and committed:
-        path = [0, *(slot + 1 for slot in draft.walk(committed[1:]))]
-        kv.commit(request.request_id, path)
-        draft.tokens += committed[: len(path)]
-    elif draft.kv_tokens:
-        kv.rollback(request.request_id)
-    draft.kv_tokens, draft.kv_parents = [], []
 
 
 log = logging.getLogger(__name__)

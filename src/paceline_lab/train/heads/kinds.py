@@ -6,10 +6,11 @@ Among that is what ``config.json`` says of each in the speculators format. Knows
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,29 +40,37 @@ BLOCKS_PER_POSITION = 2
 """In how many blocks a position is on average. More cost time for what is much the same."""
 
 
-class Kind(Protocol):
+@dataclass(frozen=True, slots=True)
+class Kind(ABC):
     """A kind of head, with its options.
 
     Attributes:
         layers: the shape of its layers.
-        depth: tokens that it is trained to draft one after another.
-        most: tokens that it can draft one after another.
-        recipe: how it is trained, for the card.
     """
 
-    @property
-    def layers(self) -> ModelConfig: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def most(self) -> int: ...
-    @property
-    def recipe(self) -> str: ...
+    config: HeadTrainingConfig
+    layers: ModelConfig
 
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Tokens that it is trained to draft one after another."""
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """Tokens that it can draft one after another."""
+
+    @property
+    @abstractmethod
+    def recipe(self) -> str:
+        """How it is trained, for the card."""
+
+    @abstractmethod
     def description(self, taps: Sequence[int]) -> dict[str, Any]:
         """What its ``config.json`` says and those of other kinds do not."""
-        ...
 
+    @abstractmethod
     def params(
         self, weights: TargetWeights, token_ids: Tensor, sample: Tensor
     ) -> dict[str, Tensor]:
@@ -71,15 +80,15 @@ class Kind(Protocol):
             token_ids: of its output matrix.
             sample: features of some texts, ``[rows, taps * hidden_size]``.
         """
-        ...
 
+    @abstractmethod
     def head(
         self, params: Mapping[str, Tensor], embedding: Tensor, ops: TrainingOps, max_len: int
     ) -> TrainableHead: ...
 
+    @abstractmethod
     def chosen(self, batch: HeadBatch, generator: torch.Generator) -> Tensor:
         """The wanted rows after which a training step drafts to the end, ascending."""
-        ...
 
 
 def kind_of(config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Trace]) -> Kind:
@@ -96,11 +105,7 @@ def kind_of(config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Tra
     return _DFlashKind(config, layers, known)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChainKind:
-    config: HeadTrainingConfig
-    layers: ModelConfig
-
+class _ChainKind(Kind):
     @property
     def depth(self) -> int:
         return self.config.num_steps
@@ -158,9 +163,7 @@ class _MtpKind(_ChainKind):
 
 
 @dataclass(frozen=True, slots=True)
-class _DFlashKind:
-    config: HeadTrainingConfig
-    layers: ModelConfig
+class _DFlashKind(Kind):
     mask_token: int
 
     @property
