@@ -31,6 +31,7 @@ from paceline_lab.bench.client import (
 )
 from paceline_lab.bench.figures import METRICS, PER_REQUEST, figures_of
 from paceline_lab.bench.server import Counters
+from paceline_lab.bootstrap import ratio_interval
 
 Send = Callable[[bytes, Outcome], Awaitable[None]]
 OnFinished = Callable[[int], None]
@@ -251,8 +252,6 @@ async def run_comparison(
     return found
 
 
-DRAWS = 2000
-TAILS = (0.025, 0.975)
 MIN_PAIRS = 2
 MIN_BLOCKS = 10
 """Blocks that a comparison is cut into where the concurrency leaves so many."""
@@ -294,9 +293,6 @@ class Ratio:
 def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
     """The median of ``ours`` over that of ``theirs``; None without pairs or with a median of 0.
 
-    The interval is the percentile bootstrap over pairs (Efron, 1979): both arms keep the same
-    prompts in each draw, so that what makes a prompt slow in both does not widen it.
-
     Args:
         ours, theirs: of equal length, the same prompt or block in the same place.
     """
@@ -309,8 +305,5 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio | 
         return None
     low = high = None
     if count >= MIN_PAIRS:
-        drawn = np.random.default_rng(0).integers(count, size=(DRAWS, count))
-        medians = np.median(pairs[:, drawn], axis=2)  # [2, draws]
-        usable = medians[:, medians[1] > 0]
-        low, high = (float(each) for each in np.quantile(usable[0] / usable[1], TAILS))
+        low, high = ratio_interval(pairs, np.median)
     return Ratio(above, below, above / below, low, high, count)

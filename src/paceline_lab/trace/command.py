@@ -31,26 +31,29 @@ if TYPE_CHECKING:
     from paceline.request.traces import Trace
 
 
-SEEDS = 1 << 64
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceOptions(EngineOptions, ModelOptions):
-    """Options of ``paceline trace``."""
+class AnsweringOptions:
+    """How the model answers the prompts that are traced."""
 
-    prompts: str = option(..., "JSONL file of prompts, as for paceline run.")
-    output: str = option(..., "Folder to write the traces to.", "-o")
-    top_logprobs: int = option(32, "Number of log-probabilities to keep per token.", min=1)
     max_tokens: int = token_limit(256)
     temperature: float = sampling_option("temperature", default=0.0)
-    seed: int = option(0, "Seed of the first prompt; prompt i is sampled with seed + i.")
-    shard_size: int = option(64, "Prompts per file.", min=1)
     chat: bool | None = option(
         None, "Apply the chat template (default: if the model has one).", both=True
     )
     system: str | None = option(None, "System message before each prompt.")
     no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
     default_chat_template_kwargs: str | None = chat_template_kwargs()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TraceOptions(EngineOptions, AnsweringOptions, ModelOptions):
+    """Options of ``paceline trace``."""
+
+    prompts: str = option(..., "JSONL file of prompts, as for paceline run.")
+    output: str = option(..., "Folder to write the traces to.", "-o")
+    top_logprobs: int = option(32, "Number of log-probabilities to keep per token.", min=1)
+    seed: int = option(0, "Seed of the first prompt; prompt i is sampled with seed + i.")
+    shard_size: int = option(64, "Prompts per file.", min=1)
 
 
 def trace_command(options: TraceOptions, is_kept: bool = True) -> int:
@@ -99,6 +102,8 @@ def _shards(count: int) -> str:
 
 
 def _params(options: TraceOptions, prompt_index: int) -> SamplingParams:
+    from paceline_lab.trace.requests import SEEDS
+
     # A seed per prompt, by its index: the same whether or not the command was interrupted.
     return SamplingParams(
         max_tokens=options.max_tokens,

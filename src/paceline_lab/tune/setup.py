@@ -16,9 +16,7 @@ from paceline.cli.options import (
     JSON_HELP,
     EngineOptions,
     ModelOptions,
-    chat_template_kwargs,
     option,
-    sampling_option,
     token_limit,
 )
 from paceline.cli.settings import engine_options, is_ngram_model, method_of, values_of
@@ -28,7 +26,7 @@ from paceline.config.speculative import HEAD_METHODS, SelfDraftConfig
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
 from paceline_lab.simulate.command import check_concurrency, open_traces
-from paceline_lab.trace.command import TraceOptions, trace_command
+from paceline_lab.trace.command import AnsweringOptions, TraceOptions, trace_command
 
 if TYPE_CHECKING:
     from paceline.loading.checkpoint import Checkpoint
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TuneOptions(EngineOptions, ModelOptions):
+class TuneOptions(EngineOptions, AnsweringOptions, ModelOptions):
     """Options of ``paceline tune``."""
 
     prompts: str | None = option(None, "JSONL file of your usual prompts, as for paceline run.")
@@ -59,13 +57,6 @@ class TuneOptions(EngineOptions, ModelOptions):
         None, "Also try the model itself in this lower precision as a draft."
     )
     max_tokens: int = token_limit(128)
-    temperature: float = sampling_option("temperature", default=0.0)
-    chat: bool | None = option(
-        None, "Apply the chat template (default: if the model has one).", both=True
-    )
-    system: str | None = option(None, "System message before each prompt.")
-    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
     cost: str | None = option(
         None,
         "Costs of a step: file of a profile, or name of an imported curve (default: the profile "
@@ -93,13 +84,6 @@ class TuneOptions(EngineOptions, ModelOptions):
     def needs_model(self) -> bool:
         """Traces alone say whose they are."""
         return self.prompts is not None or self.traces is None
-
-
-ASKED = (
-    *("max_tokens", "temperature", "chat", "system", "no_thinking"),
-    "default_chat_template_kwargs",
-)
-"""Options of ``paceline trace`` with the same meaning."""
 
 
 def with_traced_model(options: TuneOptions) -> TuneOptions:
@@ -132,7 +116,7 @@ def traced(options: TuneOptions, spare: str) -> str:
         return options.traces
     wish = TraceOptions(
         **values_of(options, EngineOptions)
-        | {name: getattr(options, name) for name in ASKED}
+        | values_of(options, AnsweringOptions)
         | {"max_num_seqs": None},
         model=options.model,
         prompts=options.prompts,

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.planner.planner import PLANNERS
+from paceline_lab.bootstrap import ratio_interval
 from paceline_lab.simulate.command import BEST_FIXED, BEST_STEPS, PLAIN
 from paceline_lab.simulate.recording import widest
 from paceline_lab.simulate.replay import ReplayResult
@@ -38,8 +39,6 @@ LEAST_ANSWERS = 5
 """That are resampled; an interval from fewer would say how few they are, not how sure it is."""
 SINGLE_SHARE = 0.65
 """Of the time, for each proposer by itself; the rest is for two at once."""
-DRAWS = 2000
-TAILS = (0.025, 0.975)
 Drafts = Mapping[str, SpeculativeConfig]
 DEFAULT = "default"
 DEFAULT_PLANNER = EngineConfig().planner
@@ -268,7 +267,7 @@ def _oracles(
 
 
 def speedup(plain: ReplayResult, result: ReplayResult) -> SpeedUp:
-    """The ratio of total times; its interval is a bootstrap over the traces (Efron, 1979).
+    """The ratio of total times; its interval is a bootstrap over the traces.
 
     Fewer than :data:`LEAST_ANSWERS` have none: of a single one all draws are the same, and a trace
     does not tell the times of its parts.
@@ -277,7 +276,4 @@ def speedup(plain: ReplayResult, result: ReplayResult) -> SpeedUp:
     if count < LEAST_ANSWERS:
         return SpeedUp(value, None, None)
     times = np.array([[trace.ms for trace in each.traces] for each in (plain, result)])
-    drawn = np.random.default_rng(0).integers(count, size=(DRAWS, count))
-    above, below = times[:, drawn].sum(axis=2)  # [draws] each
-    low, high = np.quantile(above / below, TAILS)
-    return SpeedUp(value, float(low), float(high))
+    return SpeedUp(value, *ratio_interval(times, np.sum))
