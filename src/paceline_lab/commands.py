@@ -77,8 +77,8 @@ TRAIN_DRAFT = Command(
 )
 TRAIN_HEAD = Command(
     "head",
-    "paceline_lab.train.command:HeadOptions",
-    "paceline_lab.train.command:train_head_command",
+    "paceline_lab.train.heads.command:HeadOptions",
+    "paceline_lab.train.heads.command:train_head_command",
     """Train a head that drafts from its target's hidden states.
 
     The head learns from the target's own answers and starts as a copy of the target's last

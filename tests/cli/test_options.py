@@ -29,8 +29,9 @@ from paceline.core.errors import ConfigError
 from paceline.loading.catalogue import embedded_ngram_model
 from paceline.profiling.profile_steps import CONTEXTS, WIDTHS
 from paceline_lab.quality.llama_peer import KV_TYPES
-from paceline_lab.train.command import DraftOptions, HeadOptions, LMOptions, config_values
+from paceline_lab.train.command import DraftOptions, LMOptions, config_values
 from paceline_lab.train.configs import DraftTrainingConfig, HeadTrainingConfig, LMTrainingConfig
+from paceline_lab.train.heads.command import HeadOptions
 from paceline_lab.verify.quality_command import DEFAULT_TEXT_TOKENS, DEFAULT_WINDOW
 from paceline_lab.verify.verification import DEFAULT_MAX_REGRET
 from tests.cli.conftest import Result

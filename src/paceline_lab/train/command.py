@@ -17,9 +17,7 @@ from paceline.cli.options import SEVERAL, argument, from_config, option
 from paceline.core.checks import require_torch
 from paceline.core.errors import ConfigError
 from paceline_lab.train.configs import (
-    TEXTS,
     DraftTrainingConfig,
-    HeadTrainingConfig,
     LMTrainingConfig,
     ModelShape,
     TrainingConfig,
@@ -80,7 +78,6 @@ def _declared(config: type[Any], setting: Field[Any], hint: Any) -> Iterator[tup
 
 LMOptions = options_of(LMTrainingConfig)
 DraftOptions = options_of(DraftTrainingConfig)
-HeadOptions = options_of(HeadTrainingConfig, without=TEXTS)
 
 
 def train_lm_command(options: Any) -> int:
@@ -88,7 +85,7 @@ def train_lm_command(options: Any) -> int:
     require_torch("this trains a model")
     from paceline_lab.train.lm import train_lm
 
-    return _report(train_lm(LMTrainingConfig(**config_values(LMTrainingConfig, vars(options)))))
+    return report(train_lm(LMTrainingConfig(**config_values(LMTrainingConfig, vars(options)))))
 
 
 def train_draft_command(options: Any) -> int:
@@ -97,19 +94,11 @@ def train_draft_command(options: Any) -> int:
     from paceline_lab.train.draft import train_draft
 
     config = DraftTrainingConfig(**config_values(DraftTrainingConfig, vars(options)))
-    return _report(train_draft(config))
+    return report(train_draft(config))
 
 
-def train_head_command(options: Any) -> int:
-    """The work of ``paceline train head``."""
-    require_torch("this trains a head")
-    from paceline_lab.train.heads.train import train_head
-
-    config = HeadTrainingConfig(**config_values(HeadTrainingConfig, vars(options)))
-    return _report(train_head(config))
-
-
-def _report(result: TrainingResult) -> int:
+def report(result: TrainingResult) -> int:
+    """Say what a finished training reports; returns the exit code."""
     print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
     print(f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s")
     for name, figure in result.figures:
