@@ -103,7 +103,7 @@ def test_a_class_serves_its_methods_alone() -> None:
     assert SuffixConfig() == SpeculativeConfig("suffix") != SpeculativeConfig("ngram")
     with pytest.raises(ConfigError, match="SuffixConfig is not for draft_model; DraftModelConfig"):
         SuffixConfig("draft_model", "x")
-    with pytest.raises(ConfigError, match="no field .prompt_lookup_max"):
+    with pytest.raises(ConfigError, match="no field 'prompt_lookup_max'"):
         DraftModelConfig(model="x", prompt_lookup_max=3)
 
 

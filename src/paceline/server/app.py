@@ -21,7 +21,7 @@ from paceline.server.http.openapi import install_openapi
 from paceline.server.http.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
 from paceline.server.http.tracing import TraceMiddleware
 from paceline.server.llama_cpp import completion, model
-from paceline.server.openai import chat, completions, embeddings
+from paceline.server.openai import chat, completions, embeddings, models
 from paceline.server.page import page_router
 
 
@@ -33,7 +33,7 @@ def create_app(
     Raises: as :class:`~paceline.server.hosting.models.Models`.
     """
     config = config or ServerConfig()
-    apis = (chat, completions, embeddings, completion, model, adapters, health, speedup)
+    apis = (chat, completions, embeddings, models, completion, model, adapters, health, speedup)
     routers = [*(api.router for api in apis), model.reports]
     routers += [anthropic.router, *responses.routers, *ollama.routers, page_router()]
     routes = [route for router in routers for route in router.routes]

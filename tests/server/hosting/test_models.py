@@ -69,7 +69,7 @@ def test_a_model_is_loaded_when_a_request_asks_for_it() -> None:
 def test_a_stream_is_kept_alive_while_its_model_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.server.openai.answering.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("paceline.server.hosting.answering.KEEP_ALIVE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
     (tmp_path / "built").touch()  # so that it waits for a file
 

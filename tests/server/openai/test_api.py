@@ -433,7 +433,7 @@ def test_paths_are_known_without_their_version() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_log_tells_of_a_finished_answer(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
-    with caplog.at_level(logging.INFO, "paceline.server.openai.answering"):
+    with caplog.at_level(logging.INFO, "paceline.server.hosting.answering"):
         body = {"prompt": "Once", "max_tokens": 3, "stream": stream}
         assert call(application(), "POST", "/v1/completions", json=body).status_code == 200
     (line,) = [record.message for record in caplog.records if "tok/s" in record.message]

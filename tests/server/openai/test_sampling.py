@@ -21,8 +21,8 @@ from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.response_formats import response_shape
 from paceline.server.http.errors import ApiError
 from paceline.server.ollama.request import GenerateRequest, Options, completion_of
-from paceline.server.openai.sampling import sampling_params
 from paceline.server.protocol.completions import CompletionRequest
+from paceline.server.protocol.sampling import sampling_params
 from tests.server.fakes import FakeEngine, embedded_tokenizer
 
 TOKENIZER = embedded_tokenizer()

@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from paceline.core.errors import ModelLoadError, NoAdapterError
 from paceline.core.files import read_as
+from paceline.server.hosting.answering import PlainRoute, received
 from paceline.server.hosting.models import Models
 from paceline.server.http.errors import NOT_FOUND, ApiError
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
-from paceline.server.openai.answering import PlainRoute, received
 from paceline.server.protocol.generation import ApiModel
 
 

@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from paceline.core.machine import Load
 from paceline.core.speedup import Arm, Round, claim
+from paceline.server.hosting.answering import PlainRoute
 from paceline.server.http.body import read_body
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
 from paceline.server.http.sse import encode_json
-from paceline.server.openai.answering import PlainRoute
 from paceline.server.protocol.generation import TAKES_FLOATS, ApiModel
 
 MAX_ROUNDS = 1000

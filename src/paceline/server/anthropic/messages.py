@@ -24,11 +24,11 @@ from paceline.server.anthropic.request import (
     chat_of,
 )
 from paceline.server.chat.tool_calls.literals import values_of
+from paceline.server.hosting.answering import PlainRoute, Usage, received, respond
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.errors import anthropic_document, to_api_error
 from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline, encode_json
-from paceline.server.openai.answering import PlainRoute, Usage, received, respond
 from paceline.server.openai.chat import ServedChat, num_prompt_tokens
 
 

@@ -19,6 +19,7 @@ from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts, finite
+from paceline.server.hosting.answering import PlainRoute, check_length, received, respond
 from paceline.server.hosting.serving import EncodedPrompt
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import event
@@ -30,9 +31,8 @@ from paceline.server.llama_cpp.request import (
     NativeCompletionRequest,
     NativeRequest,
 )
-from paceline.server.openai.answering import PlainRoute, check_length, received, respond
 from paceline.server.openai.completions import ServedCompletion
-from paceline.server.openai.sampling import LLAMA_CPP_DRAWN_SEED
+from paceline.server.protocol.sampling import LLAMA_CPP_DRAWN_SEED
 
 NO_SLOT = -1
 _OFF: dict[str, Any] = {

@@ -20,6 +20,7 @@ from paceline.request.sampling_params import NEUTRAL
 from paceline.server.admin.health import Health, health
 from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.engine_process.tokens import TokenTexts
+from paceline.server.hosting.answering import PlainRoute, check_length, encode, known, received
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
@@ -31,7 +32,6 @@ from paceline.server.llama_cpp.request import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from paceline.server.openai.answering import PlainRoute, check_length, encode, known, received
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.generation import ErrorBody
 from paceline.text.tokenizer import Tokenizer

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from paceline import __version__
 from paceline.request.sampling_params import OLLAMA
 from paceline.server.admin.health import Version
+from paceline.server.hosting.answering import known
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import LATEST, Serving, used_memory
 from paceline.server.http.body import read_body
@@ -25,7 +26,6 @@ from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import BODY_ERRORS, errors, takes
 from paceline.server.ollama.endpoints import timestamp
 from paceline.server.ollama.request import ShowRequest
-from paceline.server.openai.answering import known
 
 API_VERSION = "0.12.6"
 """Of the Ollama whose API this is; clients ask whether it is new enough for what they send."""

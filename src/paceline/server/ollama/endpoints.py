@@ -17,6 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.server.chat.tool_calls.literals import values_of
+from paceline.server.hosting.answering import (
+    Answering,
+    Body,
+    PlainRoute,
+    encode_all,
+    received,
+    respond,
+)
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import to_api_error
@@ -34,14 +42,6 @@ from paceline.server.ollama.request import (
     OllamaRequest,
     chat_of,
     completion_of,
-)
-from paceline.server.openai.answering import (
-    Answering,
-    Body,
-    PlainRoute,
-    encode_all,
-    received,
-    respond,
 )
 from paceline.server.openai.chat import ServedChat
 from paceline.server.openai.completions import ServedCompletion

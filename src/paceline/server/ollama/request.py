@@ -23,7 +23,12 @@ from paceline.server.protocol.chat import (
     ReasoningEffort,
     Role,
 )
-from paceline.server.protocol.completions import MAX_PROMPTS, CompletionRequest, Dimensions, Pooling
+from paceline.server.protocol.completions import (
+    MAX_PROMPTS,
+    CompletionRequest,
+    Dimensions,
+    PoolingKind,
+)
 from paceline.server.protocol.foreign import Values
 from paceline.server.protocol.generation import (
     MAX_NAME_LENGTH,
@@ -237,7 +242,7 @@ class EmbedRequest(ApiModel):
     dimensions: Dimensions | None = None
     options: Options | None = None
     keep_alive: KeepAlive | None = None
-    pooling: Pooling | None = None
+    pooling: PoolingKind | None = None
 
     @property
     def texts(self) -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,16 +26,44 @@ from paceline.server.chat.response_formats import blamed, shape_param
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs
+from paceline.server.hosting.answering import Answering, PlainRoute, encode, received, respond
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import Deadline
-from paceline.server.openai.answering import Answering, PlainRoute, encode, received, respond
-from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
-from paceline.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from paceline.server.protocol.chat import ChatCompletionRequest, MessageToolCall
+from paceline.server.protocol.completions import UsageBody
 from paceline.server.protocol.generation import UNENFORCED
+from paceline.server.protocol.sampling import answer_limit, sampling_params, truncated
 
 router = APIRouter(route_class=PlainRoute)
+
+
+class ChatResponseMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+
+
+class ChatChoiceBody(BaseModel):
+    index: int
+    message: ChatResponseMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None
+
+
+class ChatCompletionResponse(BaseModel):
+    """What a chat is answered with; events of a stream have ``delta`` in place of ``message``."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoiceBody]
+    usage: UsageBody | None
 
 
 @router.post("/chat/completions", include_in_schema=False)

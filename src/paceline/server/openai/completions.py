@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,10 +18,7 @@ from paceline.server.chat.response_formats import blamed, response_shape, shape_
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import LegacyLogprobs, OriginTokens, prompt_logprobs
-from paceline.server.hosting.serving import EncodedPrompt, Serving
-from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
-from paceline.server.http.sse import Deadline
-from paceline.server.openai.answering import (
+from paceline.server.hosting.answering import (
     Answering,
     PlainRoute,
     check_length,
@@ -28,12 +26,44 @@ from paceline.server.openai.answering import (
     received,
     respond,
 )
-from paceline.server.openai.sampling import answer_limit, sampling_params, truncated
-from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
+from paceline.server.hosting.serving import EncodedPrompt, Serving
+from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.http.sse import Deadline
+from paceline.server.protocol.completions import CompletionRequest, UsageBody
 from paceline.server.protocol.generation import UNENFORCED
+from paceline.server.protocol.sampling import answer_limit, sampling_params, truncated
 from paceline.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=PlainRoute)
+
+
+class CompletionLogprobs(BaseModel):
+    """Parallel lists, one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class CompletionResponse(BaseModel):
+    """What a completion is answered with; events of a stream have the same shape."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | None
 
 
 @router.post(

@@ -10,25 +10,66 @@ import base64
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import EngineClosedError
 from paceline.request.sampling_params import POOLINGS, SamplingParams, SpeculativeParams
+from paceline.server.hosting.answering import PlainRoute, encode_all, received
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import ApiError
 from paceline.server.http.openapi import GENERATION_ERRORS, errors, takes
 from paceline.server.http.sse import Deadline, while_connected
-from paceline.server.openai.answering import PlainRoute, encode_all, received
-from paceline.server.openai.sampling import answer_limit, truncated
-from paceline.server.protocol.completions import EmbeddingRequest, EmbeddingResponse
+from paceline.server.protocol.completions import Dimensions, PoolingKind, PromptField, batch_of
+from paceline.server.protocol.generation import ApiModel, CacheSalt, KeptTokens
+from paceline.server.protocol.sampling import answer_limit, truncated
 
 router = APIRouter(route_class=PlainRoute)
 _PLAIN = SpeculativeParams(enabled=False)
+
+
+class EmbeddingRequest(ApiModel):
+    """The body of ``POST /v1/embeddings``; ``pooling`` is ours."""
+
+    input: PromptField
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Dimensions | None = None
+    pooling: PoolingKind | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: KeptTokens | None = None
+    cache_salt: CacheSalt | None = None
+    user: str | None = None
+
+    @property
+    def inputs(self) -> list[str] | list[list[int]]:
+        """The inputs as a batch."""
+        return batch_of(self.input)
+
+
+class Embedding(BaseModel):
+    """A vector of length 1: numbers, or base64 of float32 values with the lowest byte first."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
 
 
 @router.post("/embeddings", include_in_schema=False)

@@ -1,1 +1,1 @@
-"""Bodies of OpenAI's form, which other APIs share."""
+"""Bodies of chats and completions in OpenAI's form, which those of all other APIs become."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from paceline.core.errors import RequestError
-from paceline.server.protocol.completions import UsageBody
 from paceline.server.protocol.foreign import INSTEAD
 from paceline.server.protocol.generation import (
     NO_LIMIT,
@@ -277,30 +276,3 @@ class ChatCompletionRequest(GenerationFields):
         later = self.max_completion_tokens
         limit = self.max_tokens if later is None else later
         return None if limit == NO_LIMIT else limit
-
-
-class ChatResponseMessage(BaseModel):
-    role: Literal["assistant"]
-    content: str | None
-    reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
-
-
-class ChatChoiceBody(BaseModel):
-    index: int
-    message: ChatResponseMessage
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-    stop_reason: str | int | None
-
-
-class ChatCompletionResponse(BaseModel):
-    """What a chat is answered with; events of a stream have ``delta`` in place of ``message``."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoiceBody]
-    usage: UsageBody | None

@@ -1,6 +1,6 @@
-"""Bodies of ``/v1/completions`` and ``/v1/embeddings``, and what they are answered with.
+"""The body of ``/v1/completions``, which other APIs' prompts become, and what a prompt may be.
 
-Owns names, types and ranges, and what a prompt may be.
+Owns names, types and ranges.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from paceline.server.protocol.generation import (
     MAX_TOP_LOGPROBS,
     NO_LIMIT,
     TAKES_FLOATS,
-    ApiModel,
     GenerationFields,
-    KeptTokens,
     ResponseFormat,
     TopLogprobs,
 )
@@ -146,23 +144,6 @@ class CompletionRequest(GenerationFields):
         return batch_of(self.prompt)
 
 
-class CompletionLogprobs(BaseModel):
-    """Parallel lists, one entry per token."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class CompletionChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: str | int | None
-
-
 class PromptTokensDetails(BaseModel):
     """``cached_tokens`` came from the prefix cache."""
 
@@ -183,56 +164,5 @@ class UsageBody(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
-class CompletionResponse(BaseModel):
-    """What a completion is answered with; events of a stream have the same shape."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: UsageBody | None
-
-
 Dimensions = Annotated[int, Field(ge=1, le=LARGEST), TAKES_FLOATS]
-Pooling = Literal["mean", "last", "cls", "max", "weightedmean"]
-
-
-class EmbeddingRequest(ApiModel):
-    """The body of ``POST /v1/embeddings``; ``pooling`` is ours."""
-
-    input: PromptField
-    model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Dimensions | None = None
-    pooling: Pooling | None = None
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: KeptTokens | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    user: str | None = None
-
-    @property
-    def inputs(self) -> list[str] | list[list[int]]:
-        """The inputs as a batch."""
-        return batch_of(self.input)
-
-
-class Embedding(BaseModel):
-    """A vector of length 1: numbers, or base64 of float32 values with the lowest byte first."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingResponse(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
+PoolingKind = Literal["mean", "last", "cls", "max", "weightedmean"]

@@ -1,7 +1,7 @@
 """Fields that completions and chats share, and what every model of a body has in common.
 
 Owns names, types and ranges as OpenAI, vLLM and llama.cpp have them; what they mean to the engine
-is :mod:`paceline.server.openai.sampling`'s. Ranges of parameters are those of
+is :mod:`paceline.server.protocol.sampling`'s. Ranges of parameters are those of
 :mod:`paceline.request.sampling_params`, unless a protocol's own is narrower.
 """
 
@@ -101,6 +101,7 @@ DraftDepth = Annotated[int, Field(ge=0, le=MAX_DRAFT_DEPTH), TAKES_FLOATS]
 KeptTokens = Annotated[int, Field(ge=-1, le=LARGEST), TAKES_FLOATS]
 Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST), TAKES_FLOATS]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+CacheSalt = Annotated[str, Field(max_length=256)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST), TAKES_FLOATS]
@@ -327,7 +328,7 @@ class GenerationFields(ApiModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: CacheSalt | None = None
     structured_outputs: StructuredOutputFields | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

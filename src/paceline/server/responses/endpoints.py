@@ -11,12 +11,12 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.server.hosting.answering import PlainRoute, received, respond
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import NOT_FOUND, ApiError
 from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.http.sse import encode_json
-from paceline.server.openai.answering import PlainRoute, received, respond
 from paceline.server.openai.chat import num_prompt_tokens
 from paceline.server.responses.answer import Kept, Responses, caller_of, store_of
 from paceline.server.responses.request import (
