@@ -69,8 +69,7 @@ class LLM:
         model: folder, GGUF file, name or hub id, or a checkpoint that is open already.
         speculative_config: who drafts: JSON, a mapping, or a list of mappings, of which an empty
             one is plain decoding. None is the command line's default: ``suffix``, and the drafts
-            that lie beside the model. A checkpoint that is open already does not say where it
-            lies: for it ``suffix`` alone.
+            in the model's folder. For a checkpoint that is open already it is ``suffix`` alone.
         lora: adapters that requests can ask for: by their names, the folders that PEFT wrote.
         options: fields of :class:`~paceline.config.EngineConfig`.
 

@@ -1,8 +1,8 @@
 """An application of replicas: what it deploys, and its life: join or start Ray, serve, drain, end.
 
 Owns what each replica asks of the cluster, where the running ones are, signals, and the address
-that clients connect to. The first signal drains as a server of one process does: new requests get a
-503, those in flight have ``drain_timeout``; the second ends everything at once.
+that clients connect to. The first signal drains as a server of one process does, the second ends
+everything at once.
 """
 
 from __future__ import annotations
@@ -96,22 +96,19 @@ def _deployed(app: serve.Application) -> Any:
 
 
 def _check_replicas() -> None:
-    """End where Serve has given the replicas up: whoever watches this process can start it again.
+    """Raises EngineDeadError: Serve has given the replicas up.
 
-    Serve does so where several starts in a row fail before a single replica runs, as after a
-    deployment; and after its controller was started again, whose memory begins anew. A controller
+    It does so where several starts in a row fail before a single replica runs, as after a
+    deployment, or after its controller was started again, which remembers nothing. A controller
     that does not answer is asked again later.
-
-    Raises:
-        EngineDeadError: it has.
     """
     try:
         app = serve.status().applications.get(NAME)
     except (RayError, RayServeException):
         return
     if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
-        told = app.deployments.get(REPLICAS, app)
-        cause = told.message.strip().rpartition("\n")[2]
+        deployment = app.deployments.get(REPLICAS, app)
+        cause = deployment.message.strip().rpartition("\n")[2]
         raise EngineDeadError(f"the replicas did not start again: {cause}")
 
 
@@ -202,9 +199,9 @@ def _common(served: Served) -> dict[str, Any]:
 
 
 class Directory(RequestRouter):
-    """Serve's interface of request routers; what goes through Serve itself goes to anyone.
+    """Keeps where replicas are; what goes through Serve itself goes to any of them.
 
-    Serve copies this module with all that it owns, and no other one: what it hears is kept there.
+    Serve copies this module, so what is kept lies in another one.
     """
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

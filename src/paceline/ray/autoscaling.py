@@ -40,6 +40,6 @@ class ByLoad:
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         """The number of replicas, and nothing to be remembered."""
         loads = (context.aggregated_metrics or {}).get(LOAD)
-        if not loads:  # nobody has reported yet
+        if not loads:  # no replica has reported yet
             return context.target_num_replicas, {}
         return sum(loads.values()) / self._target, {}

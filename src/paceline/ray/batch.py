@@ -1,8 +1,8 @@
 """A batch answered by several engines: Ray Data takes lines to them and records back.
 
-Owns that each line gets one record, whatever dies meanwhile. Ray runs a shard again whose worker
-died. Records are written here alone, and a second one of a line is dropped. If this process dies
-the file has what was written, and the same command continues.
+Owns that each line gets one record: Ray runs a shard again whose worker died, and a second record
+of a line is dropped. If this process dies the file has what was written, and the same command
+continues.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ def _children() -> set[int]:
 def forget_program() -> None:
     """Spare processes that a worker of Ray starts the import of Ray's own program.
 
-    multiprocessing would run it anew in each of them, for more than a second, in case that what
-    they are given was defined there. An engine is not.
+    multiprocessing would run it in each of them, for a second, in case they need what it defines.
     """
     vars(sys.modules["__main__"]).pop("__file__", None)
 

@@ -2,11 +2,10 @@
 
 Owns what happens when a replica refuses or dies. A request of which nothing has been sent goes to
 another one: after a refusal to each replica once, after a death once, so that a request which kills
-engines kills two at most. Bytes are passed on as the replica's application made them; the metrics
-of all replicas become one page, with a label that says whose each is.
+engines kills two at most. Bytes are passed on as they are; the metrics of all replicas become one
+page, with a label for the replica.
 
-``paceline serve`` runs it in its own process. For Serve's proxies, where a configuration has been
-deployed, it is a deployment.
+``paceline serve`` runs it in its own process. Behind Serve's proxies it is a deployment.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _ALL_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 """Between two looks whether there is a replica."""
 _ABSENT_SECONDS = 30.0
-"""Without any replica, until which a request waits for one; a killed one is back sooner."""
+"""How long a request waits where there is no replica; one that was killed is back sooner."""
 _AVOIDED_SECONDS = 5.0
 """After a connection to a replica broke; if it is dead, Serve has noticed by then."""
 _BUSY = (429, 503)
@@ -76,11 +75,7 @@ def relay(engines: DeploymentHandle[Any], config: ServerConfig) -> Relay:
 
 
 class Ingress:
-    """The application as a deployment.
-
-    Args:
-        engines: the replicas.
-    """
+    """The application as a deployment, over the handle of the replicas."""
 
     def __init__(self, engines: DeploymentHandle[Any], config: ServerConfig) -> None:
         self._relay = relay(engines, config)
@@ -227,16 +222,16 @@ class Relay:
     async def _ask_all(self, call: ReplicaCall, send: _Sender) -> None:
         """Answer what concerns all replicas: with the best answer, for an order with the worst."""
         asked = (self._whole_answer(each, call) for each in self._reachable().values())
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        told = {header_of(each, RANK): each for each in found if isinstance(each, list)}
-        answers = {rank: told[rank] for rank in sorted(told)}
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        wholes = [result for result in results if isinstance(result, list)]
+        answers = {header_of(each, RANK): each for each in wholes}
         if not answers:
-            log.warning("no replica answers %s: %s", call.path, found)
+            log.warning("no replica answers %s: %s", call.path, results)
             answers = {"": _messages(refusal(call.path, _nobody_ready()))}
         choose = max if call.path in (METRICS, *_ORDERS) else min
         chosen = choose(answers.values(), key=status_of)
         if call.path == METRICS and status_of(chosen) == 200:
-            pages = {rank: body_of(messages).decode() for rank, messages in answers.items()}
+            pages = {rank: body_of(answers[rank]).decode() for rank in sorted(answers)}
             chosen = _messages(Response(merged(pages), headers={"content-type": CONTENT_TYPE}))
         for message in chosen:
             await send(message)

@@ -1,8 +1,7 @@
 """Requests from the ingress to the replicas, past Ray, and how answers end whose replica is gone.
 
-Owns HTTP/1.1 as a client, and who may speak to a replica: whoever sends the token that the replica
-made up. Serve alone tells it, to processes of the cluster. An error that ends an answer has the
-form of its API. Knows no Ray.
+Owns HTTP/1.1 as a client, and the token that a request to a replica needs: the replica makes it up,
+and Serve gives it to processes of the cluster. Knows no Ray.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from paceline.server.http.sse import encode_json, event
 KEEP_ALIVE_SECONDS = 24 * 60 * 60
 """A replica keeps a connection that is not used, so that one which breaks tells of a death."""
 CONNECT_SECONDS = 5.0
-"""Where a machine is gone nobody says no."""
+"""A machine that is gone refuses no connection."""
 RANK = b"x-paceline-replica"
 """Header of each answer: the number of the replica."""
 _TOKEN = b"x-paceline-token"
@@ -37,7 +36,7 @@ _PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class Address(NamedTuple):
-    """Where a replica listens, and what it wants to be told."""
+    """Where a replica listens, and the token that it asks for."""
 
     host: str
     port: int
@@ -78,10 +77,9 @@ class Links:
     async def answer(
         self, address: Address, call: ReplicaCall, headers: tuple[Header, ...] = ()
     ) -> AsyncGenerator[list[Message], None]:
-        """What a replica answers, as ASGI messages, each time at least one.
+        """What a replica answers, as ASGI messages: what has come together, and an error whole.
 
-        What has come together is yielded together, and an error whole. Closing the generator tells
-        the replica that the client has left.
+        Closing the generator tells the replica that the client has left.
 
         Args:
             headers: sent besides those of the call.
@@ -118,11 +116,11 @@ class _Link(NamedTuple):
     async def to(cls, address: Address) -> _Link:
         async with asyncio.timeout(CONNECT_SECONDS):
             link = cls(*await asyncio.open_connection(address.host, address.port))
-        found = link.writer.get_extra_info("socket")
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = link.writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _PROBES.items():
             if hasattr(socket, name):
-                found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         return link
 
 
@@ -224,13 +222,7 @@ class ReplicaCall:
 
 
 async def read_body(receive: Receive, limit: int, seconds: float) -> bytes | None:
-    """The body of a request.
-
-    Args:
-        limit: bytes; of a larger body a little more than that is read.
-
-    Returns:
-        None where the client left.
+    """The body of a request, or little more than ``limit`` bytes of it; None if the client left.
 
     Raises:
         TimeoutError: it did not arrive in time.
@@ -254,15 +246,12 @@ def status_of(messages: list[Message]) -> int:
 
 def header_of(messages: list[Message], name: bytes) -> str:
     """The value of an answer's header; empty without one."""
-    found = (value for each, value in messages[0]["headers"] if each == name)
-    return next(found, b"").decode("latin-1")
+    value: bytes = dict(messages[0]["headers"]).get(name, b"")
+    return value.decode("latin-1")
 
 
 def body_of(messages: list[Message]) -> bytes:
     return b"".join(message.get("body", b"") for message in messages)
-
-
-_RESPONSES = ("/v1/responses", "/responses")
 
 
 def refusal(path: str, error: BaseException) -> Response:
@@ -272,12 +261,12 @@ def refusal(path: str, error: BaseException) -> Response:
 
 def last_words(path: str, error: BaseException) -> bytes:
     """The end of a stream that has begun."""
-    told = to_api_error(error)
+    api_error = to_api_error(error)
     if is_ollama(path):
-        return encode_json({"error": told.message}) + b"\n"
+        return encode_json({"error": api_error.message}) + b"\n"
     if is_anthropic(path):
         return anthropic.error_event(error)
-    if path in _RESPONSES:
-        said = {"type": "error", "code": told.code, "message": told.message, "param": told.param}
-        return b"event: error\n" + event(said)
+    if path in ("/v1/responses", "/responses"):
+        fields = {name: getattr(api_error, name) for name in ("code", "message", "param")}
+        return b"event: error\n" + event({"type": "error", **fields})
     return error_event(error)

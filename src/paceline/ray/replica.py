@@ -90,7 +90,7 @@ class Replica:
         """Serve replaces a replica where this raises.
 
         Raises:
-            EngineDeadError: the engine died too often to be started again, or nobody listens.
+            EngineDeadError: the engine died too often to be started again, or the server ended.
         """
         if self._models.failure:
             raise EngineDeadError(self._models.failure)

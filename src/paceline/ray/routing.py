@@ -17,7 +17,7 @@ import xxhash
 from pydantic_core import from_json, to_json
 
 ANSWER = 8
-"""Work of an answer, beside what its request reads: in parts of a prompt, of 256 bytes each."""
+"""Work of an answer, without what its request reads: in parts of a prompt, of 256 bytes each."""
 MAX_KEYS = 1 << 17
 
 
@@ -60,12 +60,12 @@ class Affinity:
         return Choice(chosen, ANSWER + len(parts) - known.get(chosen, 0))
 
     def _known(self, parts: Sequence[int], names: Set[str]) -> dict[str, int]:
-        """How many leading parts of a prompt each replica has read; none is left out."""
+        """How many leading parts of a prompt each replica has read."""
         known, rest = dict[str, int](), set(names)
         for depth in range(len(parts), 0, -1):
-            found = rest & self._readers.get(parts[depth - 1], set())
-            known |= dict.fromkeys(found, depth)
-            rest -= found
+            readers = rest & self._readers.get(parts[depth - 1], set())
+            known |= dict.fromkeys(readers, depth)
+            rest -= readers
             if not rest:
                 break
         return known

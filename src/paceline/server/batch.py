@@ -34,8 +34,9 @@ from paceline.server.http.config import ServerConfig
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_CUSTOM_ID = 512
-FIRST_RETRIED_STATUS = 500
+FIRST_ERROR_STATUS, FIRST_SERVER_ERROR = 400, 500
 RETRIED = (408, 429)
+"""Besides those of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +107,14 @@ def _problem(row: dict[str, Any], is_known: bool) -> str:
     return ""
 
 
-def answer(line: BatchLine, status: int, request_id: str, body: Any) -> dict[str, Any]:
-    """The line of a request that was sent."""
-    response = {"status_code": status, "request_id": request_id, "body": body}
-    return _record(line, response, None)
+def answer(line: BatchLine, status: int, body: Any) -> dict[str, Any]:
+    """The record of a request that was sent."""
+    request_id = f"req_{uuid.uuid4().hex}"
+    return _record(line, {"status_code": status, "request_id": request_id, "body": body}, None)
 
 
 def refusal(line: BatchLine, code: str, message: str) -> dict[str, Any]:
-    """The line of a request that has no answer."""
+    """The record of a request that has no answer."""
     return _record(line, None, {"code": code, "message": message})
 
 
@@ -188,7 +189,7 @@ class AnswerFile:
             ) from None
         if not is_whole or not isinstance(custom_id, str) or not isinstance(status, int):
             return None
-        return None if status >= FIRST_RETRIED_STATUS or status in RETRIED else custom_id
+        return None if status >= FIRST_SERVER_ERROR or status in RETRIED else custom_id
 
     def __contains__(self, line: BatchLine) -> bool:
         """Whether a line that can be sent was answered before."""
@@ -216,8 +217,6 @@ MAX_QUEUE = 1 << 20
 _POLL_SECONDS = 0.1
 Handle = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
 """Answers (url, body) with (status, body)."""
-FIRST_ERROR_STATUS = 400
-SERVER_ERROR_STATUS = 500
 
 
 class BatchAnswers(Protocol):
@@ -300,7 +299,7 @@ async def _answered(line: BatchLine, handle: Handle) -> dict[str, Any]:
         raise
     except Exception as error:
         return refusal(line, "request_failed", f"line {line.number}: {error!r}")
-    return answer(line, status, f"req_{uuid.uuid4().hex}", body)
+    return answer(line, status, body)
 
 
 # --- the application, without a socket ------------------------------------------------------------
@@ -319,7 +318,8 @@ def application_handle(app: Application, client: EngineClient) -> Handle:
 
     async def handle(url: str, body: dict[str, Any]) -> tuple[int, Any]:
         status, told = await attempt(url, body)
-        return await attempt(url, body) if _has_died(status, told) else (status, told)
+        has_died = status == FIRST_SERVER_ERROR and told["error"]["code"] == "engine_dead"
+        return await attempt(url, body) if has_died else (status, told)
 
     async def attempt(url: str, body: dict[str, Any]) -> tuple[int, Any]:
         while client.state in ("starting", "hung"):
@@ -330,7 +330,7 @@ def application_handle(app: Application, client: EngineClient) -> Handle:
             )
         sent: list[Message] = []
         data = json.dumps(body).encode()
-        inbox: asyncio.Queue[Message] = asyncio.Queue()  # empty after the body: nobody hangs up
+        inbox: asyncio.Queue[Message] = asyncio.Queue()  # empty after the body: no client leaves
         inbox.put_nowait({"type": "http.request", "body": data, "more_body": False})
 
         async def send(message: Message) -> None:
@@ -369,23 +369,8 @@ def batch_handle(client: EngineClient, config: ServerConfig) -> tuple[Handle, in
     return application_handle(app, client), places
 
 
-def _has_died(status: int, told: Any) -> bool:
-    return status == SERVER_ERROR_STATUS and told["error"]["code"] == "engine_dead"
-
-
 def _scope(url: str, length: int) -> Message:
-    headers = {"content-type": "application/json", "content-length": str(length)}
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": url,
-        "raw_path": url.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        "client": None,
-        "server": None,
-    }
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
+    how = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"}
+    where = {"scheme": "http", "path": url, "raw_path": url.encode(), "query_string": b""}
+    return {**how, **where, "headers": headers}

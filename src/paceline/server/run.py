@@ -2,7 +2,7 @@
 
 The first SIGTERM or SIGINT drains: ``/health`` answers 503, new requests are refused, those in
 flight get ``drain_timeout`` and are ended then. The second ends everything at once. An engine that
-is not started again ends the server with an error, so that whoever started the server can help.
+is not started again ends the server with an error, so that a supervisor can start it anew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep a connection that they do not use, so that none is closed while one
 sends its next request."""
 _CONNECTIONS = 4
-"""Connections for each request that may be unfinished; beyond them uvicorn answers a 503 unread."""
+"""For each request that may be unfinished."""
 _SPARE_CONNECTIONS = 256
 _MOST_CONNECTIONS = 1 << 16
 """Where it is not known how many requests may be unfinished."""
@@ -181,11 +181,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class Listener(uvicorn.Server):
-    """uvicorn, which whoever started it ends, and no signal; for applications of replicas.
-
-    Args:
-        options: of uvicorn, beyond a server's own.
-    """
+    """uvicorn without signals, for replicas; ``options`` are uvicorn's own."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, **options: Any) -> None:
         super().__init__(_settings(app, config, most_connections(_MOST_CONNECTIONS), **options))
@@ -219,11 +215,11 @@ def bind(config: ServerConfig) -> socket.socket:
         ConfigError: the address is taken, not allowed, or not this machine's.
     """
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, where = found[0]
-        listener = socket.socket(family, kind, protocol)
+        *family, _, where = addresses[0]
+        listener = socket.socket(*family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _limit_patience(listener, config)
         listener.bind(where)
@@ -236,10 +232,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def _limit_patience(listener: socket.socket, config: ServerConfig) -> None:
-    """Let the system end connections whose clients take nothing for as long as a request may take.
-
-    An answer that is given up leaves its connection waiting until what was written has been read.
-    """
+    """Let the system end connections whose clients take nothing while a request may last."""
     if config.timeout is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = math.ceil(min(config.timeout * 1e3, _LONGEST_PATIENCE_MS))
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -253,7 +246,7 @@ def address(listener: socket.socket) -> str:
 
 
 def why_exposed(config: ServerConfig, bound_to: str) -> str | None:
-    """What to say of a server that answers anybody who reaches this machine; None where none does.
+    """A warning about a server that answers anybody who reaches this machine; None without need.
 
     Args:
         bound_to: the numeric address that it listens on.

@@ -271,13 +271,19 @@ def test_what_takes_time_is_done_beside_the_event_loop(path: str, body: Any, asi
 def test_log_probs_of_prompts_are_told_beside_the_event_loop(
     path: str, body: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, honest = set[int](), TokenTexts.text
+    seen, begin = set[int](), TokenTexts.__init__
 
-    def text(texts: TokenTexts, token_id: int) -> str:
-        seen.add(threading.get_ident())
-        return honest(texts, token_id)
+    def watched(texts: TokenTexts, tokenizer: Any) -> None:
+        begin(texts, tokenizer)
+        honest = texts.text
 
-    monkeypatch.setattr(TokenTexts, "text", text)
+        def text(token_id: int) -> str:
+            seen.add(threading.get_ident())
+            return honest(token_id)
+
+        monkeypatch.setattr(texts, "text", text)
+
+    monkeypatch.setattr(TokenTexts, "__init__", watched)
     app = application(FakeEngine(tokenizer=chat_tokenizer()))
     asked = {"messages": [USER]} if "chat" in path else {"prompt": "a long prompt"}
     assert "prompt" in post(app, path, {**asked, **body}).text

@@ -259,7 +259,7 @@ class EngineClient:
             case ("dead", reason):
                 self._reason = reason
             case _:
-                raise ValueError(f"a message is {message[0]!r}, which nobody sends")
+                raise ValueError(f"unknown message {message[0]!r}")
 
     def _on_step(self, entries: Sequence[Sequence[Any]]) -> None:
         for handle, *fields in entries:
@@ -269,7 +269,7 @@ class EngineClient:
 
     def _on_reply(self, number: int, error: Exception | None, value: Any) -> None:
         reply = self._replies.pop(number, None)
-        if reply is None or reply.done():  # nobody waits any more
+        if reply is None or reply.done():  # the caller has left
             return
         if error is None:
             reply.set_result(value)
@@ -446,13 +446,13 @@ class EngineLife:
         atexit.register(process.kill)
         self.reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         try:
-            kind, *told = await received(self.reader)
+            kind, *values = await received(self.reader)
         except (EOFError, OSError) as error:
             raise EngineDeadError("the engine died: its process was ended") from error
         self._has_spoken = True
         if kind == "failed":
-            raise told[0]
-        info, tokenizer = told
+            raise values[0]
+        info, tokenizer = values
         return info, tokenizer
 
     def send(self, message: Message) -> None:
@@ -558,7 +558,7 @@ class Answers:
 
     def _drop(self, error: PacelineError) -> None:
         self._pieces.clear()
-        self._error = None  # that of a sample has nobody who would hear of it
+        self._error = None  # that of a sample comes too late
         self.fail(error)
 
 

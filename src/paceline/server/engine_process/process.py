@@ -86,7 +86,7 @@ def run_engine(
 
 
 def _end_without(channel: Channel) -> None:
-    """A model takes long to load; whoever would have used it may be gone before."""
+    """End when the other process does, also while a model loads."""
     if not channel.is_spoken_to():
         os._exit(1)
 

@@ -5,6 +5,7 @@ Owns how a token is spelled when it stands alone. Knows no endpoint.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,31 +21,22 @@ _REPLACEMENT = "\ufffd"
 
 
 class TokenTexts:
-    """The spelling of every token of a vocabulary, remembered."""
+    """The spelling of every token of a vocabulary, remembered.
+
+    Attributes:
+        text: what a token adds to a text; bytes that are no whole character as ``bytes:\\xe2``.
+        raw: the bytes that it adds.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-        self._bytes: dict[int, bytes] = {}
+        self.text = functools.cache(self._text)
+        self.raw = functools.cache(self._raw)
         # A first token's leading space would be lost, so tokens are decoded after this one.
         self._before = tokenizer.encode("a", add_special_tokens=False)[-1:] if tokenizer else []
         self._before_text = tokenizer.decode(self._before) if tokenizer else ""
 
-    def text(self, token_id: int) -> str:
-        """What the token adds to a text; bytes that are no whole character as ``bytes:\\xe2``."""
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = self._spelled(token_id)
-        return text
-
-    def raw(self, token_id: int) -> bytes:
-        """The bytes that the token adds to a text."""
-        raw = self._bytes.get(token_id)
-        if raw is None:
-            raw = self._bytes[token_id] = self._raw(token_id)
-        return raw
-
-    def _spelled(self, token_id: int) -> str:
+    def _text(self, token_id: int) -> str:
         raw = self.raw(token_id)
         try:
             return raw.decode()
@@ -159,10 +151,10 @@ class OriginTokens:
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
         decoder = self._decoder
-        told = [
+        tokens = [
             {"id": token_id, "text": decoder.push(token_id) if decoder else "", "origin": origin}
             for token_id, origin in zip(piece.token_ids, piece.origins, strict=True)
         ]
-        if told and decoder and piece.finish_reason is not None:
-            told[-1]["text"] = f"{told[-1]['text']}{decoder.flush()}"
-        return told
+        if tokens and decoder and piece.finish_reason is not None:
+            tokens[-1]["text"] = f"{tokens[-1]['text']}{decoder.flush()}"
+        return tokens

@@ -1,10 +1,10 @@
 """Which models are loaded: who comes when a request asks, and who has to make room.
 
-A model comes when the first request needs it, and stays until it has been idle for its keep-alive
-or another one needs its place; then the one whose last request ended longest ago goes, one without
-requests first. A model with running requests goes when they have ended; those that come meanwhile
-wait until it is loaded again, so that no model keeps another one out for ever. Models come and go
-one at a time, in the order in which they were asked for.
+A model is loaded when the first request needs it, and stays until it has been idle for its
+keep-alive or another one needs its place; then the one whose last request ended longest ago goes,
+one without requests first. A model with running requests goes when they have ended; those that
+come meanwhile wait until it is loaded again. Models come and go one at a time, in the order in
+which they were asked for.
 
 Knows no engine, no name and no HTTP.
 """
@@ -25,8 +25,7 @@ from paceline.core.errors import EngineClosedError, ModelTooLargeError, ModelUna
 LoadState = Literal["unloaded", "loading", "loaded", "leaving"]
 """``leaving``: it takes no new requests, and is unloaded when the running ones have ended."""
 RETRY_SECONDS = 5.0
-"""How long a model that could not be loaded is not tried again, so that it takes no place and no
-time from others."""
+"""How long a model that could not be loaded is not tried again."""
 
 
 class Loadable(Protocol):
@@ -117,7 +116,7 @@ class Resident:
         """Have the model loaded while the block runs; it is loaded first where it is not.
 
         Args:
-            keep_alive: seconds that it stays afterwards if nobody uses it; None is the limits'.
+            keep_alive: seconds that it stays afterwards without a request; None is the limits'.
             before_loading: called where it is not here; it may raise.
 
         Raises (when the block is entered):
@@ -180,7 +179,7 @@ class Resident:
             return
         self._waiting.discard(user)
         is_wanted = bool(self._waiting) or self.place == "loading"
-        if self._loading is not None and not is_wanted:  # it still waits for its turn, for nobody
+        if self._loading is not None and not is_wanted:  # no request waits for it any more
             self._loading.cancel()
             self._loading = None
 
@@ -244,7 +243,7 @@ class Room:
         return len(self._residents) > 1
 
     async def close(self) -> None:
-        """Unload everything; who waits for a model gets an ``EngineClosedError``."""
+        """Unload everything; requests that wait for a model get an ``EngineClosedError``."""
         self.is_closed = True
         for task in (tasks := list(self._tasks)):
             task.cancel()
@@ -311,7 +310,7 @@ class Room:
         resident.place = "leaving"
         try:
             await resident.is_empty.wait()
-        except asyncio.CancelledError:  # nobody needs its place any more
+        except asyncio.CancelledError:  # its place is not needed any more
             resident.place = "loaded"
             raise
         log.info("unloading %s", resident.model.name)

@@ -76,8 +76,7 @@ class Serving:
     Args:
         client: started, unless the model is to be loaded later.
         names: under which requests ask for it, the first in answers.
-        metrics: the server's.
-        room, backlog, schemas: that it shares with the server's other models.
+        metrics, room, backlog, schemas: that it shares with the server's other models.
         num_bytes: of its weights, as far as that is known before it is loaded.
 
     Attributes:
@@ -156,8 +155,7 @@ class Serving:
         return "draining" if self._is_draining else self.resident.place
 
     def using(self, keep_alive: float | None = None) -> AbstractAsyncContextManager[None]:
-        """Have it loaded while a block runs; see
-        :meth:`~paceline.server.hosting.loaded_models.Resident.using`.
+        """Have it loaded while a block runs, as a ``Resident`` does.
 
         Raises (when the block is entered):
             ApiError: 503, it would have to be loaded, and the server is ending.
@@ -251,8 +249,8 @@ class Serving:
         """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
 
         Args:
-            is_stream: its pieces wait until the client takes them, and otherwise until the answer
-                is complete. Where too many wait the request ends, by its deadline too.
+            is_stream: pieces wait for the client, and otherwise for the end of the answer. Where
+                too many wait, the request ends.
 
         Raises (when the block is entered):
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
@@ -268,19 +266,18 @@ class Serving:
             adapter=adapter,
             share=self._share(deadline, is_stream, params[0], trace_id),
         )
-        has_failed = was_refused = is_taken_on = False
+        is_taken_on, failure = False, None
         try:
             async with generating as answers:
                 is_taken_on = True
                 answers.on_read = times.observe
                 yield answers
         except Exception as error:
-            has_failed = True
-            was_refused = not is_taken_on and isinstance(error, RequestError)
+            failure = error
             raise
         finally:
-            if not was_refused:  # that took no time
-                times.close(has_failed)
+            if is_taken_on or not isinstance(failure, RequestError):  # a refusal takes no time
+                times.close(failure is not None)
 
     def _share(
         self, deadline: Deadline, is_stream: bool, params: SamplingParams, trace_id: str
@@ -373,9 +370,8 @@ T = TypeVar("T")
 class SchemaThread:
     """The one thread in which schemas of clients are read, one after the other.
 
-    Python runs one thread at a time and lets another have its turn every few milliseconds. So a
-    schema that takes a second to read holds up other requests with schemas, but no stream. With
-    more threads than one the event loop would wait for all of their turns.
+    A schema that takes a second holds up others, but no stream: Python gives the event loop its
+    turn every few milliseconds, which it would share with more threads.
     """
 
     def __init__(self) -> None:
@@ -387,21 +383,14 @@ class SchemaThread:
 
 
 def memory_of(client: EngineClient) -> int:
-    """Bytes of an engine that has just started, its whole KV cache included.
-
-    Weights that are mapped count before they are read, and so does a cache before it is filled.
-    """
+    """Bytes of an engine that has just started, with its whole KV cache and mapped weights."""
     return used_memory(client) + client.info.kv_bytes
 
 
 def used_memory(client: EngineClient) -> int:
     """Bytes that an engine takes, of its KV cache what was used so far."""
-    return max(_resident(client.pid), client.info.num_bytes)
-
-
-def _resident(pid: int | None) -> int:
-    """Bytes of a process; 0 where the system does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return 0
+    resident = 0
+    with suppress(OSError, ValueError, IndexError):  # where the system does not tell
+        pages = int(Path(f"/proc/{client.pid}/statm").read_text().split()[1])
+        resident = pages * os.sysconf("SC_PAGE_SIZE")
+    return max(resident, client.info.num_bytes)

@@ -37,20 +37,18 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     """The request's body as a model.
 
     Raises:
-        ApiError: 415, the body is said to be something else than JSON. A page of another origin
-            can send a browser here without asking only with other types or none. No type, and the
-            one that curl and wget write unless told otherwise, are taken unless a page sends them,
-            whose origin a browser tells.
+        ApiError: 415, its type is not JSON's. No type, and the one that curl and wget write by
+            default, are taken unless a page sends them, which a browser's ``Origin`` tells: they
+            are what pages of other origins can send without asking.
         ApiError: 400, it is not valid JSON, or nests deeper than 200 levels, or a number overflows.
         ValidationError: it is not what the model says.
         ClientGoneError: the client left before all of it had arrived.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_a_pages = "origin" in request.headers
-    if kind != "application/json" and (is_a_pages or kind not in ("", CURLS)):
-        raise ApiError(
-            415, f"the body's type is {kind[:60] or 'not given'}; it must be application/json"
-        )
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_of_page = "origin" in request.headers
+    if media_type != "application/json" and (is_of_page or media_type not in ("", CURLS)):
+        given = media_type[:60] or "not given"
+        raise ApiError(415, f"the body's type is {given}; it must be application/json")
     try:
         raw = await request.body()
     except ClientDisconnect as error:

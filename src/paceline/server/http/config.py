@@ -45,7 +45,7 @@ class ServerConfig:
         port: 0 takes a free one.
         served_model_names: names under which requests ask for the model, the first in answers;
             empty: the model's own.
-        api_keys: whoever brings one of them is answered; empty: everybody.
+        api_keys: a request needs one of them; empty: none.
         allowed_origins: browsers may call from pages of these origins, or of any with ``*``.
         allowed_hosts: names that requests may call the server by, besides those that
             :mod:`paceline.server.http.security` allows by itself; ``*`` is any.

@@ -28,8 +28,7 @@ MOST_HEADER_BYTES = 32 << 10
 """Names and values of all headers of a request, those behind its body included. Cookies
 and the tokens of proxies need some of it; nginx takes as much where nothing else is said."""
 MOST_UNFINISHED_BYTES = MOST_TARGET_BYTES + MOST_HEADER_BYTES
-"""What may come without anything of a request being complete: of one header, of what a chunk says
-of itself, or between two requests."""
+"""What may come of one header, of a chunk's own head, or between two requests."""
 _PARSED_BYTES = 8 << 10
 """Bytes that are parsed before the limits are looked at."""
 _OTHER_FILES = 128
@@ -42,8 +41,7 @@ class Lobby:
     Args:
         seconds: from a connection's start, or from the first byte of its next request, until the
             headers are complete; it is closed then.
-        limit: most connections. One more sends away the one that waits longest for a request, so
-            that clients which ask nothing cannot keep out others.
+        limit: most connections; one more closes the one that waits longest for a request.
     """
 
     def __init__(self, seconds: float, limit: int) -> None:
@@ -68,9 +66,7 @@ class Lobby:
 
 class Connection(HttpToolsProtocol):
     """uvicorn's connection with limits: it waits for headers as long as its :class:`Lobby` allows,
-    and keeps no more of a request than the limits above, whoever sends it.
-
-    Requests that come before earlier ones are answered wait unparsed, all but one.
+    and keeps no more of a request than the limits above. One request is parsed ahead, no more.
     """
 
     def __init__(self, lobby: Lobby, **given: Any) -> None:
@@ -270,11 +266,7 @@ async def _answer_full(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def most_connections(wanted: int) -> int:
-    """How many connections the system lets this process have; its limit is raised where it can be.
-
-    Returns:
-        at most ``wanted``.
-    """
+    """At most ``wanted``: as many as the system allows, whose limit is raised where it can be."""
     try:
         import resource
     except ImportError:  # the system has no such limit

@@ -41,8 +41,7 @@ from paceline.server.protocol.generation import UNENFORCED
 PAGE_HEADER = "x-paceline-page"
 """With it, calls of the server's own page may bring the key as their browser keeps it."""
 BROWSERS_MAY_SEND = ("*",)
-"""Headers of pages of allowed origins: all, since each client library has its own, as OpenAI's has
-``x-stainless-os``. Cookies and passwords that a browser keeps are never among them."""
+"""Headers of pages of allowed origins: all, since each client library has its own."""
 BROWSERS_MAY_READ = (REQUEST_ID, UNENFORCED, "retry-after")
 """Headers of answers, beyond those that every page may read."""
 _CALLER = "paceline.caller"
@@ -166,10 +165,10 @@ def body_too_slow(seconds: float) -> ApiError:
 
 
 def refuse_foreign_page(headers: Headers, allowed_origins: Sequence[str]) -> None:
-    """Keep pages of other origins from endpoints that a browser would call without asking first.
+    """Keep pages of other origins from endpoints that a browser calls without asking first.
 
-    A browser asks before it sends JSON or a header of one's own; a call without a body needs
-    neither, and only the page's origin, which a browser always tells, gives it away.
+    It asks before it sends JSON or unusual headers. Of a call without a body, only the header
+    ``Origin`` says where it comes from.
 
     Raises:
         ApiError: 403, the call comes from such a page.
@@ -182,10 +181,9 @@ def refuse_foreign_page(headers: Headers, allowed_origins: Sequence[str]) -> Non
 
 
 def partition(scope: Any, cache_salt: str | None) -> str:
-    """Whose cached prefixes a request may share: those of its API key and its ``cache_salt``.
+    """A digest of the API key and ``cache_salt``, whose requests share cached prefixes.
 
-    Returns:
-        a digest; empty for a caller without key who gave no salt.
+    Empty for a caller without key who gave no salt.
     """
     caller = scope.get(_CALLER, "")
     if not caller and not cache_salt:

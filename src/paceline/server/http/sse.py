@@ -1,7 +1,7 @@
 """Server-sent events: their bytes, and answers that end when the client leaves or time is up.
 
 Owns what happens to an answer besides its contents: keep-alive comments, an error in mid-stream,
-the deadline, and the end of the work when nobody waits for it. Knows no endpoint and no engine.
+the deadline, and the end of the work when the client leaves. Knows no endpoint and no engine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ ErrorEvent = Callable[[BaseException], bytes]
 
 
 class StreamForm(NamedTuple):
-    """How a stream is written.
-
-    Attributes:
-        keep_alive: bytes that tell nothing, for a client that has heard nothing for long.
-    """
+    """How a stream is written; ``keep_alive`` is sent after a long silence, and means nothing."""
 
     media_type: str = "text/event-stream"
     keep_alive: bytes = KEEP_ALIVE
@@ -71,11 +67,7 @@ class ChoiceEvents:
         usage: Mapping[str, Any] | None = None,
         also: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """
-        Args:
-            usage: so far, to be told in each of the events.
-            also: what is told besides, in the first of them.
-        """
+        """The events, each with the ``usage`` so far, and the first with what is told ``also``."""
         before, after = self._before, self._without_usage
         if usage is not None:
             after = b'],"usage":' + encode_json(usage) + b"}\n\n"
@@ -92,7 +84,7 @@ class ChoiceEvents:
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection; nobody reads an answer."""
+    """The client closed its connection and reads no answer."""
 
 
 @dataclass(slots=True)
@@ -259,7 +251,7 @@ class EventStream(Response):
             await self._send_message(send, message)
 
     async def _send_message(self, send: Send, message: Message) -> None:
-        """Send; while the client is slow to take it, this waits and nobody else does."""
+        """Send, and wait as long as the client is slow to take it."""
         self._is_sending = True
         await send(message)
         self._is_sending = False

@@ -2,8 +2,7 @@
 
 Owns the headers' formats and the shape of a log line. A client's own request id is sent back if it
 is short and plain; every other request gets one. The trace id of a ``traceparent`` header (W3C
-Trace Context) goes to both processes' logs. Knows no exporter: spans are the collector's in front
-of the server; lines that carry its trace id can be found from there.
+Trace Context) goes to both processes' logs. Knows no exporter.
 """
 
 from __future__ import annotations

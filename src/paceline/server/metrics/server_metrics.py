@@ -199,7 +199,7 @@ class ModelMetrics:
     def observe_gen_ai_output_tokens(
         self, operation: Operation, seconds: float, count: int
     ) -> None:
-        """A sample had so many tokens after its first one, in so many seconds."""
+        """``count`` tokens after a sample's first one took so many seconds."""
         labels = operation, PROVIDER, self._model
         self._server.gen_ai_output_token.labels(*labels).observe(seconds / count)
 
@@ -302,7 +302,7 @@ class AnswerTimes:
         has_failed = has_failed or self._deadline.is_over(at)
         seconds = at - self._deadline.began
         for num_open, reason in zip(self._num_open, self._reasons, strict=True):
-            told = "error" if has_failed and num_open else reason
-            self._metrics.observe_request(seconds, told)
-            error_type = "" if told in SUCCESSES else told
+            ended_by = "error" if has_failed and num_open else reason
+            self._metrics.observe_request(seconds, ended_by)
+            error_type = "" if ended_by in SUCCESSES else ended_by
             self._metrics.observe_gen_ai_request(self._operation, seconds, error_type)

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -53,19 +52,14 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True)
 class Asset:
     """One static file, as it is and compressed."""
 
-    media_type: str
-    content: bytes
-    packed: bytes = field(init=False)
-    tag: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "packed", gzip.compress(self.content, mtime=0))
-        digest = hashlib.sha256(self.content).hexdigest()[:20]
-        object.__setattr__(self, "tag", f'W/"{digest}"')
+    def __init__(self, media_type: str, content: bytes) -> None:
+        self.media_type = media_type
+        self.content = content
+        self.packed = gzip.compress(content, mtime=0)
+        self.tag = f'W/"{hashlib.sha256(content).hexdigest()[:20]}"'
 
     def answer(self, request: Request) -> Response:
         headers = HEADERS | {"ETag": self.tag}
