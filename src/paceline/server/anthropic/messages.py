@@ -23,7 +23,7 @@ from paceline.server.anthropic.request import (
     TokenCount,
     chat_of,
 )
-from paceline.server.chat.tool_calls.literals import values_of
+from paceline.server.chat.tool_calls.values import values_of
 from paceline.server.hosting.answering import PlainRoute, Usage, received, respond
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.errors import anthropic_document, to_api_error

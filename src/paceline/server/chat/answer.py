@@ -26,7 +26,14 @@ from paceline.server.chat.parts import (
     add,
     opening,
 )
-from paceline.server.chat.tool_calls.kind import Form, ToolCall, ToolFormat, Tools, unfinished_tag
+from paceline.server.chat.tool_calls.format import (
+    CallReader,
+    ToolCall,
+    ToolFormat,
+    Tools,
+    unfinished_tag,
+)
+from paceline.server.chat.tool_calls.tag_forms import Form
 
 
 class AnswerParser:
@@ -272,7 +279,7 @@ class ToolCallReader:
         self._space = PlacedText()  # at the start and after a call: it counts only if words follow
         self._in_words = False
         self._opening: PlacedText | None = None  # what the call began with that the text may be
-        self._call = self._form.call.reader(self._tools)
+        self._readers: list[CallReader] = []  # of the ways in which the call may be written
         self._told: int | None = None  # characters of its arguments; None until it is certain
         self.num_calls = 0
 
@@ -320,7 +327,8 @@ class ToolCallReader:
 
     def _begin(self, tag: str) -> None:
         self._opening = self._text.take(len(tag))
-        self._call = self._form.call.reader(self._tools)
+        syntaxes = filter(None, (self._form.other_call, self._form.call))
+        self._readers = [syntax.reader(self._tools) for syntax in syntaxes]
 
     def _release(self, count: int) -> None:
         """So many characters of the text are words."""
@@ -333,7 +341,7 @@ class ToolCallReader:
         opening = self._opening
         assert opening is not None
         inner = opening.text if opening.text in self._form.inner else ""
-        call = self._call.read(f"{inner}{self._text.text}")
+        call = self._call(f"{inner}{self._text.text}")
         if call is None and not final:
             return False
         if call is None or not call.name:  # words after all
@@ -353,6 +361,14 @@ class ToolCallReader:
         self._text.take(len(self._text.text) if call.end is None else call.end - len(inner))
         self._opening = self._told = None
         return True
+
+    def _call(self, text: str) -> ToolCall | None:
+        """The call that a text begins with, read by the first reader for which it may be one."""
+        while True:
+            call = self._readers[0].read(text)
+            if call is None or call.name or len(self._readers) == 1:
+                return call
+            del self._readers[0]
 
     def _tell(self, call: ToolCall) -> None:
         """What of a call has not been told."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from paceline.server.chat.harmony import CHANNEL, MESSAGE
 from paceline.server.chat.tool_calls import json_calls, literal_calls, xml_calls
-from paceline.server.chat.tool_calls.kind import ToolFormat
+from paceline.server.chat.tool_calls.format import ToolFormat
 from paceline.text.tokenizer import Tokenizer
 
 TOOL_FORMATS: dict[str, ToolFormat] = {

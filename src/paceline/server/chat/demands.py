@@ -28,10 +28,10 @@ from paceline.server.chat.harmony import (
     HarmonyPlace,
 )
 from paceline.server.chat.response_formats import blamed, enforced, response_shape, shape_param
-from paceline.server.chat.tool_calls.kind import (
+from paceline.server.chat.tool_calls.format import ToolFormat
+from paceline.server.chat.tool_calls.tag_forms import (
     ANY_TEXT,
     Form,
-    ToolFormat,
     const,
     json_of,
     one_of,

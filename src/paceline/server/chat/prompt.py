@@ -21,7 +21,7 @@ from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import Wrapping
 from paceline.server.chat.answer_formats import ChatFormats, ReasoningFormat
 from paceline.server.chat.tool_calls.json_calls import PHI4_MARKS
-from paceline.server.chat.tool_calls.literals import values_of
+from paceline.server.chat.tool_calls.values import values_of
 from paceline.server.protocol.chat import (
     NO_EFFORT,
     ChatCompletionRequest,

@@ -13,7 +13,8 @@ from paceline.core.errors import RequestError, ShapeError
 from paceline.json_schema.enforceable import enforceable
 from paceline.json_schema.normal_form import normal_form
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.chat.tool_calls.kind import ForcedCall, Form
+from paceline.server.chat.tool_calls.format import ForcedCall
+from paceline.server.chat.tool_calls.tag_forms import Form
 from paceline.server.http.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.completions import CompletionRequest

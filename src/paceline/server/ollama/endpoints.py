@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.chat.tool_calls.literals import values_of
+from paceline.server.chat.tool_calls.values import values_of
 from paceline.server.hosting.answering import (
     Answering,
     Body,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.chat.tool_calls.literals import values_of
+from paceline.server.chat.tool_calls.values import values_of
 from tests.server.chats import CHATML, USER, ChatServer
 from tests.server.protocols import Asked
 

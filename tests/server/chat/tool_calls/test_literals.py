@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.server.chat.tool_calls.literals import MalformedError, json_of_literal
+from paceline.server.chat.tool_calls.values import MalformedError, json_of_literal
 from tests.server.chat.tool_calls.test_tool_formats import parsed, read
 
 LITERALS = [

@@ -13,23 +13,19 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from paceline.server.chat.tool_calls.kind import (
+from paceline.server.chat.tool_calls.format import (
     LIST_END,
     NAME,
-    Brackets,
-    CallKind,
-    EitherKind,
+    CallSyntax,
     ForcedCall,
-    Nesting,
     Schema,
     ToolCall,
     ToolFormat,
     Tools,
-    call_tag,
     find_head,
-    json_of,
 )
-from paceline.server.chat.tool_calls.literals import values_of
+from paceline.server.chat.tool_calls.tag_forms import call_tag, json_of
+from paceline.server.chat.tool_calls.values import JSON, Brackets, Nesting, Syntax, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class JsonCalls:
 
 
 class JsonText:
-    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
+    """See :class:`~paceline.server.chat.tool_calls.format.CallReader`."""
 
     def __init__(self, kind: JsonCalls, tools: Tools) -> None:
         self._kind = kind
@@ -114,6 +110,11 @@ class JsonText:
         return self._brackets.setdefault(start, Brackets(start)).read(text)
 
 
+def offered(name: str, tools: Tools) -> str:
+    """The name, if it is one of a tool that was offered."""
+    return name if name in tools else ""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedJson:
     """A call is a name, a mark, and the object of its arguments.
@@ -128,36 +129,54 @@ class NamedJson:
     head: str
     begin: str
     end: str
-    named_by: Callable[[str, Tools], str] = lambda name, tools: name if name in tools else ""
+    named_by: Callable[[str, Tools], str] = offered
 
     def reader(self, tools: Tools) -> NamedText:
-        return NamedText(self, tools)
+        return NamedText(self.head, tools, self.named_by)
 
     def forced(self, name: str, schema: Schema) -> ForcedCall:
         return ForcedCall(call_tag(self.begin, name, json_of(schema), self.end))
 
 
 class NamedText:
-    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
+    """See :class:`~paceline.server.chat.tool_calls.format.CallReader`.
 
-    def __init__(self, kind: NamedJson, tools: Tools) -> None:
-        self._kind = kind
+    Args:
+        head: the pattern of what comes before the bracket that opens the arguments.
+        syntax: of the arguments, which end where that bracket is closed.
+        bracket: the one that opens them.
+    """
+
+    def __init__(
+        self,
+        head: str,
+        tools: Tools,
+        named_by: Callable[[str, Tools], str],
+        syntax: Syntax = JSON,
+        bracket: str = "{",
+    ) -> None:
+        self._head = head
         self._tools = tools
+        self._named_by = named_by
+        self._syntax = syntax
+        self._bracket = bracket
         self._arguments: Brackets | None = None
 
     def read(self, text: str) -> ToolCall | None:
-        head = find_head(self._kind.head, "{", text)
+        head = find_head(self._head, self._bracket, text)
         if head is None:
             return None
-        name = self._kind.named_by(head.name, self._tools)
+        name = self._named_by(head.name, self._tools)
         if not name:
             return ToolCall()
         if self._arguments is None:
-            self._arguments = Brackets(head.end)
+            self._arguments = Brackets(head.end, self._syntax)
         arguments = self._arguments.read(text)
-        is_open = arguments.nesting is Nesting.OPEN
-        certain = len(text) if is_open else arguments.end
-        return ToolCall(name, text[head.end : certain], None if is_open else certain)
+        end = None if arguments.nesting is Nesting.OPEN else arguments.end
+        return self._call(name, text[head.end : end], end)
+
+    def _call(self, name: str, arguments: str, end: int | None) -> ToolCall | None:
+        return ToolCall(name, arguments, end)
 
 
 _CANONICAL = re.compile(r"functions\.(.+):\d+", re.DOTALL)
@@ -230,7 +249,7 @@ def _listed(
     before: str,
     after: str,
     opening: tuple[str, ...],
-    call: CallKind = LIST,
+    call: CallSyntax = LIST,
     drops: str = "",
 ) -> ToolFormat:
     """Calls in a JSON list between two marks; ``drops`` is dropped behind them as well."""
@@ -298,17 +317,19 @@ _MISTRAL_NAMED = NamedJson(
 )
 MISTRAL = ToolFormat(
     "mistral",
-    EitherKind((_MISTRAL_NAMED, LIST)),
+    _MISTRAL_NAMED,
     opening=("[TOOL_CALLS]",),
     closing=LIST_END,
     again="{",
+    other_call=LIST,
 )
 MISTRAL_LIST = ToolFormat(
     "mistral",
-    EitherKind((LIST, _MISTRAL_NAMED)),
+    LIST,
     opening=("[TOOL_CALLS]",),
     closing=LIST_END,
     again="{",
+    other_call=_MISTRAL_NAMED,
     before="[TOOL_CALLS][",
     after="]",
     separator=", ",

@@ -13,23 +13,26 @@ from dataclasses import dataclass
 
 from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import NARROWING
-from paceline.json_schema.resolver import Members, Resolver
-from paceline.server.chat.tool_calls.json_calls import LIST
-from paceline.server.chat.tool_calls.kind import (
+from paceline.json_schema.resolver import Resolver
+from paceline.server.chat.tool_calls.format import (
     LIST_END,
     NAME,
-    Brackets,
-    EitherKind,
     ForcedCall,
-    Form,
-    Nesting,
     Schema,
-    Syntax,
     ToolCall,
     ToolFormat,
     Tools,
+)
+from paceline.server.chat.tool_calls.json_calls import LIST, NamedText, offered
+from paceline.server.chat.tool_calls.parameters import (
+    STRING,
+    Parameter,
+    parameters,
+    text_rules,
+)
+from paceline.server.chat.tool_calls.tag_forms import (
+    Form,
     const,
-    find_head,
     json_of,
     one_of,
     optional,
@@ -40,17 +43,12 @@ from paceline.server.chat.tool_calls.kind import (
     tag,
     text_of,
 )
-from paceline.server.chat.tool_calls.literals import (
+from paceline.server.chat.tool_calls.values import (
     PYTHON,
     Literals,
     MalformedError,
+    Syntax,
     json_of_arguments,
-)
-from paceline.server.chat.tool_calls.parameters import (
-    STRING,
-    Parameter,
-    parameters,
-    text_rules,
 )
 
 _PLAIN_KEY = re.compile(r"\w(?:[\w .-]*\w)?")
@@ -89,100 +87,91 @@ class LiteralCalls:
         return LiteralText(self, tools)
 
     def forced(self, name: str, schema: Schema) -> ForcedCall:
-        opening, closing = self.brackets[0], self.brackets[1]
+        opening, closing = self.brackets
+        arguments = _Arguments(self)
+        content = arguments.of(schema)
         begin = self.begin.replace("%s", name) + opening
+        return ForcedCall(tag(begin, content, closing + self.after), frozenset(arguments.left))
+
+
+class _Arguments:
+    """The arguments of forced calls; ``left`` collects the keywords that they are not held to."""
+
+    def __init__(self, calls: LiteralCalls) -> None:
+        self._calls = calls
+        self.left = set[str]()
+
+    def of(self, schema: Schema) -> Form:
         resolver = Resolver(schema)
         members = resolver.members(schema)
+        self.left |= members.unenforced
         named = parameters(members, resolver)
-        if named is None:
-            value = json_of(Parameter("", members.others, resolver).whole)
-            any_key = sequence(regex(r"[A-Za-z_]\w{0,63}"), const(self.mark), value)
-            content = separated([any_key], self.separator)
-        else:
-            content = self._members(named, self.mark, ())
-        left = self._left_of(members, resolver, ())
-        return ForcedCall(tag(begin, content, closing + self.after), left)
-
-    def _left_of(self, members: Members, resolver: Resolver, inside: Inside) -> frozenset[str]:
-        left = (self._left(each, inside) for each in parameters(members, resolver) or ())
-        return members.unenforced.union(*left)
-
-    def _left(self, each: Parameter, inside: Inside) -> frozenset[str]:
-        """What :meth:`_value` does not hold a value to."""
-        if not self.quote or _listed_texts(each) is not None:
-            return frozenset()
-        if each.kinds == STRING:
-            return text_rules(each).unenforced
-        goes_in, inside = _within(each, inside)
-        if _is_list(each) and goes_in:
-            nodes = each.resolver.conjuncts(each.schema)
-            counts = {"minItems", "maxItems"}.intersection(*map(frozenset, nodes))
-            counts -= {"minItems"} if _least(each) <= 1 else set()
-            return self._left(each.items(), inside) | counts
-        members = each.members() if each.kinds == {"object"} and goes_in else None
-        if members is None or members.takes_others:
-            return frozenset()
-        return self._left_of(members, each.resolver, inside)
+        if named is not None:
+            return self._members(named, self._calls.mark, ())
+        value = json_of(Parameter("", members.others, resolver).whole)
+        any_key = sequence(regex(r"[A-Za-z_]\w{0,63}"), const(self._calls.mark), value)
+        return separated([any_key], self._calls.separator)
 
     def _members(self, named: Sequence[Parameter], mark: str, inside: Inside) -> Form:
         """Required ones first and in order; of the others any."""
         needed = [self._member(each, mark, inside) for each in named if each.is_required]
         others = [self._member(each, mark, inside) for each in named if not each.is_required]
+        separator = self._calls.separator
         if not needed:
-            return separated(others, self.separator) if others else const("")
-        comma = const(self.separator)
+            return separated(others, separator) if others else const("")
+        comma = const(separator)
         parts = [part for each in needed for part in (comma, each)][1:]
         if others:
             parts.append(star(sequence(comma, one_of(others))))
         return sequence(*parts)
 
     def _member(self, each: Parameter, mark: str, inside: Inside) -> Form:
-        value = self._value(each, inside)
-        if mark == "=" and not each.key.isidentifier():  # Python has no other way to name these
-            return sequence(const(f"**{{{_dumped(each.key)}: "), value, const("}"))
-        return sequence(const(self._key(each.key, mark) + mark), value)
-
-    def _key(self, key: str, mark: str) -> str:
-        return key if mark == "=" or _PLAIN_KEY.fullmatch(key) else self._quoted(key)
+        key, value = each.key, self._value(each, inside)
+        if mark == "=" and not key.isidentifier():  # Python has no other way to name these
+            return sequence(const(f"**{{{_dumped(key)}: "), value, const("}"))
+        written = key if mark == "=" or _PLAIN_KEY.fullmatch(key) else self._quoted(key)
+        return sequence(const(written + mark), value)
 
     def _quoted(self, text: str) -> str:
         """A string as it is between the quotes of the model, or where it has these, as in JSON."""
-        return _dumped(text) if self.quote in text else f"{self.quote}{text}{self.quote}"
+        quote = self._calls.quote
+        return _dumped(text) if quote in text else f"{quote}{text}{quote}"
 
     def _value(self, each: Parameter, inside: Inside) -> Form:
         """A value in the syntax of the model, or in JSON, which is understood as well."""
-        allowed, quote = each.kinds, self.quote
+        allowed, quote = each.kinds, self._calls.quote
         if not quote:
             is_truth = allowed == {"boolean"} and not each.narrowing
             return one_of(map(const, ("True", "False"))) if is_truth else json_of(each.whole)
-        texts = _listed_texts(each)
+        texts = each.values if allowed == STRING else None
         if texts is not None:
             return one_of(const(self._quoted(text)) for text in texts)
         if allowed == STRING:
-            return tag(quote, text_of(text_rules(each).patterns), quote)
-        goes_in, inside = _within(each, inside)
-        if _is_list(each) and goes_in:
-            element = self._value(each.items(), inside)
-            elements = separated([element], self.separator, at_least_one=True)
-            if not _least(each):
-                elements = optional(elements)
-            return sequence(const("["), elements, const("]"))
-        members = each.members() if allowed == {"object"} and goes_in else None
-        named = parameters(members, each.resolver) if members is not None else None
-        if named is None:
-            return json_of(each.whole)
-        return sequence(const("{"), self._members(named, ":", inside), const("}"))
+            rules = text_rules(each)
+            self.left |= rules.unenforced
+            return tag(quote, text_of(rules.patterns), quote)
+        place = each.resolver.place(each.schema)
+        if len(inside) < _DEEPEST and place not in inside:
+            inside = (*inside, place)
+            if _is_list(each):
+                return self._list(each, inside)
+            members = each.members() if allowed == {"object"} else None
+            named = None if members is None else parameters(members, each.resolver)
+            if members is not None and named is not None:
+                self.left |= members.unenforced
+                return sequence(const("{"), self._members(named, ":", inside), const("}"))
+        return json_of(each.whole)
 
-
-def _within(each: Parameter, inside: Inside) -> tuple[bool, Inside]:
-    """Whether a value is written as the model does, and what those in it stand in."""
-    place = each.resolver.place(each.schema)
-    return len(inside) < _DEEPEST and place not in inside, (*inside, place)
-
-
-def _listed_texts(each: Parameter) -> list[str] | None:
-    """The strings that alone are allowed; None where other values are."""
-    return each.values if each.kinds == STRING else None
+    def _list(self, each: Parameter, inside: Inside) -> Form:
+        (node,) = each.resolver.conjuncts(each.schema)
+        least = node.get("minItems")
+        least = least if isinstance(least, int) else 0
+        self.left |= {"minItems", "maxItems"} & node.keys() - (
+            {"minItems"} if least <= 1 else set()
+        )
+        element = self._value(each.items(), inside)
+        elements = separated([element], self._calls.separator, at_least_one=True)
+        return sequence(const("["), elements if least else optional(elements), const("]"))
 
 
 def _dumped(text: str) -> str:
@@ -196,12 +185,6 @@ def _is_list(each: Parameter) -> bool:
     return each.kinds == {"array"} and len(nodes) == 1 and not others & nodes[0].keys()
 
 
-def _least(each: Parameter) -> int:
-    """How many elements a list has at least."""
-    counts = [node.get("minItems") for node in each.resolver.conjuncts(each.schema)]
-    return max((each for each in counts if isinstance(each, int)), default=0)
-
-
 def _names(schema: Schema) -> list[str]:
     """Of the parameters; none where the schema, which did not have to hold, says too much."""
     try:
@@ -210,33 +193,22 @@ def _names(schema: Schema) -> list[str]:
         return []
 
 
-class LiteralText:
-    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
+class LiteralText(NamedText):
+    """See :class:`~paceline.server.chat.tool_calls.format.CallReader`; a call comes whole."""
 
-    def __init__(self, kind: LiteralCalls, tools: Tools) -> None:
-        self._kind = kind
-        self._tools = tools
-        self._arguments: Brackets | None = None
+    def __init__(self, calls: LiteralCalls, tools: Tools) -> None:
+        super().__init__(calls.head, tools, offered, calls.literals.syntax, calls.brackets[0])
+        self._calls = calls
 
-    def read(self, text: str) -> ToolCall | None:
-        kind = self._kind
-        head = find_head(kind.head, kind.brackets[0], text)
-        if head is None:
+    def _call(self, name: str, arguments: str, end: int | None) -> ToolCall | None:
+        if end is None:
             return None
-        if head.name not in self._tools:
-            return ToolCall()
-        if self._arguments is None:
-            self._arguments = Brackets(head.end, kind.literals.syntax)
-        found = self._arguments.read(text)
-        if found.nesting is Nesting.OPEN:
-            return None
+        calls, names = self._calls, _names(self._tools[name])
         try:
-            inner = text[head.end + 1 : found.end - 1]
-            names = _names(self._tools[head.name])
-            arguments = json_of_arguments(inner, kind.literals, kind.mark, names)
+            inner = json_of_arguments(arguments[1:-1], calls.literals, calls.mark, names)
         except MalformedError:
             return ToolCall()
-        return ToolCall(head.name, arguments, found.end)
+        return ToolCall(name, inner, end)
 
 
 _IN_NAMES = f"{string.ascii_letters}{string.digits}_.-"
@@ -264,13 +236,14 @@ OLMO3 = ToolFormat(
 )
 LFM2 = ToolFormat(
     "lfm2",
-    EitherKind((_PYTHON, LIST)),
+    _PYTHON,
     opening=("<|tool_call_start|>",),
     closing=(*LIST_END, "<|tool_call_end|>"),
     again=_IN_NAMES + "[{",
     before="<|tool_call_start|>[",
     after="]<|tool_call_end|>",
     separator=", ",
+    other_call=LIST,
 )
 
 

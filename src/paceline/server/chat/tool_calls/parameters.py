@@ -16,8 +16,8 @@ from typing import Any
 from paceline.core.errors import RequestError
 from paceline.json_schema.keywords import KINDS, elements, enumerated, kind_of
 from paceline.json_schema.resolver import CHOICES, Members, Resolver
-from paceline.server.chat.tool_calls.kind import Schema
-from paceline.server.chat.tool_calls.literals import MalformedError, json_of_literal
+from paceline.server.chat.tool_calls.format import Schema
+from paceline.server.chat.tool_calls.values import MalformedError, json_of_literal
 
 STRING = frozenset({"string"})
 _TYPES = {"fraction": "number"}

@@ -9,32 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.json_schema.resolver import Resolver
-from paceline.server.chat.tool_calls.kind import (
+from paceline.server.chat.tool_calls.format import (
     LONGEST_HEAD,
     NAME,
-    Brackets,
     ForcedCall,
-    Form,
-    Nesting,
     Schema,
     ToolCall,
     ToolFormat,
     Tools,
-    call_tag,
-    const,
     find_head,
-    json_of,
-    one_of,
-    optional,
-    regex,
-    sequence,
-    star,
-    tag,
-    text_of,
     unfinished_tag,
 )
 from paceline.server.chat.tool_calls.parameters import (
@@ -45,19 +32,38 @@ from paceline.server.chat.tool_calls.parameters import (
     parameters,
     text_rules,
 )
+from paceline.server.chat.tool_calls.tag_forms import (
+    Form,
+    call_tag,
+    const,
+    json_of,
+    one_of,
+    optional,
+    regex,
+    sequence,
+    star,
+    tag,
+    text_of,
+)
+from paceline.server.chat.tool_calls.values import Brackets, Nesting
 
 _ROOM = 16
 """Characters of white space and longer marks of types that the head of a value may have besides."""
 
 
+_PLAIN = r"[^<&\n]*"
+"""A text that stands in no section where the format has such."""
+_ANY_KEY = r'[^\s<>"&](?:[^<>"&\n]{0,62}[^\s<>"&])?'
+
+
 @dataclass(frozen=True, slots=True)
-class XmlMarks:
+class XmlCalls:
     """A call is a tag with its name, and tags with keys and values.
 
     Attributes:
         head: the pattern of what comes before the first parameter.
         begin: what a forced call is written with before the first parameter, see
-            :func:`~paceline.server.chat.tool_calls.kind.call_tag`.
+            :func:`~paceline.server.chat.tool_calls.tag_forms.call_tag`.
         end: what ends a call.
         after: what a forced call is written with behind that.
         key: what stands before and behind a key.
@@ -113,97 +119,82 @@ class XmlMarks:
         is_whole = match is not None and match.end() == len(written) < LONGEST_HEAD - _ROOM
         return is_whole and self.key_of(match["key"]) == key if match else False
 
-
-_PLAIN = r"[^<&\n]*"
-"""A text that stands in no section where the format has such."""
-_ANY_KEY = r'[^\s<>"&](?:[^<>"&\n]{0,62}[^\s<>"&])?'
-
-
-@dataclass(frozen=True, slots=True)
-class XmlCalls(XmlMarks):
-    """A call is a tag with its name, and tags with keys and values."""
-
     def reader(self, tools: Tools) -> XmlText:
         return XmlText(self, tools)
 
     def forced(self, name: str, schema: Schema) -> ForcedCall:
+        parameter_forms = _XmlParameters(self)
+        content = parameter_forms.of(schema)
+        form = call_tag(self.begin, name, content, self.end + self.after)
+        return ForcedCall(form, frozenset(parameter_forms.left))
+
+
+class _XmlParameters:
+    """The parameters of forced calls; ``left`` collects the keywords that they are not held to."""
+
+    def __init__(self, calls: XmlCalls) -> None:
+        self._calls = calls
+        self.left = set[str]()
+
+    def of(self, schema: Schema) -> Form:
         resolver = Resolver(schema)
         members = resolver.members(schema)
+        self.left |= members.unenforced
         named = parameters(members, resolver)
-        if named is None:
-            values = [Parameter("", members.others, resolver)]
-            name_of_any = (const(self.key[0]), regex(_ANY_KEY))
-            content = star(sequence(*name_of_any, *self._value_behind(self.key[1], values[0])))
+        if named is not None:
+            return sequence(*(form for each in named for form in self._parameter(each)))
+        begin, end = self._calls.key
+        value = self._value_behind(end, Parameter("", members.others, resolver))
+        return star(sequence(const(begin), regex(_ANY_KEY), *value))
+
+    def _parameter(self, each: Parameter) -> Iterator[Form]:
+        """Nothing where the format cannot write the parameter."""
+        value = self._value_behind(self._calls.before_value(each.key), each)
+        if not self._calls.is_read(each.key) or self._listed(each) == []:
+            self.left.add("required" if each.is_required else "properties")
         else:
-            values = named
-            written = [each for each in named if self._is_written(each)]
-            forms = ((each, sequence(*self._parameter(each))) for each in written)
-            content = sequence(*(f if each.is_required else optional(f) for each, f in forms))
-        left = members.unenforced.union(
-            *map(self._unenforced, values), self._unwritten(named or ())
-        )
-        return ForcedCall(call_tag(self.begin, name, content, self.end + self.after), left)
-
-    def _unwritten(self, named: Sequence[Parameter]) -> Iterator[str]:
-        """Which keywords name parameters that the format cannot write."""
-        for each in named:
-            if not self._is_written(each):
-                yield "required" if each.is_required else "properties"
-
-    def _is_written(self, each: Parameter) -> bool:
-        return self.is_read(each.key) and self._listed(each) != []
+            yield sequence(*value) if each.is_required else optional(sequence(*value))
 
     def _listed(self, each: Parameter) -> list[str] | None:
         """The only values that are allowed, as they are written; None where others are."""
-        if each.values is None or (self.types[0] and each.kinds != STRING):
+        if each.values is None or (self._calls.types[0] and each.kinds != STRING):
             return None
         texts = map(bare, each.values)  # what has the end in it is read up to there
         return [text for text in texts if self._end_of(text) not in text]
 
     def _end_of(self, text: str) -> str:
         """What ends a value that is written as this text."""
-        return (self.section[1] if self._is_in_section(text) else "") + self.value[1]
+        calls = self._calls
+        return (calls.section[1] if self._is_in_section(text) else "") + calls.value[1]
 
     def _is_in_section(self, text: str) -> bool:
-        return bool(self.section[0]) and not re.fullmatch(_PLAIN, text)
-
-    def _unenforced(self, each: Parameter) -> frozenset[str]:
-        if "string" not in each.kinds or self._listed(each) is not None:
-            return frozenset()
-        return text_rules(each).unenforced if self._has_rules(each) else each.narrowing
-
-    def _has_rules(self, each: Parameter) -> bool:
-        """Whether a text cannot be a value of another type, but for null."""
-        return bool(self.types[0]) or each.kinds <= STRING | {"null"}
-
-    def _parameter(self, each: Parameter) -> list[Form]:
-        return self._value_behind(self.before_value(each.key), each)
+        return bool(self._calls.section[0]) and not re.fullmatch(_PLAIN, text)
 
     def _value_behind(self, begin: str, each: Parameter) -> list[Form]:
         """A value, whose first tag ends with this text."""
-        opening, closing = self.value
-        text = self.types[0]
-        behind = (self.gap if opening else "") + opening + self.padding
+        calls = self._calls
+        opening, closing = calls.value
+        text = calls.types[0]
+        behind = (calls.gap if opening else "") + opening + calls.padding
+        end = calls.padding + closing
         forms, listed = list[Form](), self._listed(each)
         if listed is not None:
-            values = one_of(const(self._written(each)) for each in listed)
-            forms.append(tag(begin + text + behind, values, self.padding + closing))
+            values = one_of(const(self._written(value)) for value in listed)
+            forms.append(tag(begin + text + behind, values, end))
         elif "string" in each.kinds:
             # What it ends with is read as its end wherever it stands, so none may stand in it.
             forms.append(self._text(begin + text + behind, self._patterns(each)))
         if listed is None and (each.kinds - STRING if text else "string" not in each.kinds):
-            forms += [
-                tag(begin + other + behind, json_of(schema), self.padding + closing)
-                for other, schema in self._others(each)
-            ]
-        return [forms[0] if len(forms) == 1 else one_of(forms), const(self.gap)]
+            others = self._others(each)
+            forms += [tag(begin + mark + behind, json_of(schema), end) for mark, schema in others]
+        return [forms[0] if len(forms) == 1 else one_of(forms), const(calls.gap)]
 
     def _written(self, text: str) -> str:
-        return text.join(self.section) if self._is_in_section(text) else text
+        return text.join(self._calls.section) if self._is_in_section(text) else text
 
     def _text(self, begin: str, patterns: list[str]) -> Form:
         """A free text, behind this one."""
-        closing, (opening, end) = self.value[1], self.section
+        closing, (opening, end) = self._calls.value[1], self._calls.section
         if not opening:
             return tag(begin, text_of(patterns), closing)
         plain = sequence(text_of([*patterns, _PLAIN]), const(closing))
@@ -214,18 +205,22 @@ class XmlCalls(XmlMarks):
 
     def _others(self, each: Parameter) -> list[tuple[str, Schema]]:
         """What stands behind the keys of values that are no strings, and schemas of these."""
-        mark = self.types[1]
+        mark = self._calls.types[1]
         if "%s" in mark:
             return [(mark.replace("%s", kind), schema) for kind, schema in each.by_type().items()]
         return [(mark, each.without_strings if "string" in each.kinds else each.whole)]
 
     def _patterns(self, each: Parameter) -> list[str]:
         """That a text matches, with the white space behind it."""
-        if not self._has_rules(each):
+        says_type = bool(self._calls.types[0])
+        if not says_type and not each.kinds <= STRING | {"null"}:  # it may be of another type
+            self.left |= each.narrowing
             return []
-        null = "|null" if "null" in each.kinds and not self.types[0] else ""
-        behind = self.padding.replace("\n", r"\n")
-        return [f"(?:{pattern}{null}){behind}" for pattern in text_rules(each).patterns]
+        rules = text_rules(each)
+        self.left |= rules.unenforced
+        null = "|null" if "null" in each.kinds and not says_type else ""
+        behind = self._calls.padding.replace("\n", r"\n")
+        return [f"(?:{pattern}{null}){behind}" for pattern in rules.patterns]
 
 
 def _qwen_xml(name: str, mark: str) -> ToolFormat:
@@ -381,9 +376,9 @@ DEEPSEEK_V4 = _dsml("deepseek_v4", "tool_calls")
 
 
 class XmlText:
-    """See :class:`~paceline.server.chat.tool_calls.kind.CallText`."""
+    """See :class:`~paceline.server.chat.tool_calls.format.CallReader`."""
 
-    def __init__(self, kind: XmlMarks, tools: Tools) -> None:
+    def __init__(self, kind: XmlCalls, tools: Tools) -> None:
         self._kind = kind
         self._tools = tools
         self._name = ""

@@ -1,13 +1,15 @@
 """Values as models write them: JSON, Python's literals, and those of Gemma, told as JSON.
 
-Owns their grammar. A model writes numbers that JSON allows and no double holds, and words that JSON
-does not allow. Knows no tool.
+Owns their grammar, and where their brackets close while they arrive. A model writes numbers that
+JSON allows and no double holds, and words that JSON does not allow. Knows no tool.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import enum
+import functools
 import json
 import math
 import re
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
-from paceline.server.chat.tool_calls.kind import Syntax, escapes, inside
+from paceline.server.chat.tool_calls.format import unfinished_tag
 
 _T = TypeVar("_T")
 _WORDS = {
@@ -28,6 +30,95 @@ _WORDS = {
 _SPACE = re.compile(r"\s*")
 _PREFIX = re.compile(r"""[rRuU](?=["'])""")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """What strings and brackets look like.
+
+    Attributes:
+        quotes: marks that begin and end strings, longer ones first. A backslash escapes between
+            those that are quotation marks.
+        brackets: characters that nest.
+        breaks: a character that cannot stand outside of strings; there something else begins.
+        before: characters, or white space, that a quotation mark has to stand behind to begin a
+            string; "" where it always does.
+    """
+
+    quotes: tuple[str, ...]
+    brackets: str
+    breaks: str = ""
+    before: str = ""
+
+
+def escapes(quote: str) -> bool:
+    """Whether a backslash escapes between two of these quotes."""
+    return quote[0] in "\"'"
+
+
+JSON = Syntax(('"',), "{}[]", "<")
+
+
+@functools.cache
+def _outside(syntax: Syntax) -> re.Pattern[str]:
+    behind = rf"(?<=[{re.escape(syntax.before)}\s])" if syntax.before else ""
+    marks = [(behind if escapes(each) else "") + re.escape(each) for each in syntax.quotes]
+    return re.compile("|".join([*marks, f"[{re.escape(syntax.brackets + syntax.breaks)}]"]))
+
+
+@functools.cache
+def inside(quote: str) -> re.Pattern[str]:
+    """What counts inside of a string: the quote that ends it, and what is escaped."""
+    escaped = r"|\\." if escapes(quote) else ""
+    return re.compile(re.escape(quote) + escaped, re.DOTALL)
+
+
+class Nesting(enum.Enum):
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+    BROKEN = enum.auto()
+
+
+class Brackets:
+    """Where the brackets from a place of a text on are closed again or broken, or the text ends.
+
+    A text that has grown is read on from where it ended.
+    """
+
+    def __init__(self, start: int, syntax: Syntax = JSON) -> None:
+        self.end = start
+        self.nesting = Nesting.OPEN
+        self._syntax = syntax
+        self._depth = 0
+        self._quote = ""  # of the string that is open
+
+    def read(self, text: str) -> Brackets:
+        while self.nesting is Nesting.OPEN and self._read_mark(text):
+            pass
+        return self
+
+    def _read_mark(self, text: str) -> bool:
+        """Up to the next mark that counts; False if there is none yet."""
+        quote = self._quote
+        marks = (quote,) if quote else self._syntax.quotes
+        limit = max(self.end, len(text) - unfinished_tag(text, marks))
+        match = (inside(quote) if quote else _outside(self._syntax)).search(text, self.end)
+        if match is None or match.start() >= limit:  # what comes next says which mark it is
+            ends_escaping = quote and escapes(quote) and text.endswith("\\", self.end, limit)
+            self.end = limit - bool(ends_escaping)
+            return False
+        mark, self.end = match[0], match.end()
+        if quote:
+            self._quote = quote if mark != quote else ""
+        elif mark in self._syntax.quotes:
+            self._quote = mark
+        elif mark == self._syntax.breaks:
+            self.end, self.nesting = match.start(), Nesting.BROKEN
+        else:
+            self._depth += 1 if mark in "{[(" else -1
+            if self._depth <= 0:
+                self.nesting = Nesting.CLOSED
+        return True
 
 
 @dataclass(frozen=True, slots=True)
