@@ -165,13 +165,11 @@ def optional(check: Check) -> Check:
 
 
 def check_switch(name: str, value: object) -> None:
-    """Raise :class:`ConfigError` unless a value is true or false."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; allowed: true and false", name)
 
 
 def check_text(name: str, value: object) -> None:
-    """Raise :class:`ConfigError` unless a value is a string."""
     if not isinstance(value, str):
         raise ConfigError(f"{name} is {value!r}; allowed: a string", name)
 

@@ -1,9 +1,8 @@
 """Files and folders that somebody named, read and written, with one error where that fails.
 
-A name can be too long, lead in a circle or through a file, or be another user's. What is read is
-untrusted and has limits; a pointer that Git LFS left in a file's place is recognised. What is
-written is there as a whole or not at all: until it is complete it has another name beside the final
-one. Owns what the system says of all that; knows no format but JSON, and no meaning of a key.
+What is read is untrusted and has limits; a pointer that Git LFS left in a file's place is
+recognised. What is written is there as a whole or not at all: until it is complete it has another
+name beside the final one. Knows no format but JSON, and no meaning of a key.
 """
 
 from __future__ import annotations
@@ -23,11 +22,8 @@ from paceline.core.errors import ModelLoadError, PacelineError
 
 @contextmanager
 def read_as(error: type[PacelineError], what: str | Path) -> Iterator[None]:
-    """Read what somebody named.
-
-    Args:
-        error: what to raise when the system does not let it be read.
-        what: the file or folder, as the error is to name it.
+    """Read what somebody named, and raise ``error`` when the system does not let it be read;
+    ``what`` is the file or folder as the error is to name it.
     """
     try:
         yield
@@ -38,10 +34,7 @@ def read_as(error: type[PacelineError], what: str | Path) -> Iterator[None]:
 
 
 def checked_path(path: str | Path, error: type[PacelineError]) -> tuple[Path, bool]:
-    """A path without ``~``, and whether a file or folder is there; ``error`` for what can be none.
-
-    A link that leads in a circle is there for nobody.
-    """
+    """A path without ``~``, and whether something is there; ``error`` for what can be no path."""
     found = Path(os.path.expanduser(path))
     try:
         return found, found.is_dir() or found.is_file()
@@ -56,11 +49,8 @@ def whole_file(
 ) -> Iterator[Path]:
     """Write a file under the name that this yields; it gets its own when the block ends well.
 
-    A link stays, and what it leads to is written. A device or a pipe is written directly.
-
-    Args:
-        error: what to raise when the system does not let it be written.
-        make_folder: whether to create the folder that it is to be in.
+    A link stays, and what it leads to is written. A device or a pipe is written directly. ``error``
+    is raised when the system does not let it be written.
     """
     target = Path(path)
     with _told_as(error, target):
@@ -182,10 +172,8 @@ def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in the file.
-
-    Raises:
-        ModelLoadError: as :func:`read_text`; or it is not valid JSON, or not an object.
+    """The JSON object in the file; ``ModelLoadError`` as by :func:`read_text`, or for another
+    value.
     """
     return parsed_json(read_text(path), path)
 

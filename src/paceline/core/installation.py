@@ -41,9 +41,8 @@ def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def install_command(extra: str = "") -> str:
-    """The shell command that adds an extra, or else the required packages that are missing.
-
-    It works in any folder, and installs for the Python that runs this.
+    """The shell command that adds an extra, or else the required packages that are missing, to the
+    Python that runs this. It works in any folder.
     """
     return pip_install(*requirement(_origin(_distribution()), extra))
 

@@ -2,7 +2,7 @@
 
 Limits of the control groups that hold the process count, in either version:
 https://docs.kernel.org/admin-guide/cgroup-v2.html and ``cgroup-v1/`` beside it name the files.
-Imports nothing slow.
+``root`` is the folder in which ``proc`` and ``sys`` are. Imports nothing slow.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]
     """Folders of the process's group and of those that it is in, each with its version.
 
     In a container its own group is the root, whatever the kernel calls it: that comes always.
-
-    Args:
-        controller: whose files are wanted: ``cpu`` or ``memory``.
-        root: folder in which ``proc`` and ``sys`` are.
+    ``controller`` is ``cpu`` or ``memory``.
     """
     own = {"": "/", controller: "/"}
     place = root / _FOLDER / controller
@@ -37,11 +34,7 @@ def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that the process may use; None without a limit.
-
-    Args:
-        root: folder in which ``proc`` and ``sys`` are.
-    """
+    """Cores' worth of time that the process may use; None without a limit."""
     found = []
     for group, version in groups("cpu", root):
         if version == 2:
@@ -63,11 +56,7 @@ def read(path: Path) -> str:
 
 
 def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
-    """Bytes in all and those available, within the limit of the control group.
-
-    Args:
-        root: folder in which ``proc`` and ``sys`` are.
-    """
+    """Bytes in all and those available, within the limit of the control group."""
     facts: dict[str, int] = {}
     for line in read(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
@@ -123,11 +112,7 @@ class Load:
 
 
 def current_load(cores: int, root: Path = Path("/")) -> Load | None:
-    """None where the system does not say.
-
-    Args:
-        root: folder in which ``proc`` is.
-    """
+    """None where the system does not say."""
     average = load_average(root)
     return None if average is None else Load(average, cores)
 

@@ -105,10 +105,8 @@ class Claim:
         return not self.drafted or self.high <= self.low * (1 + NARROW) ** 2
 
     def sentence(self, load: Load | None = None) -> str:
-        """A part of a sentence on the speculative arm, without a full stop.
-
-        Args:
-            load: of the machine before it was measured.
+        """A part of a sentence on the speculative arm, without a full stop; ``load`` is that of the
+        machine before it was measured.
         """
         busy = f"; the machine was already busy ({load}): measure again when it is idle"
         remark = busy if load is not None and load.is_busy else ""

@@ -171,13 +171,8 @@ _RULES = NARROWING | {"type", *_LEADING}
 
 
 def with_lone_references(schema: Any) -> tuple[Any, frozenset[str]]:
-    """A schema whose references stand alone where they lead back to their own definition.
-
-    Args:
-        schema: with plain references.
-
-    Returns:
-        the schema, and the keywords that were left out of it and say more than what stays.
+    """A schema whose references stand alone where they lead back to their own definition, and the
+    keywords that were left out and say more than what stays. Its references are plain.
     """
     definitions = mapping(schema, "$defs") if isinstance(schema, Mapping) else {}
     if not definitions:

@@ -1,10 +1,9 @@
 """The form of a schema that everything which compiles or reads one starts from.
 
 References are plain, words of other dialects become those of JSON Schema, and objects that name
-properties have no others. A JSON schema that names properties allows any others, which hardly
-anybody means who asks a model for an object: llama.cpp's converter (b11549) and xgrammar (0.2.9, by
-its default ``strict_mode``) close such objects, and so does this module, unless the schema says
-otherwise.
+properties have no others, unless the schema says otherwise: hardly anybody means those who asks a
+model for an object. llama.cpp's converter (b11549) and xgrammar (0.2.9, by its default
+``strict_mode``) close such objects too.
 """
 
 from __future__ import annotations
@@ -134,11 +133,8 @@ class _Closing:
         return self._joined(schema, frozenset(), self._says_otherwise(schema))
 
     def _joined(self, schema: Any, others: frozenset[str], is_open: bool) -> Any:
-        """One of the schemas that describe a value together.
-
-        Args:
-            others: names of properties that the rest of them allow.
-            is_open: any other property is allowed.
+        """One of the schemas that describe a value together. ``others`` are names of properties
+        that the rest of them allow; ``is_open`` allows any.
         """
         if not isinstance(schema, Mapping):
             return schema

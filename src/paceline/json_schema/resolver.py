@@ -86,9 +86,8 @@ class Resolver:
             )
 
     def conjuncts(self, schema: Any) -> list[Mapping[str, Any]]:
-        """Schemas without references and ``allOf`` all of which a value has to match.
-
-        They are no more than :data:`MOST_JOINED`.
+        """The schemas, at most :data:`MOST_JOINED`, without references and ``allOf``, all of which
+        a value has to match.
         """
         self._spend(1)
         if id(schema) in self._conjuncts:

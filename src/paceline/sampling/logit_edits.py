@@ -143,11 +143,9 @@ def in_token_ids(
     """The parameters with ``bad_words`` as token ids; words of one token are banned everywhere.
 
     As in vLLM each word counts as it is and behind a space, whatever space it comes with; so does
-    one of nothing but white space, which keeps it. The same letters in other tokens are not found.
-
-    Args:
-        spell: the ways in which encoding writes a text, without special tokens around it: at a
-            text's beginning, and within one where that differs.
+    one of nothing but white space, which keeps it. ``spell`` gives the ways in which encoding
+    writes a text, at a text's beginning and within one. The same letters in other tokens are not
+    found.
     """
     if not params.bad_words:
         return params

@@ -5,16 +5,13 @@ as ``[a-z]+`` would take all letters, also those that a later rule needs. So a l
 character or one token, and which rule takes it is left to the rules, as in llama.cpp. Two things
 are longer.
 
-A grammar in which no rule leads back to itself is one regular expression. Read by rules, a text
-such as ``[a-z]+ .* "."`` may stand at as many places as it has characters, each of which costs time
-for each token of the vocabulary; an automaton is in one state, however many places that means.
+A grammar in which no rule leads back to itself is one regular expression, since each place of the
+rules at which a text may stand costs time for each token of the vocabulary, and an automaton is in
+one state.
 
-A *run* of repeated characters is one lexeme where it is the only way to read a text: where neither
-what may stand in its place nor what is behind it goes on with one of these characters. So a JSON
-string is few lexemes, whose masks the compiler knows beforehand, and not as many as it has
-characters.
-
-Knows no request and compiles nothing.
+A *run* of repeated characters is one lexeme where neither what may stand in its place nor what is
+behind it goes on with one of these characters. So a JSON string is few lexemes, whose masks the
+compiler knows beforehand.
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ from paceline.text.token_pieces import TokenNames
 
 
 def from_gbnf(text: str, tokens: TokenNames, *, is_whole: bool = True) -> str:
-    """A grammar in Lark for one in GBNF.
-
-    Args:
-        is_whole: nothing is behind what the grammar matches.
+    """A grammar in Lark for one in GBNF; nothing is behind what it matches if it ``is_whole``.
 
     Raises:
         RequestError: it is malformed, leads back to itself from the left, or matches no text.
@@ -128,10 +122,7 @@ class _Expression:
         self._size = 0
 
     def of(self, number: int, within: frozenset[int]) -> str:
-        """
-        Args:
-            within: the numbers of the bodies in which this one is.
-        """
+        """``within`` has the numbers of the bodies in which this one is."""
         if number in within or len(within) == MAX_EXPRESSION_DEPTH:
             raise _NotRegularError
         body, within = self._bodies[number], within | {number}
@@ -161,11 +152,7 @@ _ROUNDS = 4
 
 
 def with_runs(bodies: Mapping[int, Body], root: int, *, is_whole: bool) -> Mapping[int, Body]:
-    """The same grammar, with runs where these are safe.
-
-    Args:
-        is_whole: nothing is behind what the grammar matches.
-    """
+    """The same grammar, with runs where these are safe; see :func:`from_gbnf` for ``is_whole``."""
     lines = [each for body in bodies.values() for each in sequences(body)]
     names_tokens = any(isinstance(item, Token) for line in lines for item in line)
     if names_tokens or sum(len(line) + 1 for line in lines) > MAX_RULES_WITH_RUNS:
@@ -226,10 +213,8 @@ def _with_characters(body: Body, single: Mapping[int, Characters | None]) -> Bod
 
 
 def _with_all_runs(bodies: Mapping[int, Body]) -> tuple[dict[int, Body], frozenset[int]]:
-    """With a run wherever characters are repeated.
-
-    Returns:
-        And the numbers of the repetitions that begin again behind a run only with another thing.
+    """With a run wherever characters are repeated; and the numbers of the repetitions that begin
+    again behind a run only with another thing.
     """
     changed = dict(bodies)
     loops = set()
@@ -269,10 +254,8 @@ class Follow:
     """What may stand in one place of a text, and what behind it, by the rules of a grammar.
 
     Each character of the rules is a *place*. Which rule called which is forgotten, as in a finite
-    automaton; so more is said to be possible than is. Sets of places are bits of a number.
-
-    No rule may name tokens: one stands for any number of characters, so that counting them does not
-    tell what may stand in the stead of what is behind it.
+    automaton; so more is said to be possible than is. Sets of places are bits of a number. No rule
+    may name tokens, each of which stands for any number of characters.
 
     Args:
         bodies: by number; a run is the first thing of its body.

@@ -21,10 +21,7 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", **{each: each for each in '\\"[]-'}
 
 
 class Scanner:
-    """Attributes:
-    text: the whole grammar.
-    at: the place in it.
-    """
+    """The text of a grammar, and the place up to which it has been read."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -105,11 +102,7 @@ _COUNTS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?
 
 
 def parsed(text: str, tokens: TokenNames) -> Rules:
-    """The rules of a grammar.
-
-    Raises:
-        RequestError: llama.cpp would refuse it.
-    """
+    """The rules of a grammar; ``RequestError`` where llama.cpp would refuse it."""
     return _Parser(text, tokens).whole()
 
 
@@ -386,11 +379,8 @@ Body = Sequence[Sequence[Element]] | Repetition
 
 @dataclass
 class Rules:
-    """A grammar.
-
-    Attributes:
-        bodies: by number; a repetition's is higher than those of the repetitions in it.
-        root: number of the rule that matches the whole text.
+    """The bodies of a grammar by number, a repetition's above those of the repetitions in it, and
+    the number of the rule that matches the whole text.
     """
 
     bodies: dict[int, Body] = field(default_factory=dict)

@@ -2,9 +2,8 @@
 
 Compiling belongs into the caller's thread, never the engine's. Specifications are untrusted, and
 the compiler cannot be interrupted: each is tried out first in a process of its own
-(:mod:`paceline.structured.grammar_worker`), which is killed when it takes too long. What every
-grammar of a model needs is made once: the tables of its vocabulary, the names of its tokens, and
-that process. Knows no request and no draft.
+(:mod:`paceline.structured.grammar_worker`), which is killed when it takes too long. Knows no
+request and no draft.
 """
 
 from __future__ import annotations
@@ -110,10 +109,8 @@ class GrammarCompiler:
         answer: LLMatcher | None,
         direct: LLMatcher | None,
     ) -> AfterThoughts:
-        """
-        Args:
-            answer: of what follows thoughts; None where thoughts alone are limited.
-            direct: of what comes without thoughts.
+        """``answer`` holds for what follows thoughts, or is None where these alone are limited, and
+        ``direct`` for what comes without them.
         """
         spelling = _spelling(self._ready_tables().lookup)
         if answer is None:
@@ -128,10 +125,7 @@ class GrammarCompiler:
         return MatcherConstraint(matcher.deep_copy(), self._ready_tables().lookup, self._eos)
 
     def _matcher(self, spec: StructuredOutputs, has_gap: bool = False) -> LLMatcher:
-        """
-        Args:
-            has_gap: white space may come first, as behind thoughts.
-        """
+        """``has_gap`` lets white space come first, as behind thoughts."""
         compiled = self._compiled(spec.kind, spec.source, has_gap)
         if isinstance(compiled, ShapeError):
             # Whoever asks for what a program composed has not seen the grammar.
@@ -140,11 +134,9 @@ class GrammarCompiler:
         return compiled
 
     def _compile(self, kind: str, source: str, has_gap: bool) -> LLMatcher | ShapeError:
-        """A matcher at its beginning, or what is wrong with the specification.
-
-        Raises:
-            RequestError: the trial did not end well, which another one may.
-            BusyError: the machine had no time for it.
+        """A matcher at its beginning, or what is wrong with the specification. ``RequestError``
+        where the trial did not end well, which another one may, and ``BusyError`` where the machine
+        had no time.
         """
         tables = self._ready_tables()
         from llguidance import LLMatcher, LLParserLimits
@@ -188,11 +180,8 @@ class GrammarCompiler:
             self._tables.trial.close()
 
     def _ready_tables(self) -> _Tables:
-        """Make the tables at the first call, or wait for whoever makes them.
-
-        Raises:
-            RequestError: the model has no tokenizer, no token that ends a text or an odd
-                vocabulary, or ``llguidance`` is not installed; it is not tried again.
+        """Make the tables at the first call, or wait for whoever makes them. Where they cannot be
+        made, each call raises the same ``RequestError``.
         """
         with self._lock:
             if self._tables is None:
@@ -238,12 +227,8 @@ PANIC = "PanicException"
 
 
 class _Tables(NamedTuple):
-    """What every grammar of a model needs.
-
-    Attributes:
-        lookup: the vocabulary as the compiler of grammars looks it up.
-        names: by which a grammar may ask for tokens.
-        trial: the process that tries grammars out; it starts with the first one, or before.
+    """What every grammar of a model needs: the vocabulary, also as the compiler looks it up, the
+    names by which a grammar may ask for tokens, and the process that tries grammars out.
     """
 
     vocabulary: GrammarVocabulary

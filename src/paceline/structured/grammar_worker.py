@@ -29,10 +29,8 @@ class TooSlowError(Exception):
 
 
 class TrialVocabulary:
-    """What ``LLTokenizer`` asks of a vocabulary. Its spellings are good enough for a trial.
-
-    Attributes:
-        tables: what ``LLTokenizer`` made of it.
+    """What ``LLTokenizer`` asks of a vocabulary, and the ``tables`` that it makes of it. Its
+    spellings are good enough for a trial.
     """
 
     is_tokenizer_wrapper = True

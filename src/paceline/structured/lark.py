@@ -37,13 +37,8 @@ empty lines would take the square of their number."""
 
 
 def source_of(grammar: str, tokens: TokenNames, *, is_whole: bool = True) -> dict[str, str]:
-    """A grammar in Lark or GBNF, in Lark.
-
-    Args:
-        is_whole: nothing is behind what the grammar matches.
-
-    Raises:
-        RequestError: it is in GBNF and cannot be used.
+    """A grammar in Lark or GBNF, in Lark; nothing is behind what it matches if it ``is_whole``.
+    ``RequestError`` where it is in GBNF and cannot be used.
     """
     if _GBNF.search(grammar):
         grammar = from_gbnf(grammar, tokens, is_whole=is_whole)
@@ -88,16 +83,8 @@ Ends = tuple[str, ...]
 
 
 def tag_grammar(source: str, tokens: TokenNames | None = None) -> str:
-    """
-    Args:
-        source: of the structural tag, as JSON.
-        tokens: of the model.
-
-    Returns:
-        JSON that lists grammars.
-
-    Raises:
-        RequestError: the tag is malformed.
+    """JSON that lists the grammars of a structural tag, which is JSON; ``RequestError`` where it is
+    malformed.
     """
     composer = _Composer(tokens or TokenNames())
     start = composer.expr(structural_tags.parsed(source), ())

@@ -53,8 +53,8 @@ class AnswerConstraint(Constraint, Protocol):
 
 
 class AfterThoughts:
-    """See the module's docstring, and :class:`~paceline.request.request.Constraint` for the
-    methods.
+    """The constraint of a request: for the methods see
+    :class:`~paceline.request.request.Constraint`.
 
     Args:
         marks: of the thoughts.
@@ -185,9 +185,8 @@ class AfterThoughts:
                 return self._mask_of_beginning(state)
 
     def _forced(self, state: _State) -> int | None:
-        """The token of the closing mark that has to follow, once the budget of thoughts is spent.
-
-        None where something else may follow.
+        """The token of the closing mark that has to follow, once the budget of thoughts is spent;
+        None where something else may.
         """
         is_spent = self._budget is not None and state.num_tokens >= self._budget
         if state.place is not TextStage.THOUGHTS or not is_spent or state.num_open:

@@ -6,10 +6,9 @@ calls that templates teach. Messages follow what transformers hands to templates
 which many templates read without asking whether it is there, and thoughts have all of their names
 instead of two. Knows no tokenizer.
 
-Templates are rendered in a process of their own (:mod:`paceline.text.template_worker`), because
-nothing inside this one bounds a template: a repeated string, a power or a padded number is a single
-call that no deadline check or asynchronous exception interrupts. It is started at the first
-rendering, serves all templates, and is replaced when it had to be killed.
+Templates are rendered in a process of their own (:mod:`paceline.text.template_worker`), because no
+deadline check or exception interrupts a repeated string, a power or a padded number. It is started
+at the first rendering, and replaced when it had to be killed.
 """
 
 from __future__ import annotations
@@ -70,10 +69,8 @@ def stops_of(source: str) -> tuple[str, ...]:
 
 
 def chosen_template(choice: str) -> str:
-    """The source of the built-in template of that name, or of the file at that path.
-
-    Raises:
-        ConfigError: there is neither, or what is there is no template.
+    """The source of the built-in template of that name, or of the file at that path;
+    ``ConfigError`` where there is neither, or what is there is no template.
     """
     if choice in BUILT_IN:
         return BUILT_IN[choice]
@@ -237,13 +234,8 @@ def _is_system(message: Mapping[str, Any]) -> bool:
 def read_by_templates(
     messages: Sequence[Mapping[str, Any]], mentions: Callable[[str], bool]
 ) -> list[dict[str, Any]]:
-    """The messages as a template reads them.
-
-    Args:
-        mentions: whether the template has these words.
-
-    Raises:
-        TemplateError: a message is no mapping.
+    """The messages as a template reads them that ``mentions`` says has these words;
+    ``TemplateError`` where one is no mapping.
     """
     wordless = None if all(map(mentions, _CALL_WITHOUT_WORDS)) else ""
     return [_with_all_thoughts(_with_content(message, wordless)) for message in messages]

@@ -55,10 +55,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """Ids of a vocabulary's marks; ``repository`` and ``file`` where it has them.
-
-    Attributes:
-        all: every mark; an answer that writes one has filled its gap.
+    """Ids of a vocabulary's marks; ``repository`` and ``file`` where it has them. An answer that
+    writes one of ``all`` has filled its gap.
     """
 
     before: int

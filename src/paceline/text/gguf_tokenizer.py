@@ -5,10 +5,7 @@ scores (``llama``) or its merges (``gemma4``). Owns the keys that describe a voc
 that end a text, and the rules by which text is split before byte-level merging.
 
 A file only names its rule (``tokenizer.ggml.pre``). The names are llama.cpp's (b11549), and each
-rule is that of the model's own tokenizer. At capital letters some of llama.cpp's rules do not cut
-where the model's own does. No merge joins pieces there, so the tokens are the same, and the table
-has the shorter rule. Where llama.cpp cuts off marks that belong to a word, the table has the
-model's own rule.
+rule is that of the model's own tokenizer, or a shorter one that gives the same tokens.
 """
 
 from __future__ import annotations
@@ -82,7 +79,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | 
             f"{where} has a tokenizer of kind {kind or 'unknown'!r}; supported: gpt2, llama and "
             "gemma4"
         )
-    _add_special(backend, _special(metadata, tokens, types, splits=rule is not None))
+    added = _special(metadata, tokens, types, splits=rule is not None)
+    backend.add_special_tokens([token for token in added if token.special])
+    backend.add_tokens([token for token in added if not token.special])
     roles = _special_tokens(metadata, tokens)
     _frame_texts(
         backend,
@@ -108,10 +107,8 @@ def _adds_bos(metadata: Mapping[str, Any], rule: SplitRule | None) -> bool:
 
 
 def _frame_texts(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Let encoding a text put these tokens before and behind it.
-
-    In llama.cpp (b11549) ``add_sep_token`` concerns reranking and BERT's vocabularies alone.
-    """
+    """Let encoding a text put these tokens before and behind it."""
+    # llama.cpp's add_sep_token (b11549) concerns reranking and BERT's vocabularies alone.
     # Under names of their own: in a template some characters of a spelling mean something.
     special = [
         {"id": name, "ids": [backend.token_to_id(token)], "tokens": [token]}
@@ -135,7 +132,8 @@ def _byte_level(
 ) -> tokenizers.Tokenizer:
     pairs, whole_words = _pairs(merges, where), rule.whole_words
     backend = _backend(models.BPE, where, _vocabulary(tokens), pairs, ignore_merges=whole_words)
-    backend.normalizer = rule.normalizer()
+    if rule.composes:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = rule.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend
@@ -212,9 +210,8 @@ def _special(
 ) -> list[AddedToken]:
     """Tokens that are matched whole before any merging.
 
-    Args:
-        splits: the vocabulary spells bytes. In others "▁" is a space, and user-defined tokens
-            with spaces come about by merging.
+    ``splits`` says that the vocabulary spells bytes. In others "▁" is a space, and user-defined
+    tokens with spaces come about by merging.
     """
     name = str(metadata.get("general.name", "")).lower()
     is_phi3 = text_value(metadata, "model") == "llama" and (
@@ -232,11 +229,6 @@ def _special(
             }
             matched_whole.append(AddedToken(token, normalized=False, special=special, **options))
     return matched_whole
-
-
-def _add_special(backend: tokenizers.Tokenizer, added: list[AddedToken]) -> None:
-    backend.add_special_tokens([token for token in added if token.special])
-    backend.add_tokens([token for token in added if not token.special])
 
 
 def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
@@ -269,10 +261,6 @@ class SplitRule:
     whole_words: bool = False
     adds_bos: bool = False
     composes: bool = False
-
-    def normalizer(self) -> Any:
-        """The step of the backend that comes before splitting, or None."""
-        return normalizers.NFC() if self.composes else None
 
     def pre_tokenizer(self) -> Any:
         """The steps of the backend that split a text and spell its bytes."""
@@ -441,10 +429,8 @@ _REFUSED = {
 
 
 def split_rule(name: str) -> SplitRule:
-    """The rule of a name; an empty one stands for a file that names none.
-
-    Raises:
-        UnsupportedModelError: the name is unknown, or its rule cannot be followed.
+    """The rule of a name; an empty one stands for a file that names none. ``UnsupportedModelError``
+    where the name is unknown, or its rule cannot be followed.
     """
     if name in ("", "default"):
         logger.warning(
@@ -487,11 +473,6 @@ _MESSAGE_FORMATS = (
     {"<|flush|>", "<|call|>"},
     {"<|flush|>", "<|calls|>"},
 )
-
-
-def bos_id(metadata: Mapping[str, Any]) -> int | None:
-    """The id of the token that begins a text, if there is one."""
-    return role_id(metadata, "bos_token_id")
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
@@ -540,11 +521,7 @@ def text_value(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def string_list(metadata: Mapping[str, Any], key: str, where: str) -> list[str]:
-    """The strings under a key of the vocabulary.
-
-    Raises:
-        ModelLoadError: there is no such list.
-    """
+    """The strings under a key of the vocabulary; ``ModelLoadError`` where there is no such list."""
     value = metadata.get(PREFIX + key)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ModelLoadError(f"{where} has no list of strings {PREFIX}{key}")

@@ -47,10 +47,8 @@ def merges_from_scores(
 
 
 def scores_tie(pieces: Mapping[str, float]) -> bool:
-    """Whether an order of merges is not enough: different pieces may compete with one score.
-
-    Args:
-        pieces: the scores of those that come about by merging.
+    """Whether an order of merges is not enough: different pieces, of those that come about by
+    merging, may compete with one score.
     """
     first: dict[float, str] = {}
     for piece, score in pieces.items():
@@ -79,10 +77,8 @@ def with_scored_pieces(
 
 
 class ScoredPieces:
-    """A step of the backend that cuts a word into pieces.
-
-    Args:
-        scores: piece -> score; single characters need none.
+    """A step of the backend that cuts a word into pieces by their scores; single characters need
+    none.
     """
 
     def __init__(self, scores: Mapping[str, float]) -> None:

@@ -38,13 +38,9 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_custom(path: str, category: str | None = None) -> list[Row]:
-    """Rows with a prompt that is no list of token ids.
-
-    Args:
-        category: leave out rows of other categories.
-
-    Raises:
-        RequestError: the file cannot be read, or a row is no prompt; the message names the row.
+    """Rows with a prompt that is no list of token ids, of this category if one is given.
+    ``RequestError`` where the file cannot be read, or a row is no prompt; the message names the
+    row.
     """
     rows = read_rows(path)
     if category is not None:
@@ -68,9 +64,7 @@ def _custom_row(row: Mapping[str, Any], place: str) -> Row:
 
 def prompt_of(row: Mapping[str, Any], place: str) -> Content:
     """What a row asks, under one of :data:`PROMPT_KEYS`; of a list of turns, the first.
-
-    Raises:
-        RequestError: it asks nothing; the message begins with ``place``.
+    ``RequestError``, whose message begins with ``place``, where it asks nothing.
     """
     key = next((name for name in PROMPT_KEYS if name in row), None)
     if key is None:
@@ -123,10 +117,8 @@ def _turn_text(turn: object) -> str:
 
 def read_rows(path: str | Path) -> list[tuple[str, Mapping[str, Any]]]:
     """The objects of a JSON array or of a JSONL file, each with where it is; at least one.
-
-    Raises:
-        RequestError: the file cannot be read, is empty, or has something else; the message names
-            the line.
+    ``RequestError`` where the file cannot be read, is empty, or has something else; the message
+    names the line.
     """
     text = _read(path)
     if text.lstrip().startswith("["):

@@ -50,8 +50,7 @@ class Tokenizer:
         eos_token_ids: ids that end a text; default: that of the ``eos_token``.
         chat_templates: name -> Jinja source; ``default`` is used unless tools are given and there
             is a ``tool_use``.
-        piece_scores: piece -> score, where texts are cut into pieces by these and not by the
-            backend's merges.
+        piece_scores: piece -> score, where these cut texts into pieces, not the backend's merges.
 
     Attributes:
         has_fallback_template: the template is one that nobody chose for this model.
@@ -84,7 +83,6 @@ class Tokenizer:
         self._special_ids = frozenset(
             i for i, token in added.items() if token.special and token.content not in shown
         )
-        self._has_byte_fallback = _has_byte_fallback(backend)
         self.bos_token_id = self._id_of_role("bos_token")
         self.unk_token_id = self._id_of_role("unk_token")
         eos = self._id_of_role("eos_token")
@@ -200,18 +198,15 @@ class Tokenizer:
         Args:
             begins: as at a text's beginning; otherwise as behind other tokens, without the space
                 that some vocabularies put first.
-            add_special_tokens: as in :meth:`encode`; only for what begins a text.
-
-        Raises:
-            RequestError: as :meth:`encode`.
+            add_special_tokens: as in :meth:`encode`, which says what is raised; only for what
+                begins a
+                text.
         """
         return self._ids_by(self._literal_backend, text, begins, add_special_tokens)
 
     def encoder_within(self, marks: Collection[int]) -> Callable[[str], list[int]]:
-        """What encodes texts behind other tokens, in which special tokens are mere text.
-
-        Args:
-            marks: ids of further tokens that a text does not become.
+        """What encodes texts behind other tokens, in which special tokens, and those of these ids,
+        are mere text.
         """
         backend = literal_backend(self._backend, marks)
         return lambda text: self._ids_by(backend, text, begins=False)
@@ -229,10 +224,8 @@ class Tokenizer:
         return ids
 
     def spellings(self, text: str) -> list[list[int]]:
-        """Token ids of a text at the beginning and behind other tokens; no others are around them.
-
-        Raises:
-            RequestError: as :meth:`encode`.
+        """Token ids of a text at the beginning and, where they differ, behind other tokens; no
+        others are around them. Raises as :meth:`encode`.
         """
         begun = self.encode(text, add_special_tokens=False)
         within = self.encode_literal(text, begins=False)
@@ -253,10 +246,7 @@ class Tokenizer:
         return find_fim_tokens(self._special_tokens, self._backend.token_to_id)
 
     def needed_fim(self) -> FimTokens:
-        """
-        Raises:
-            NoFimTokensError: the vocabulary has no marks.
-        """
+        """``NoFimTokensError`` where the vocabulary has no marks."""
         if self.fim is None:
             raise NoFimTokensError(
                 "the model cannot fill a gap before a suffix: its vocabulary has no "
@@ -272,11 +262,6 @@ class Tokenizer:
             return self.encode_literal(text, begins=begins)
 
         return self.needed_fim().prompt(gap, self.begin_ids, encode)
-
-    @functools.cached_property
-    def _text_begin(self) -> str:
-        """The BOS token where encoding a text begins with it."""
-        return self._special_tokens["bos_token"] if self.begins_with_bos else ""
 
     @property
     def begin_ids(self) -> tuple[int, ...]:
@@ -378,8 +363,7 @@ class Tokenizer:
         return {each.content: i for i, each in added.items() if i not in self._special_ids}
 
     def mark_ids(self) -> set[int]:
-        """Ids of added tokens that are marks, not words: those that their file calls special, and
-        those that are spelt in angle brackets."""
+        """Ids of added tokens that are marks, not words: special or in angle brackets."""
         added = self._backend.get_added_tokens_decoder()
         return {i for i, each in added.items() if each.special or _MARK.fullmatch(each.content)}
 
@@ -390,7 +374,13 @@ class Tokenizer:
     @functools.cached_property
     def _bytes(self) -> dict[int, int]:
         """The byte of each token that stands for one."""
-        return byte_tokens(self._backend.token_to_id) if self._has_byte_fallback else {}
+        byte_of = dict[int, int]()
+        for byte in range(256) if "ByteFallback" in self.decoder_kinds else ():
+            for spelling in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):
+                token_id = self._backend.token_to_id(spelling)
+                if token_id is not None:
+                    byte_of[token_id] = byte
+        return byte_of
 
     @property
     def decoder_kinds(self) -> set[str]:
@@ -413,10 +403,8 @@ class Tokenizer:
         return stops_of(self._templates.get("default", ""))
 
     def set_chat_template(self, source: str, *, is_fallback: bool = False) -> None:
-        """Write chats by this Jinja template, whichever the model has brought.
-
-        Args:
-            is_fallback: nobody chose it for this model, which may know no chats at all.
+        """Write chats by this Jinja template. A fallback is one that nobody chose for this model,
+        which may know no chats at all.
         """
         self._set_templates({"default": source})
         self.has_fallback_template = is_fallback
@@ -470,7 +458,7 @@ class Tokenizer:
             "documents": None,
             **self._special_tokens,
             **template_kwargs,
-            "text_begin": self._text_begin,
+            "text_begin": self._special_tokens["bos_token"] if self.begins_with_bos else "",
             "messages": read_by_templates(
                 with_opening(self.chat_opening, messages), self.template_mentions
             ),
@@ -480,23 +468,7 @@ class Tokenizer:
         return render_chat_template(template, variables)
 
 
-def _has_byte_fallback(backend: tokenizers.Tokenizer) -> bool:
-    decoder = backend.decoder
-    return decoder is not None and b'"ByteFallback"' in decoder.__getstate__()
-
-
 REPLACEMENT = "\ufffd"
-
-
-def byte_tokens(token_id: Callable[[str], int | None]) -> dict[int, int]:
-    """The byte of each byte token of a vocabulary, by the token's id."""
-    byte_of = dict[int, int]()
-    for byte in range(256):
-        for spelling in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):
-            index = token_id(spelling)
-            if index is not None:
-                byte_of[index] = byte
-    return byte_of
 
 
 def _spelled(character: str) -> list[str]:
@@ -511,15 +483,13 @@ _CONTROL = re.compile(r"<[|｜].+[|｜]>")  # noqa: RUF001
 def literal_backend(
     backend: tokenizers.Tokenizer, marks: Collection[int] = ()
 ) -> tokenizers.Tokenizer:
-    """An encoder that takes no special token out of a text. It can only encode.
+    """An encoder that takes no special token out of a text, nor those of ``marks``. It can only
+    encode.
 
-    Added tokens that are words of texts, such as runs of spaces, stay. Some vocabularies call
-    marks ordinary words; what is spelled ``<|...|>`` is taken for one. The vocabulary itself is
-    shared with the given encoder: to read a copy of 262,144 tokens takes seconds, during which no
-    other thread of Python runs (tokenizers 0.23.3).
-
-    Args:
-        marks: ids of further tokens that a text shall not become.
+    Added tokens that are words of texts, such as runs of spaces, stay. Some vocabularies call marks
+    ordinary words; what is spelled ``<|...|>`` is taken for one. The vocabulary itself is shared
+    with the given encoder: to read a copy of 262,144 tokens takes seconds, during which no other
+    thread of Python runs (tokenizers 0.23.3).
     """
     literal = tokenizers.Tokenizer(backend.model)
     literal.normalizer, literal.pre_tokenizer = backend.normalizer, backend.pre_tokenizer

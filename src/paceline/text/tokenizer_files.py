@@ -118,15 +118,20 @@ def _piece_scores(config: dict[str, Any]) -> dict[str, float] | None:
 def _add_named_tokens(
     backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]
 ) -> dict[str, str]:
-    """Add what the files of a folder name; role -> token."""
-    named = read_named_tokens(
-        config,
-        _optional_json(folder / "special_tokens_map.json"),
-        _optional_json(folder / "added_tokens.json"),
-        backend.get_added_tokens_decoder(),
-    )
-    add_named_tokens(backend, named)
-    return {role: token.content for role, token in named.roles.items()}
+    """Let a vocabulary match the tokens whole that a folder's files name; role -> token."""
+    own = backend.get_added_tokens_decoder()
+    roles, extra, declared = _named_tokens(folder, config, own)
+    of_roles = {token.content for token in roles.values()}
+    for token in declared:
+        token.special |= token.content in of_roles
+    known = {token.content for token in (*declared, *own.values())}
+    fresh = dict[str, AddedToken]()
+    for token in (*roles.values(), *extra):
+        if token.content not in known:
+            token.special |= token.content in of_roles
+            fresh.setdefault(token.content, token)
+    backend.add_tokens([*declared, *fresh.values()])
+    return {role: token.content for role, token in roles.items()}
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -181,68 +186,29 @@ ROLES = (
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedTokens:
-    """What the files name.
-
-    Attributes:
-        roles: role -> token (``bos_token``, ``image_token``, ...), as templates name them.
-        extra: special tokens without a role.
-        declared: tokens that come with an id, in the order of the ids.
-    """
-
-    roles: dict[str, AddedToken]
-    extra: list[AddedToken]
-    declared: list[AddedToken]
-
-
-def read_named_tokens(
-    config: Mapping[str, Any],
-    special_map: Mapping[str, Any],
-    added: Mapping[str, Any],
-    own: Mapping[int, AddedToken],
-) -> NamedTokens:
-    """What the files beside a ``tokenizer.json`` name.
+def _named_tokens(
+    folder: Path, config: Mapping[str, Any], own: Mapping[int, AddedToken]
+) -> tuple[dict[str, AddedToken], list[AddedToken], list[AddedToken]]:
+    """Tokens with roles, special tokens without, and those that come with an id, in its order.
 
     The two old files count only where the configuration has no ``added_tokens_decoder``, and there
     ``special_tokens_map.json`` has the last word on a role.
 
     Args:
-        config: ``tokenizer_config.json``.
-        special_map: ``special_tokens_map.json``.
-        added: ``added_tokens.json``: token -> id.
         own: id -> token that ``tokenizer.json`` itself adds to its vocabulary.
-
-    Raises:
-        ModelLoadError: there is something else where a token must be.
     """
     declared = config.get("added_tokens_decoder")
-    if declared is not None:
-        special_map = {}
+    is_old = declared is None
+    special_map = _optional_json(folder / "special_tokens_map.json") if is_old else {}
     extra, extra_roles = _extra(config, special_map)
     roles = _roles(config, special_map) | extra_roles
-    if declared is None:
+    if is_old:
         special = {roles[role].content for role in roles.keys() & set(ROLES)}
         special |= {token.content for token in extra}
-        by_id = _spelled(added, special) | dict(own)
+        by_id = _spelled(_optional_json(folder / "added_tokens.json"), special) | dict(own)
     else:
         by_id = _by_id(declared)
-    return NamedTokens(roles, extra, [token for _, token in sorted(by_id.items())])
-
-
-def add_named_tokens(backend: tokenizers.Tokenizer, named: NamedTokens) -> None:
-    """Make a vocabulary match these tokens whole; a token with a role is special."""
-    of_roles = {token.content for token in named.roles.values()}
-    for token in named.declared:
-        token.special |= token.content in of_roles
-    known = {token.content for token in named.declared}
-    known |= {token.content for token in backend.get_added_tokens_decoder().values()}
-    fresh = dict[str, AddedToken]()
-    for token in (*named.roles.values(), *named.extra):
-        if token.content not in known:
-            token.special |= token.content in of_roles
-            fresh.setdefault(token.content, token)
-    backend.add_tokens([*named.declared, *fresh.values()])
+    return roles, extra, [token for _, token in sorted(by_id.items())]
 
 
 def _roles(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, AddedToken]:

@@ -36,7 +36,7 @@ from paceline.models.families import GGUF_MODEL_TYPES, gguf_family
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.layer_sizes import QUERY_GROWTH
 from paceline.tensors.arrays import Array, floats
-from paceline.text.gguf_tokenizer import bos_id, end_ids
+from paceline.text.gguf_tokenizer import end_ids, role_id
 
 # In the largest models of these architectures the attention scale is taken from the width; the
 # metadata does not say so, and every reader of the format goes by the number of layers.
@@ -205,7 +205,7 @@ def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, An
         ),
         "sliding_window": keys.get("attention.sliding_window") or None,
         "tie_word_embeddings": "output.weight" not in container.tensors,
-        "bos_token_id": bos_id(container.metadata),
+        "bos_token_id": role_id(container.metadata, "bos_token_id"),
         "eos_token_id": end_ids(container.metadata),
         "dtype": _FLOAT_TYPES.get(sample.type_code if sample else -1, "float32"),
     }

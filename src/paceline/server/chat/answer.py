@@ -3,9 +3,7 @@
 Owns the order: thoughts first, between their marks, then what may stand between marks of its own,
 and tool calls only in that. White space beside marks and calls is dropped: templates put it back.
 Text is held back while it may begin a call, and what proves to be none goes back to the words. What
-is found does not depend on how the text is cut into pieces. What a call looks like is a matter of
-:mod:`paceline.server.chat.tool_calls`; the formats are in
-:mod:`paceline.server.chat.answer_formats`.
+is found does not depend on how the text is cut into pieces.
 """
 
 from __future__ import annotations
@@ -121,11 +119,8 @@ class Split(NamedTuple):
 def split_thoughts(text: str, marks: ThoughtMarks, final: bool) -> Split | None:
     """Thoughts and answer, as far as they are certain; None where nothing is.
 
-    Args:
-        text: from the answer's beginning on.
-        marks: if the prompt ends inside of thoughts, because the template opened them, an opening
-            mark that the model writes all the same is dropped.
-        final: nothing follows.
+    ``text`` begins with the answer, and if it is ``final`` nothing follows. Where the prompt ends
+    inside of thoughts, an opening mark that the model writes all the same is dropped.
     """
     begin, at = text.lstrip(), len(text) - len(text.lstrip())
     opening = next((mark for mark in marks.opening if begin.startswith(mark)), None)
@@ -263,11 +258,8 @@ class ToolUse:
 
 
 class ToolCallReader:
-    """Reads one answer.
-
-    Args:
-        tools: that were offered; other names make no call.
-        max_calls: further calls are dropped.
+    """Reads one answer. Calls of tools that were not offered are words; calls beyond ``max_calls``
+    are dropped.
     """
 
     def __init__(self, form: ToolFormat, tools: Tools, max_calls: int | None = None) -> None:

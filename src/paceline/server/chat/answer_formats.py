@@ -100,9 +100,8 @@ here; the first entry that fits counts."""
 
 
 def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
-    """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
-
-    Models write some formats in several ways, and then the template says in which. Names are
+    """The format by its name, in the spelling of the chat template where that shows one. ``auto``
+    asks the template alone, and gets None if it knows none. Names are
     :data:`paceline.server.http.config.TOOL_CALL_PARSERS`.
     """
     shown = _shown(tokenizer)
@@ -122,13 +121,10 @@ def _shown(tokenizer: Tokenizer) -> ToolFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Thoughts stand between an opening and a closing mark, and the answer follows.
-
-    The answer may have marks around it as well, which are no part of it.
+    """Thoughts stand between an opening and a closing mark, whichever comes first of each, and the
+    answer follows, which may have marks around it as well.
 
     Attributes:
-        opening: strings that open thoughts.
-        closing: strings that close them; whichever comes first counts.
         shown_by: words of a chat template that show that the model was taught this format.
         answer: the marks that may stand before and behind the answer; empty if there are none.
         tail: a mark behind all of it, calls included; "" if there is none.
@@ -199,7 +195,6 @@ THOUGHT_FORMATS = {
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
-
     Names are :data:`paceline.server.http.config.REASONING_PARSERS`.
     """
     if name == "none":
@@ -246,10 +241,7 @@ class ChatFormats:
     def of(
         cls, tokenizer: Tokenizer, reasoning_parser: str = "auto", tool_call_parser: str = "auto"
     ) -> ChatFormats:
-        """
-        Args:
-            reasoning_parser, tool_call_parser: names of formats; ``auto`` asks the chat template.
-        """
+        """The formats by these names; ``auto`` asks the chat template."""
         says, parsers = tokenizer.template_mentions, (reasoning_parser, tool_call_parser)
         shows_harmony = parsers == ("auto", "auto") and says(CHANNEL) and says(MESSAGE)
         is_named = any(map(str.__eq__, parsers, HARMONY_PARSERS))

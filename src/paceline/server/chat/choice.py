@@ -6,7 +6,6 @@ per token, and which part of an answer tells which token. Knows no HTTP.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from paceline.server.chat.harmony import HarmonyParser
 from paceline.server.chat.parts import (
     Part,
     Placed,
-    Places,
+    PlacedTokens,
     ThoughtCount,
     ThoughtTokens,
     TokenPlaces,
@@ -29,13 +28,8 @@ from paceline.server.engine_process.tokens import OriginTokens, TokenTexts, fini
 
 
 class ChatChoice:
-    """One sample.
-
-    Args:
-        places: where its tokens stand; None where nobody has to know.
-
-    Attributes:
-        new_thoughts: tokens of thoughts that the last piece added.
+    """One sample. ``new_thoughts`` counts the tokens of thoughts that the last piece added; where
+    its tokens stand is known where anything depends on that.
     """
 
     def __init__(
@@ -94,10 +88,7 @@ class ChatChoice:
         return read
 
     def _end(self, piece: Piece) -> dict[str, Any]:
-        """
-        Raises:
-            EngineClosedError: the engine gave the sample up.
-        """
+        """``EngineClosedError`` where the engine gave the sample up."""
         reason = piece.finish_reason
         if reason not in ("stop", "length"):
             raise EngineClosedError("the engine ended before the answer did")
@@ -163,7 +154,7 @@ class ChatLogprobs:
     def __init__(self, texts: TokenTexts, *, only_words: bool = False) -> None:
         self._texts = texts
         self.only_words = only_words
-        self._placed = deque[Placed]()
+        self._tokens = PlacedTokens()
 
     def add(
         self,
@@ -172,32 +163,22 @@ class ChatLogprobs:
         answer_parts: Sequence[Part],
         parts: Sequence[dict[str, Any]],
     ) -> None:
-        """
-        Args:
-            piece: what came; it has tokens.
-            placed: those whose places are known with it, where only words count.
-            answer_parts: the parts of the answer that became certain with it.
-            parts: the choice's parts that tell them, in the same order; at least one.
+        """Args:
+        placed: the tokens whose places are known with the piece, which has some.
+        answer_parts: the parts of the answer that became certain with it.
+        parts: the choice's parts of these, in the same order; at least one.
         """
         if not self.only_words:
             parts[0]["logprobs"] = self._content(piece.logprobs)
             return
-        self._placed.extend(placed)
+        self._tokens.add(placed)
         for part, choice in zip(answer_parts, parts, strict=False):
             if isinstance(part, Words):
-                choice["logprobs"] = self._content(self._take(part.places))
+                tokens = self._tokens.take(part.places)
+                choice["logprobs"] = self._content(t.logprobs for t in tokens if t.logprobs)
 
     def _content(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
         return {"content": [entry_of(entry, self._texts) for entry in entries]}
-
-    def _take(self, places: Places) -> list[TokenLogprobs]:
-        """Those of the tokens at these places; what comes before is not asked for again."""
-        taken, last = list[TokenLogprobs](), places[-1][1]
-        while self._placed and self._placed[0][0] < last:
-            start, end, entry = self._placed.popleft()
-            if entry is not None and any(start < stop and begin < end for begin, stop in places):
-                taken.append(entry)
-        return taken
 
 
 def entry_of(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:

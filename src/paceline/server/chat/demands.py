@@ -58,11 +58,10 @@ class Demands:
     """What holds for every sample of one answer.
 
     Attributes:
-        thoughts: marks of those that it may begin with; None where there are none. Or the format in
-            which all of the answer is.
-        wrapping: marks around what follows the thoughts; None where there are none.
+        thoughts: marks of those that it may begin with, or the format in which all of it is.
+        wrapping: marks around what follows the thoughts.
         grammar: what follows the thoughts must match it; None where anything may be said.
-        shows_thoughts: thoughts and their marks are told as words of the answer.
+        shows_thoughts: thoughts and their marks are words of the answer.
         param: the field of the request that an error in the grammar is laid to.
         unenforced: keywords of the schema that holds which could not be enforced.
     """
@@ -154,10 +153,7 @@ def _tool_use(
 def _offered(
     function: FunctionDefinition, param: str, form: ToolFormat | None, must_call: bool
 ) -> OfferedTool:
-    """
-    Raises:
-        ApiError: its parameters are of no object, or hold for calls and cannot be enforced.
-    """
+    """``ApiError`` where its parameters are no object, or must hold and cannot be enforced."""
     schema = _NO_PARAMETERS if function.parameters is None else function.parameters
     kind = schema.get("type")
     if kind is None and not any(key in schema for key in _COMBINERS):
@@ -185,10 +181,8 @@ def constraint(
 ) -> StructuredOutputs | None:
     """What holds for an answer behind its thoughts; None where anything may be said.
 
-    An answer that must call a tool does so whatever ``response`` asks for.
-
-    Raises:
-        RequestError: what it is composed of is too large.
+    An answer that must call a tool does so whatever ``response`` asks for. ``RequestError`` where
+    what it is composed of is too large.
     """
     form: Form | None = None
     if tool_use is not None and tool_use.must_call:
@@ -257,11 +251,7 @@ def _strict(use: ToolUse) -> Form:
 def harmony_constraint(
     harmony: Harmony, use: ToolUse | None, response: StructuredOutputs | None
 ) -> StructuredOutputs | None:
-    """What holds for an answer; None where anything may be said.
-
-    Raises:
-        RequestError: what it is composed of is too large.
-    """
+    """What holds for an answer; None where anything may be said. Raises as :func:`constraint`."""
     must_call = use is not None and use.must_call
     is_strict = use is not None and any(tool.strict for tool in use.tools)
     begun = HarmonyParser(harmony)

@@ -68,12 +68,7 @@ class HarmonyPlace(enum.Enum):
 
 
 class HarmonyParser:
-    """Reads one answer.
-
-    Args:
-        harmony: how it begins.
-        names: of the tools that were offered.
-        max_calls: further calls are dropped.
+    """Reads one answer, with calls of tools of these names; calls beyond ``max_calls`` are dropped.
 
     Attributes:
         place: where the text that was read ends.

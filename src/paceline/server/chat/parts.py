@@ -1,8 +1,8 @@
 """What an answer consists of, in the order in which it was written: thoughts, words and calls.
 
 Owns how parts follow each other, where they and their tokens stand in the answer's text, and how
-many tokens are thoughts. None of it depends on how the answer was cut into pieces. Knows no
-protocol but OpenAI's, whose form of a part is what the other protocols are made of.
+many tokens are thoughts. Knows no protocol but OpenAI's, whose form of a part is what the other
+protocols are made of.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def opening(number: int, name: str) -> CallOpening:
 
 
 def add(parts: list[Part], part: Part) -> None:
-    """Tell a part after others: what follows something of its kind becomes one with it.
-
-    A part without text, other than the opening of a call, is not told.
+    """Add a part, joined to the last one of its kind. One without text is left out, unless it opens
+    a call.
     """
     if isinstance(part, CallOpening):
         parts.append(part)
@@ -150,9 +149,8 @@ class TokenPlaces:
         self._uncertain: list[TokenLogprobs | None] = []  # of tokens whose text is to come
 
     def take(self, piece: Piece) -> list[Placed]:
-        """The tokens whose text became certain with a piece.
-
-        Those that only together are whole characters have one place.
+        """The tokens whose text became certain with a piece. Those that only together are whole
+        characters have one place.
         """
         placed = list[Placed]()
         count = len(piece.token_ids)
@@ -175,14 +173,30 @@ class TokenPlaces:
         return placed
 
 
+class PlacedTokens:
+    """The tokens of one sample, taken as it becomes known which places of its text matter."""
+
+    def __init__(self) -> None:
+        self._tokens = deque[Placed]()
+
+    def add(self, placed: Iterable[Placed]) -> None:
+        self._tokens.extend(placed)
+
+    def take(self, places: Places) -> list[Placed]:
+        """Those at these places, in whole or in part; tokens before their end are not kept."""
+        taken, last = list[Placed](), places[-1][1] if places else 0
+        while self._tokens and self._tokens[0].start < last:
+            token = self._tokens.popleft()
+            if any(token.start < stop and begin < token.end for begin, stop in places):
+                taken.append(token)
+        return taken
+
+
 class ThoughtPlaces(NamedTuple):
-    """Where thoughts stand in an answer, as far as that is certain; places only grow at their end.
+    """Where thoughts stand in an answer, between their marks and with them, as far as that is
+    certain.
 
-    White space around thoughts, which is not told, is part of them.
-
-    Attributes:
-        inside: between the marks.
-        marked: with the marks.
+    White space around thoughts is part of them. Places only grow at their end.
     """
 
     inside: Places = ()
@@ -205,39 +219,11 @@ class ThoughtTokens:
     """
 
     def __init__(self) -> None:
-        self._inside, self._marked = _Counter(), _Counter()
+        self._inside, self._marked = PlacedTokens(), PlacedTokens()
 
-    def take(self, placed: Iterable[Placed], places: ThoughtPlaces) -> ThoughtCount:
-        """What a piece adds.
-
-        Args:
-            placed: its tokens.
-            places: of the thoughts in the answer up to this piece.
-        """
-        for start, end, _ in placed:
-            self._inside.tokens.append((start, end))
-            self._marked.tokens.append((start, end))
-        return ThoughtCount(self._inside.count(places.inside), self._marked.count(places.marked))
-
-
-class _Counter:
-    """Counts the tokens at places that grow."""
-
-    def __init__(self) -> None:
-        self.tokens = deque[tuple[int, int]]()  # not counted, and not before the places' end
-        self._places: Places = ()
-
-    def count(self, places: Places) -> int:
-        """The tokens at these places that have not been counted; what is before them is dropped."""
-        if places == self._places:
-            return 0
-        self._places, count, last = places, 0, places[-1][1]
-        undecided = list[tuple[int, int]]()
-        while self.tokens and self.tokens[0][0] < last:
-            start, end = self.tokens.popleft()
-            if any(start < stop and begin < end for begin, stop in places):
-                count += 1
-            elif end > last:
-                undecided.append((start, end))
-        self.tokens.extendleft(reversed(undecided))
-        return count
+    def take(self, placed: Sequence[Placed], places: ThoughtPlaces) -> ThoughtCount:
+        """What a piece with these tokens adds, behind which thoughts stand at these places."""
+        self._inside.add(placed)
+        self._marked.add(placed)
+        inside, marked = self._inside.take(places.inside), self._marked.take(places.marked)
+        return ThoughtCount(len(inside), len(marked))

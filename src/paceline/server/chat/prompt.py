@@ -210,10 +210,8 @@ _ID_LENGTH = 9
 def template_messages(
     messages: Sequence[ChatMessage], formats: ChatFormats, *, with_text: bool = False
 ) -> list[dict[str, Any]]:
-    """Messages as templates expect them: contents are strings, arguments of calls are objects.
-
-    Args:
-        with_text: arguments stay the text that they came as, which some templates want.
+    """Messages as templates expect them: contents are strings, arguments of calls are objects, or
+    with ``with_text`` stay the text that they came as, which some templates want.
     """
     ids = _template_ids(messages, formats)
     knows_developers = formats.knows_developers
@@ -226,9 +224,8 @@ def template_messages(
 def tools_in_messages(
     messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """The messages with tools, calls and results where Phi-4-mini's template takes them from.
-
-    It has no variable for tools and passes over calls, so that these are written as the model does.
+    """The messages with tools, calls and results where Phi-4-mini's template takes them from: it
+    has no variable for tools and passes over calls.
     """
     written = [_with_call_text(message) for message in messages]
     if tools:

@@ -37,10 +37,8 @@ def shape_param(body: ChatCompletionRequest | CompletionRequest) -> str | None:
 def response_shape(
     body: ChatCompletionRequest | CompletionRequest,
 ) -> tuple[StructuredOutputs | None, tuple[str, ...]]:
-    """What the body asks for, and the keywords of its schema that cannot be enforced.
-
-    Raises:
-        ApiError: both fields ask, one is malformed, or it is strict and cannot be enforced.
+    """What the body asks for, and the keywords of its schema that cannot be enforced. ``ApiError``
+    where both fields ask, one is malformed, or it is strict and cannot be enforced.
     """
     param, wish = shape_param(body), body.response_format
     has_format = wish is not None and wish.type != "text"
@@ -69,8 +67,8 @@ def _formatted(wish: ResponseFormat, param: str) -> tuple[StructuredOutputs, tup
 
 
 class Enforced(NamedTuple):
-    """A schema without what cannot be enforced, the keywords that were left out, and the tag of a
-    call that the schema holds for.
+    """A schema without what cannot be enforced, the keywords left out, and the tag of a call it
+    holds for.
     """
 
     schema: Any
@@ -126,11 +124,7 @@ def _has_key(value: Any, key: str) -> bool:
 
 
 def _told(fields: StructuredOutputFields | None) -> StructuredOutputs | None:
-    """What the output must match; None where nothing is said.
-
-    Raises:
-        RequestError: several are said at once.
-    """
+    """What the output must match, or None; ``RequestError`` where several things are asked for."""
     given = {
         name.rstrip("_"): value
         for name, value in fields or ()  # not as a dump, which copies what can be very large

@@ -23,10 +23,8 @@ Tools = Mapping[str, Schema]
 
 
 class ToolCall(NamedTuple):
-    """A call as far as it is known; without a name it is none.
-
-    ``arguments`` is JSON, and only grows. ``end`` is where what follows the call begins, None while
-    that is to come.
+    """A call as far as it is known; without a name it is none. ``arguments`` is JSON, and only
+    grows. ``end`` is where what follows the call begins, None while that is to come.
     """
 
     name: str = ""
@@ -69,9 +67,8 @@ class Head(NamedTuple):
 def find_head(pattern: str, last: str, text: str) -> Head | None:
     """What a call begins with; None while that is to come.
 
-    Args:
-        pattern: of it, with a group for the name; what it matches ends with or before ``last``.
-        last: the character whose first appearance decides.
+    ``pattern`` has a group for the name, and ends with or before ``last``, a text whose first
+    appearance decides.
     """
     if text.find(last, 0, LONGEST_HEAD) < 0:
         return None if len(text) < LONGEST_HEAD else Head()

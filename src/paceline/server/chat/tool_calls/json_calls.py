@@ -33,8 +33,7 @@ class JsonCalls:
     """A call is an object: ``{"name": NAME, "arguments": {...}}``.
 
     Attributes:
-        begin: what a forced call is written with up to its arguments, see :func:`call_tag`.
-        end: and behind the arguments.
+        begin, end: what a forced call is written with around its arguments, see :func:`call_tag`.
         name_key: of the name; None where the name itself is the key of the arguments.
         is_listed: a bracket that begins a list may come first.
     """
@@ -121,8 +120,7 @@ class NamedJson:
 
     Attributes:
         head: the pattern of what comes before the object.
-        begin: what a forced call is written with up to the object, see :func:`call_tag`.
-        end: and behind it.
+        begin, end: what a forced call is written with around it, see :func:`call_tag`.
         named_by: the tool that is meant by what the head has as the name; "" for none.
     """
 
@@ -139,12 +137,8 @@ class NamedJson:
 
 
 class NamedText:
-    """See :class:`~paceline.server.chat.tool_calls.format.CallReader`.
-
-    Args:
-        head: the pattern of what comes before the bracket that opens the arguments.
-        syntax: of the arguments, which end where that bracket is closed.
-        bracket: the one that opens them.
+    """Reads a call whose ``head``, a pattern, comes before the ``bracket`` that opens its
+    arguments. They end where that is closed in their syntax.
     """
 
     def __init__(

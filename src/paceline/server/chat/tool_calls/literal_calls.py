@@ -87,7 +87,7 @@ class LiteralCalls:
         return LiteralText(self, tools)
 
     def forced(self, name: str, schema: Schema) -> ForcedCall:
-        opening, closing = self.brackets
+        opening, closing = self.brackets[0], self.brackets[1]
         arguments = _Arguments(self)
         content = arguments.of(schema)
         begin = self.begin.replace("%s", name) + opening

@@ -1,8 +1,8 @@
 """What the schema of a tool says of single parameters, for formats that write them one by one.
 
 Owns the way from a written value to JSON, and from a schema to expressions that match the whole of
-a text without quotation marks. Schemas are callers' and may be malformed: what is not as it should
-be counts as not there. Knows no format of a model.
+a text without quotation marks. What is malformed in a caller's schema counts as not there. Knows no
+format of a model.
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ _TYPES = {"fraction": "number"}
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter.
-
-    Attributes:
-        key: its name.
-        schema: of its values, an object or a truth value.
-        resolver: of the document that the schema is from.
-        is_required: a call has to have it.
-    """
+    """One parameter; ``schema`` is an object or a truth value, of the resolver's document."""
 
     key: str
     schema: Any
@@ -177,11 +170,7 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """
-    Attributes:
-        patterns: expressions, each of which matches the whole text.
-        unenforced: keywords that they leave out.
-    """
+    """Expressions, each of which matches the whole text, and the keywords that they leave out."""
 
     patterns: tuple[str, ...] = ()
     unenforced: frozenset[str] = frozenset()

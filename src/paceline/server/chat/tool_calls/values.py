@@ -80,9 +80,8 @@ class Nesting(enum.Enum):
 
 
 class Brackets:
-    """Where the brackets from a place of a text on are closed again or broken, or the text ends.
-
-    A text that has grown is read on from where it ended.
+    """Where the brackets from a place of a text on are closed again or broken. A text that has
+    grown is read on from where it ended.
     """
 
     def __init__(self, start: int, syntax: Syntax = JSON) -> None:
@@ -152,26 +151,18 @@ class MalformedError(Exception):
 
 
 def json_of_literal(text: str, literals: Literals = PYTHON) -> str:
-    """A value as JSON.
+    r"""A value as JSON; ``MalformedError`` where the text is none.
 
-    Raises:
-        MalformedError: the text is no value.
-
-    >>> json_of_literal("[0x10, 'a' \\"b\\", None]")
+    >>> json_of_literal("[0x10, 'a' \"b\", None]")
     '[16, "ab", null]'
     """
     return _whole(text, literals, _LiteralReader.value)
 
 
 def json_of_arguments(text: str, literals: Literals, mark: str, names: Collection[str] = ()) -> str:
-    """The object that keys and values with a mark between them make, as JSON.
-
-    Args:
-        text: what a call has between its brackets.
-        names: keys that may be written bare, whatever characters they have.
-
-    Raises:
-        MalformedError: the text is none.
+    """The object that keys and values with a mark between them make, as JSON; ``MalformedError``
+    where the text, which a call has between its brackets, is none. ``names`` are keys that may be
+    written bare, whatever characters they have.
     """
     known = sorted(names, key=len, reverse=True)
     return _whole(text, literals, lambda reader: _object(reader.members(mark, "", known)))
