@@ -16,7 +16,7 @@ import pytest
 from paceline.core.errors import TemplateError
 from paceline.server.chat.answer import ToolCallReader
 from paceline.server.chat.answer_formats import tool_format
-from paceline.server.chat.parts import PlacedText
+from paceline.server.chat.answer_parts import PlacedText
 from tests.conftest import REPOSITORY
 from tests.server.answer_parts import added_up
 from tests.server.chats import chat_tokenizer

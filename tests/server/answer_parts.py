@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.server.chat.parts import CallArguments, CallOpening, Part, Thoughts, Words
+from paceline.server.chat.answer_parts import CallArguments, CallOpening, Part, Thoughts, Words
 
 Told = list[tuple[str, str]]
 

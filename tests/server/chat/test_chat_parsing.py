@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import AnswerParser, OfferedTool, ToolUse, Wrapping
 from paceline.server.chat.answer_formats import TOOL_FORMATS
-from paceline.server.chat.parts import CallArguments, CallOpening, Part, Words
+from paceline.server.chat.answer_parts import CallArguments, CallOpening, Part, Words
 from paceline.server.chat.tool_calls.format import ToolFormat
 from paceline.server.chat.tool_calls.json_calls import HERMES, LLAMA
 from tests.server.answer_parts import added_up, in_order

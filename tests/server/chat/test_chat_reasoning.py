@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.server.chat.answer import Unwrapper, Wrapping
 from paceline.server.chat.answer_formats import THOUGHT_FORMATS, reasoning_format
-from paceline.server.chat.parts import PlacedText
+from paceline.server.chat.answer_parts import PlacedText
 from paceline.server.http.config import REASONING_PARSERS
 from paceline.text.tokenizer import Tokenizer
 from tests.server.chats import CHATML, ChatServer, chat_tokenizer

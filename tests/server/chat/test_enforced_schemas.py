@@ -18,7 +18,7 @@ import pytest
 
 from paceline.server.chat.answer import OfferedTool, ToolUse
 from paceline.server.chat.answer_formats import TOOL_FORMATS
-from paceline.server.chat.demands import constraint
+from paceline.server.chat.answer_requirements import constraint
 from paceline.server.chat.response_formats import Enforced, enforced
 from paceline.server.http.errors import ApiError
 from tests.server.chat.byte_texts import byte_matcher, drawn

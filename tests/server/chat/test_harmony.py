@@ -13,9 +13,9 @@ from tokenizers import AddedToken
 
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.answer import OfferedTool, ToolUse
-from paceline.server.chat.demands import harmony_constraint
+from paceline.server.chat.answer_parts import CallArguments, CallOpening, Part
+from paceline.server.chat.answer_requirements import harmony_constraint
 from paceline.server.chat.harmony import Harmony, HarmonyParser, HarmonyPlace, words_of
-from paceline.server.chat.parts import CallArguments, CallOpening, Part
 from paceline.structured.grammar import GrammarCompiler
 from paceline.text.chat_templates import HARMONY
 from paceline.text.detokenizer import TextStream

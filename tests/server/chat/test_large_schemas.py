@@ -13,7 +13,7 @@ from paceline.json_schema.resolver import MOST_JOINED
 from paceline.request.structured_outputs import MAX_SOURCE_BYTES
 from paceline.server.chat.answer import OfferedTool, ToolUse
 from paceline.server.chat.answer_formats import TOOL_FORMATS
-from paceline.server.chat.demands import constraint
+from paceline.server.chat.answer_requirements import constraint
 from paceline.server.chat.response_formats import blamed
 from tests.server.chat.byte_texts import byte_matcher
 from tests.server.chat.schema_cases import INT, NULL, TEXT, of

@@ -15,9 +15,9 @@ from tokenizers import decoders, models
 from paceline.request.request import TokenLogprobs
 from paceline.request.structured_outputs import ThoughtMarks
 from paceline.server.chat.answer import AnswerParser
-from paceline.server.chat.choice import ChatChoice, ChatLogprobs
+from paceline.server.chat.answer_parts import Placed, ThoughtCount, ThoughtTokens, TokenPlaces
+from paceline.server.chat.choice_stream import ChatChoice, ChatLogprobs
 from paceline.server.chat.harmony import ASSISTANT, Harmony, HarmonyParser
-from paceline.server.chat.parts import Placed, ThoughtCount, ThoughtTokens, TokenPlaces
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts
 from paceline.text.tokenizer import Tokenizer

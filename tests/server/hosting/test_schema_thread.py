@@ -12,7 +12,7 @@ import pytest
 from paceline.json_schema.resolver import MOST_STEPS
 from paceline.server.chat.answer import AnswerParser, OfferedTool, ToolUse
 from paceline.server.chat.answer_formats import TOOL_FORMATS
-from paceline.server.chat.parts import CallArguments
+from paceline.server.chat.answer_parts import CallArguments
 from paceline.server.chat.tool_calls.parameters import whole_match
 from paceline.server.hosting.serving import SchemaThread
 from paceline.server.http.errors import ApiError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paceline.request.structured_outputs import ThoughtMarks
-from paceline.server.chat.parts import (
+from paceline.server.chat.answer_parts import (
     CallArguments,
     Part,
     PlacedText,

@@ -4,7 +4,7 @@ A message is ``<|start|>assistant<|channel|>NAME<|message|>``, its text, and a m
 the prompt ends behind ``assistant``. What is in the channel ``analysis`` are thoughts, what has one
 of the offered tools as its recipient (``to=functions.NAME``) is a call, and all else are words.
 What is found does not depend on how the text is cut into pieces. Knows no grammar:
-:mod:`paceline.server.chat.demands` writes one.
+:mod:`paceline.server.chat.answer_requirements` writes one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from paceline.server.chat.parts import (
+from paceline.server.chat.answer_parts import (
     CallArguments,
     Part,
     Places,

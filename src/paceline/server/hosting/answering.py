@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from paceline.core.errors import ContextLengthError, PacelineError, RequestError
 from paceline.request.engine_stats import SpeculationCounters
-from paceline.server.chat.parts import ThoughtCount
+from paceline.server.chat.answer_parts import ThoughtCount
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.hosting.models import Models

@@ -17,10 +17,10 @@ from starlette.responses import Response
 
 from paceline.core.errors import RequestError
 from paceline.request.structured_outputs import ThoughtMarks
-from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
-from paceline.server.chat.demands import Demands
+from paceline.server.chat.answer_parts import TokenPlaces
+from paceline.server.chat.answer_requirements import AnswerRequirements
+from paceline.server.chat.choice_stream import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.harmony import Harmony
-from paceline.server.chat.parts import TokenPlaces
 from paceline.server.chat.prompt import prompt_text, thoughts_of, with_defaults, wrapping_of
 from paceline.server.chat.response_formats import blamed, shape_param
 from paceline.server.engine_process.client import Answers
@@ -96,7 +96,7 @@ class ServedChat(Answering[ChatCompletionRequest]):
 
     # Once the conversation is rendered.
     _token_ids: list[int]
-    _demands: Demands
+    _requirements: AnswerRequirements
 
     def __init__(self, serving: Serving, body: ChatCompletionRequest, deadline: Deadline) -> None:
         body = with_defaults(body, serving.config.default_chat_template_kwargs)
@@ -114,9 +114,9 @@ class ServedChat(Answering[ChatCompletionRequest]):
                 code="no_chat_template",
             )
         text = await asyncio.to_thread(prompt_text, tokenizer, body, serving.formats)
-        demands = await self._demanded(text)
-        if demands.unenforced:
-            self.headers[UNENFORCED] = ", ".join(demands.unenforced)
+        requirements = await self._required(text)
+        if requirements.unenforced:
+            self.headers[UNENFORCED] = ", ".join(requirements.unenforced)
         info = serving.client.info
         token_ids = await encode(serving, text, add_special_tokens=False)
         token_ids = truncated(token_ids, body.truncate_prompt_tokens, info, body.limit)
@@ -127,14 +127,14 @@ class ServedChat(Answering[ChatCompletionRequest]):
             info,
             tokenizer,
             max_tokens=limit,
-            structured=demands.grammar,
+            structured=requirements.grammar,
             logprobs=logprobs,
             more_stops=() if body.ignore_eos else tokenizer.chat_stops,
         )
-        self._token_ids, self._demands = token_ids, demands
+        self._token_ids, self._requirements = token_ids, requirements
         return [EncodedPrompt(token_ids, params)]
 
-    async def _demanded(self, prompt: str) -> Demands:
+    async def _required(self, prompt: str) -> AnswerRequirements:
         """What holds for the answer to a prompt; schemas are looked at where nobody waits."""
         body, formats = self.body, self._serving.formats
         thoughts: ThoughtMarks | Harmony | None
@@ -143,12 +143,12 @@ class ServedChat(Answering[ChatCompletionRequest]):
         else:
             thoughts = thoughts_of(formats.thoughts, body, prompt)
         wrapping = wrapping_of(formats.thoughts, prompt)
-        read = functools.partial(Demands.of, body, formats.tools, thoughts, wrapping)
+        read = functools.partial(AnswerRequirements.of, body, formats.tools, thoughts, wrapping)
         has_schemas = bool(body.tools) or shape_param(body) is not None
         return await self._serving.schemas.run(read) if has_schemas else read()
 
     def _blamed(self, error: RequestError) -> Exception:
-        return blamed(error, self._demands.param)
+        return blamed(error, self._requirements.param)
 
     async def _parts(self, answers: Answers, piece: Piece) -> list[dict[str, Any]]:
         self._usage.take(piece)
@@ -169,7 +169,7 @@ class ServedChat(Answering[ChatCompletionRequest]):
         origins = None
         if body.return_origins:
             origins = OriginTokens(serving.tokenizer, self._token_ids)
-        parser, places = self._demands.parser(), None
+        parser, places = self._requirements.parser(), None
         if parser.may_think or (logprobs is not None and logprobs.only_words):
             places = TokenPlaces(serving.tokenizer, self._token_ids)
         return ChatChoice(index, parser, places, logprobs, origins, body.return_token_ids)

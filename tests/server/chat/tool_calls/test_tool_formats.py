@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.server.chat.answer import ToolCallReader
 from paceline.server.chat.answer_formats import TOOL_FORMATS, tool_format
-from paceline.server.chat.parts import CallArguments, CallOpening, Part, PlacedText
+from paceline.server.chat.answer_parts import CallArguments, CallOpening, Part, PlacedText
 from paceline.server.http.config import TOOL_CALL_PARSERS
 from paceline.text.chat_templates import MARK_FAMILIES, SHOWN_MARKS
 from tests.server.answer_parts import added_up, in_order

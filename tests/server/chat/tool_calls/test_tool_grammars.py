@@ -10,8 +10,8 @@ import pytest
 from paceline.request.structured_outputs import StructuredOutputs
 from paceline.server.chat.answer import OfferedTool, ToolCallReader, ToolUse
 from paceline.server.chat.answer_formats import TOOL_FORMATS, tool_format
-from paceline.server.chat.demands import constraint
-from paceline.server.chat.parts import PlacedText, Words
+from paceline.server.chat.answer_parts import PlacedText, Words
+from paceline.server.chat.answer_requirements import constraint
 from tests.server.chat.tool_calls.tool_samples import BARE, SAMPLES, SCHEMAS
 from tests.server.chats import PHI4_CHAT, chat_tokenizer
 from tests.server.grammars import close, marked_tokenizer, matches, matches_in_tokens

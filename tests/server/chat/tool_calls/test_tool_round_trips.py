@@ -10,7 +10,7 @@ import pytest
 
 from paceline.server.chat.answer import OfferedTool, ToolUse
 from paceline.server.chat.answer_formats import TOOL_FORMATS
-from paceline.server.chat.demands import constraint
+from paceline.server.chat.answer_requirements import constraint
 from tests.server.chat.tool_calls.test_tool_formats import read
 from tests.server.chat.tool_calls.tool_samples import SAMPLES
 from tests.server.grammars import any_text, close

@@ -12,8 +12,7 @@ from typing import Any
 from paceline.core.errors import EngineClosedError
 from paceline.request.request import TokenLogprobs
 from paceline.server.chat.answer import AnswerParser
-from paceline.server.chat.harmony import HarmonyParser
-from paceline.server.chat.parts import (
+from paceline.server.chat.answer_parts import (
     Part,
     Placed,
     PlacedTokens,
@@ -23,6 +22,7 @@ from paceline.server.chat.parts import (
     Words,
     delta_of,
 )
+from paceline.server.chat.harmony import HarmonyParser
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import OriginTokens, TokenTexts, finite
 

@@ -54,7 +54,7 @@ _COMBINERS = ("$ref", "anyOf", "oneOf", "allOf")
 
 
 @dataclass(frozen=True, slots=True)
-class Demands:
+class AnswerRequirements:
     """What holds for every sample of one answer.
 
     Attributes:
@@ -81,7 +81,7 @@ class Demands:
         form: ToolFormat | None,
         thoughts: ThoughtMarks | Harmony | None,
         wrapping: Wrapping | None = None,
-    ) -> Demands:
+    ) -> AnswerRequirements:
         """
         Args:
             form: how the model writes calls; None where that is not known.
