@@ -62,6 +62,14 @@ def test_some_steps_only(cli: Cli) -> None:
     assert "2" in shown or "2-3" in shown
 
 
+def test_the_prompt_may_follow_the_model(cli: Cli) -> None:
+    arguments = ("explain", "embedded", "--max-tokens", "4", "--seed", "7", "--json")
+    named, option = cli(*arguments, "a", "b"), cli(*arguments, "-p", "a b")
+    assert named.document["token_ids"] == option.document["token_ids"]
+    assert cli("explain", "embedded", "--max-tokens", "4", stdin="a b").code == 0
+    assert "explain needs a prompt: give one after MODEL" in cli("explain", "embedded").err
+
+
 def test_steps_that_there_are_not(cli: Cli) -> None:
     arguments = ("explain", "-p", CODE, "--max-tokens", "4", "--planner", "fixed", "--json")
     result = cli(*arguments, "--steps", "99")
@@ -78,7 +86,7 @@ def never(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "--prompt"),
+        ((), "explain needs a prompt"),
         (("-p", "x", "--no-speculation"), "leave out --no-speculation"),
         (("-p", "x", "--steps", "0-3"), "--steps has '0-3'"),
         (("-p", "x", "--plot", "run.bmp"), "allowed: files in .png, .svg, .pdf"),

@@ -288,3 +288,19 @@ def test_commands_that_make_chats_of_prompts_take_options_of_the_template() -> N
     templated = {each for each, names in fields.items() if names & {"chat", "chat_template"}}
     assert len(templated) == 8
     assert not {each for each in templated if "default_chat_template_kwargs" not in fields[each]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("run", "--threads", "x"), "'--threads': 'x' is not a whole number"),
+        (("run", "--max-step-ms", "x"), "'--max-step-ms': 'x' is not a number"),
+        (("run", "--repeat", "0"), "'--repeat': 0 is less than 1"),
+    ],
+)
+def test_values_of_another_type_are_refused_in_plain_words(
+    cli: Callable[..., Result], arguments: tuple[str, ...], problem: str
+) -> None:
+    result = cli(*arguments)
+    assert result.code == 2
+    assert f"Invalid value for {problem}" in result.err

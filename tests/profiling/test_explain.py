@@ -312,13 +312,13 @@ def test_an_explanation_compares_with_plain_decoding() -> None:
     assert engine.drafting.proposers == proposers
     assert vars(engine).get("step") is None
     assert run.is_identical
-    assert len(run.token_ids) == len(run.speedups()) + 1 == 24
+    assert len(run.token_ids) == len(run.speedups) + 1 == 24
     assert (told[-1], told) == (48, sorted(told))
     assert len(run.plain.steps) == 24 > len(run.speculative.steps) == len(run.records)
     emitted = [token for record in run.records for token in run.token_ids[run.emitted_by(record)]]
     assert emitted == run.token_ids[1:]
     plain, speculative = run.plain.elapsed_ms()[-1], run.speculative.elapsed_ms()[-1]
-    assert run.speedups()[-1] == pytest.approx(plain / speculative)
+    assert run.speedups[-1] == pytest.approx(plain / speculative)
 
 
 def test_decode_time_begins_after_the_first_token() -> None:

@@ -48,16 +48,13 @@ ROOM = 4
 
 @dataclass(slots=True)
 class TerminalChat:
-    """Turns, and how they are held.
+    """A conversation: its turns so far, and what was set about it.
 
     Attributes:
-        messages: questions and answers so far.
-        unanswered: the last question, where it found no room.
-        shows_figures: whether a line of them follows each answer.
+        unanswered: the last question, where the context had no room for it.
         keeps_typed: whether what is typed is kept for later sessions.
         drops: whether the oldest turns go when the context is full.
-        last: figures of the last answer.
-        all: figures of all of them.
+        last, all: figures of the last answer, and of all answers.
     """
 
     llm: LLM
@@ -81,11 +78,7 @@ class TerminalChat:
         return tokens
 
     def ask(self, text: str) -> None:
-        """Answer a message, and remember both.
-
-        Raises:
-            RequestError: it cannot be answered.
-        """
+        """Answer a message, and remember both; ``RequestError`` if it cannot be answered."""
         prompt = self._prompt(text)
         figures = Figures()
         try:
@@ -102,16 +95,14 @@ class TerminalChat:
         (completion,) = answer.completions
         self._count(completion, figures)
         if self.encoder.uses_chat:
-            self.messages += [_question(text), _answer(words_of(answer.text))]
+            answered = {"role": "assistant", "content": words_of(answer.text)}
+            self.messages += [_question(text), answered]
 
     def make_room(self, text: str | None) -> int:
-        """Drop the oldest turns until a part of the context is free behind what is said.
+        """Drop the oldest turns until there is room for an answer; returns how many were dropped.
 
         Args:
             text: the next message, if there is one.
-
-        Returns:
-            How many turns went.
         """
         most = self.context - self.context // ROOM
         next_one = [] if text is None else [_question(text)]
@@ -144,10 +135,6 @@ def counted(turns: int) -> str:
 
 def _question(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
-
-
-def _answer(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 PROMPT = "> "
@@ -210,11 +197,7 @@ Remember = Callable[[str], None]
 
 
 def talk(conversation: TerminalChat, read: Read, remember: Remember = lambda text: None) -> int:
-    """Go on until the end of input; returns the exit code.
-
-    Args:
-        remember: gets what was typed, as long as that is wanted.
-    """
+    """Hold a conversation until input ends, and remember what is typed; returns the exit code."""
     screen = conversation.screen
     uses_chat = conversation.encoder.uses_chat
     subject = "chat" if uses_chat else "texts to continue (the model has no chat template)"
@@ -310,7 +293,7 @@ _LISTED = '; /? lists the commands, and """/...""" sends a message that begins w
 
 
 def carry_out(talk: TerminalChat, command: ChatCommand) -> bool:
-    """Do what a command says; whether the conversation goes on.
+    """Do what a command says; returns whether the conversation goes on.
 
     Raises:
         RequestError: it cannot be done.
@@ -409,25 +392,14 @@ def _set_format(talk: TerminalChat, text: str) -> None:
     talk.screen.note("answers are JSON objects" if text else "answers may have any form")
 
 
-def _set_figures(talk: TerminalChat, wanted: bool) -> None:
-    talk.shows_figures = wanted
-    talk.screen.note(f"figures after each answer are {'on' if wanted else 'off'}")
+def _switch(attribute: str, wanted: bool, says: str) -> Callable[[TerminalChat, str], None]:
+    """A setting that turns something about the chat, or about its screen, on or off."""
 
+    def change(talk: TerminalChat, _: str) -> None:
+        setattr(talk if hasattr(talk, attribute) else talk.screen, attribute, wanted)
+        talk.screen.note(says)
 
-def _set_wrapping(talk: TerminalChat, wanted: bool) -> None:
-    talk.screen.wraps = wanted
-    talk.screen.note(f"lines end {'between words' if wanted else 'at the edge'}")
-
-
-def _set_history(talk: TerminalChat, wanted: bool) -> None:
-    talk.keeps_typed = wanted
-    talk.screen.note(f"what is typed is {'kept' if wanted else 'not kept'} for later chats")
-
-
-def _set_dropping(talk: TerminalChat, wanted: bool) -> None:
-    talk.drops = wanted
-    kept = "go when the context is full" if wanted else "are kept"
-    talk.screen.note(f"the oldest turns {kept}")
+    return change
 
 
 def _show(talk: TerminalChat, text: str) -> None:
@@ -476,14 +448,14 @@ _SETTINGS: Mapping[str, Callable[[TerminalChat, str], None]] = {
     "nothink": lambda talk, _: _set_thinking(talk, False),
     "format": _set_format,
     "noformat": lambda talk, _: _set_format(talk, ""),
-    "verbose": lambda talk, _: _set_figures(talk, True),
-    "quiet": lambda talk, _: _set_figures(talk, False),
-    "wordwrap": lambda talk, _: _set_wrapping(talk, True),
-    "nowordwrap": lambda talk, _: _set_wrapping(talk, False),
-    "history": lambda talk, _: _set_history(talk, True),
-    "nohistory": lambda talk, _: _set_history(talk, False),
-    "drop": lambda talk, _: _set_dropping(talk, True),
-    "nodrop": lambda talk, _: _set_dropping(talk, False),
+    "verbose": _switch("shows_figures", True, "figures after each answer are on"),
+    "quiet": _switch("shows_figures", False, "figures after each answer are off"),
+    "wordwrap": _switch("wraps", True, "lines end between words"),
+    "nowordwrap": _switch("wraps", False, "lines end at the edge"),
+    "history": _switch("keeps_typed", True, "what is typed is kept for later chats"),
+    "nohistory": _switch("keeps_typed", False, "what is typed is not kept for later chats"),
+    "drop": _switch("drops", True, "the oldest turns go when the context is full"),
+    "nodrop": _switch("drops", False, "the oldest turns are kept"),
 }
 
 
@@ -494,13 +466,9 @@ log = logging.getLogger(__name__)
 
 
 class PromptHistory:
-    """One text in JSON a line, so that a text may have several lines.
+    """What was typed, a JSON string a line, in a file that only its owner can read.
 
-    Sessions at the same time add to the same file. One that cannot be written is said to the log,
-    once, and nothing more is kept.
-
-    Args:
-        path: the file; its folder is made. Nobody else can read either.
+    Sessions at the same time add to the same file. When it cannot be written, the log says so once.
     """
 
     def __init__(self, path: Path | None = None) -> None:

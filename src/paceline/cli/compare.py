@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.api.outputs import GenerationOutput
 from paceline.cli.options import DEFAULTS, RunOptions
 from paceline.cli.prompts import Prompt, encoder_of
-from paceline.cli.report import Figures, Report, banner, check_answered, closing_line
+from paceline.cli.report import Figures, banner, check_answered, closing_line, run_document
 from paceline.cli.settings import NO_MEMORY, engine_options
 from paceline.cli.terminal import Screen, table
 from paceline.config import SpeculativeConfig
@@ -54,8 +54,7 @@ class Pair:
     @property
     def speedup(self) -> float:
         """As measured, by whatever disturbed it too."""
-        seconds = self.speculative.seconds
-        return self.plain.seconds / seconds if seconds else 0.0
+        return self.plain.over(self.speculative) or 0.0
 
     @property
     def claim(self) -> Claim:
@@ -96,13 +95,22 @@ class ArmComparison:
             "load": None if self.load is None else asdict(self.load),
         }
 
-    def report(self) -> Report:
+    @property
+    def outputs(self) -> list[GenerationOutput]:
+        return [output for pair in self.pairs for output in pair.outputs]
+
+    def arms(self) -> tuple[Figures, Figures]:
+        """The plain and the speculative arm, over all groups."""
         plain, speculative = Figures(), Figures()
         for pair in self.pairs:
             plain.add_figures(pair.plain)
             speculative.add_figures(pair.speculative)
-        outputs = [output for pair in self.pairs for output in pair.outputs]
-        return Report(outputs, plain, speculative, identical=not self.differing)
+        return plain, speculative
+
+    def document(self, llm: LLM, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """As :func:`~paceline.cli.report.run_document`, with :meth:`facts`."""
+        settings = {**settings, **self.facts()}
+        return run_document(llm, settings, self.outputs, *self.arms(), identical=not self.differing)
 
 
 def compare(
@@ -121,13 +129,9 @@ def compare(
 
     Args:
         params: of all, or of each; with a seed, so that both arms sample alike.
-        repeat: how often; None: until the speed-up is certain, or the time is up.
+        repeat: how often; None: until the speed-up is certain, or ``patience`` seconds are over.
         group_size: prompts that run at once.
         advance: called with the number of groups that are done, repetitions counted.
-        patience: seconds.
-
-    Raises:
-        RequestError: a prompt cannot be served.
     """
     wishes = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     assert all(wish.is_greedy or wish.seed is not None for wish in wishes)
@@ -193,18 +197,16 @@ def open_arms(
     json: bool = False,
     **plainly: Any,
 ) -> Iterator[tuple[LLM, LLM, Screen]]:
-    """A plain and a speculative engine on the weights of one checkpoint, and where to tell of them.
+    """A plain and a speculative engine on the weights of one checkpoint, and a screen.
 
     Args:
-        settings: of both engines.
-        is_timed: every prompt is as if it were new. Prefix caches are off: with them only the first
-            repetition would read its prompts. Nor does any proposer remember what was answered.
-        json: standard output is for one document, as of :class:`Screen`.
-        plainly: settings of the plain engine alone.
+        settings: of both engines; ``plainly`` has those of the plain one alone.
+        is_timed: every prompt is as if it were new: prefixes are not cached, and no proposer
+            remembers earlier answers.
+        json: as of :class:`Screen`.
 
     Raises:
-        ConfigError, ModelLoadError: the model or an option cannot be used.
-        PacelineError: there is nobody to draft.
+        PacelineError: the model or an option cannot be used, or no proposer could be built.
     """
     from paceline.api.llm import LLM
     from paceline.loading.checkpoint import load_checkpoint
@@ -245,8 +247,8 @@ def compare_command(
     speculative: tuple[SpeculativeConfig, ...],
 ) -> int:
     """``paceline run --compare``; returns the exit code."""
-    settings = engine_options(options)
-    with open_arms(options.model, speculative, settings, json=options.json) as (plain, llm, screen):
+    arms = open_arms(options.model, speculative, engine_options(options), json=options.json)
+    with arms as (plain, llm, screen):
         encoder = encoder_of(llm.checkpoint.tokenizer, options)
         ids, size = encoder.encode_all(prompts), options.max_num_seqs or 1
         groups = -(-len(ids) // size) * options.repetitions
@@ -256,19 +258,15 @@ def compare_command(
             )
         _show(comparison, llm, screen)
         if options.json:
-            facts: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
-            facts |= comparison.facts()
-            screen.document(comparison.report().document(llm, facts))
+            settings = {"seed": params.seed, "temperature": params.temperature}
+            screen.document(comparison.document(llm, settings))
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
 
 
 def _show(comparison: ArmComparison, llm: LLM, screen: Screen) -> None:
     screen.say(comparison_table(comparison))
-    report = comparison.report()
-    assert report.plain is not None
-    assert report.speculative is not None
-    screen.say(f"plain: {closing_line(report.plain)}")
-    screen.say(f"speculative: {closing_line(report.speculative)}")
+    for name, figures in zip(("plain", "speculative"), comparison.arms(), strict=True):
+        screen.say(f"{name}: {closing_line(figures)}")
     screen.say(verdict(comparison, llm.promises_identity))
 
 

@@ -149,7 +149,6 @@ def demo_command(options: DemoOptions) -> int:
         if options.json:
             results = {
                 "max_tokens": wanted,
-                **comparison.facts(),
                 "kinds": [
                     {
                         "kind": kind,
@@ -161,7 +160,7 @@ def demo_command(options: DemoOptions) -> int:
                     for kind, pair in kinds.items()
                 ],
             }
-            screen.document(comparison.report().document(speculative, results))
+            screen.document(comparison.document(speculative, results))
     return EXIT_DIFFERENT if comparison.differing else 0
 
 

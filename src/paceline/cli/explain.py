@@ -1,10 +1,8 @@
-"""``paceline explain``: one prompt step by step, with what the planner saw and what came of it.
+"""``paceline explain`` and ``paceline run --explain``: one prompt, step by step.
 
-``paceline run --explain`` is the same with that command's options.
-
-A step is a few lines: where the text stands, who was asked, the candidate tree with what became of
-each node, why it ends where it does, and what the step took. Steps without candidates that follow
-one another are one line. Above the steps stands the verdict, below them what each proposer did.
+The verdict comes first. A step is a few lines: where the text stands, who was asked, the candidate
+tree with what became of each node, why it ends where it does, and what the step took. Steps in a
+row that have no candidates are one line. A table of the proposers comes last.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import ExplainOptions, RunOptions
 from paceline.cli.profile import numbers
-from paceline.cli.prompts import Prompt, encoder_of
+from paceline.cli.prompts import Prompt, asked_prompt, encoder_of
 from paceline.cli.report import banner, engine_facts
 from paceline.cli.settings import engine_options, sampling_params, speculative_config
 from paceline.cli.terminal import DIM, PALETTE, RESET, Screen, printable, table, wants_colour
@@ -43,6 +41,10 @@ if TYPE_CHECKING:
     from paceline.text.tokenizer import Tokenizer
 
 
+Texts = Callable[[int], str]
+"""From a token id to its text."""
+
+
 def explain_command(options: ExplainOptions) -> int:
     """The work of ``paceline explain``."""
     from paceline.profiling.plots import check_plot
@@ -52,7 +54,10 @@ def explain_command(options: ExplainOptions) -> int:
         check_plot(options.plot)
     speculative = speculative_config(options, options.model)
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    params, prompt = sampling_params(options, seed), Prompt(options.prompt)
+    asked = asked_prompt(options.prompt, options.question)
+    if not asked:
+        raise ConfigError("explain needs a prompt: give one after MODEL, with -p, or by a pipe")
+    params, prompt = sampling_params(options, seed), Prompt(asked)
     return explain_prompt(options, prompt, params, speculative, wanted, options.plot)
 
 
@@ -68,12 +73,8 @@ def explain_prompt(
 
     Args:
         params: with a seed.
-        speculative: who drafts.
         wanted: numbers of the steps that are shown, from 1; none is all.
         plot: the file to draw into.
-
-    Raises:
-        PacelineError: the options, the prompt or the model cannot be used.
     """
     from paceline.api.llm import LLM
     from paceline.profiling.plots import plot_steps
@@ -132,7 +133,6 @@ def token_texts(tokenizer: Tokenizer, run: Explanation) -> list[str]:
 def _show(
     run: Explanation, llm: LLM, pieces: Sequence[str], wanted: Sequence[int], screen: Screen
 ) -> None:
-
     prompt, text_of = llm.tokenizer.decode(run.prompt_token_ids), _readable(llm.tokenizer)
     view = StepView(run, prompt, pieces, text_of, wants_colour(screen.out), _expert_bytes(llm))
     for line in verdict_lines(run):
@@ -156,7 +156,7 @@ def _expert_bytes(llm: LLM) -> float:
     return work.expert_bytes
 
 
-def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
+def _readable(tokenizer: Tokenizer) -> Texts:
     """Texts of single tokens; those that are no text of their own by their names."""
 
     def text(token_id: int) -> str:
@@ -168,8 +168,6 @@ def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
 
 
 def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, Any]:
-
-    speedups, summaries = run.speedups(), summarise(run.records)
     text_of = _readable(llm.tokenizer)
     return {
         **engine_facts(llm),
@@ -181,9 +179,9 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
         "text": "".join(pieces),
         "expert_bytes": _expert_bytes(llm),
         "identical": run.is_identical,
-        "speedup": speedups[-1] if speedups else None,
+        "speedup": run.speedups[-1] if run.speedups else None,
         "cost_error": cost_error(run.records),
-        "proposers": [asdict(each) for each in summaries],
+        "proposers": [asdict(each) for each in summarise(run.records)],
         "steps": [
             _step(record, "".join(pieces[run.emitted_by(record)]), text_of)
             for record in run.records
@@ -191,7 +189,7 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
     }
 
 
-def _step(record: StepRecord, text: str, text_of: Callable[[int], str]) -> dict[str, Any]:
+def _step(record: StepRecord, text: str, text_of: Texts) -> dict[str, Any]:
     document = asdict(record) | {"shape": record.shape._asdict(), "text": text}
     for part in document["requests"]:
         for node in part["nodes"]:
@@ -212,8 +210,6 @@ CUT_WORDS = {
     Cut.FAIRNESS: "too slow for others",
     Cut.DROPPED: "not run",
 }
-Texts = Callable[[int], str]
-"""From a token id to its text."""
 
 
 def one_line(text: str) -> str:
@@ -221,11 +217,11 @@ def one_line(text: str) -> str:
     return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 
+@dataclass(frozen=True)
 class StepView:
     """The lines of each step.
 
-    Args:
-        run: what is shown.
+    Attributes:
         prompt: its text.
         pieces: what each token of the answer added to the text.
         token_text: of single tokens.
@@ -233,25 +229,18 @@ class StepView:
         expert_bytes: of one expert of one layer, where there are experts.
     """
 
-    def __init__(
-        self,
-        run: Explanation,
-        prompt: str,
-        pieces: Sequence[str],
-        token_text: Texts,
-        coloured: bool,
-        expert_bytes: float = 0.0,
-    ) -> None:
-        self._expert_bytes = expert_bytes
-        self._run, self._token_text, self._coloured = run, token_text, coloured
-        self._prompt, self._pieces = prompt, pieces
-        self._speedups = run.speedups()
+    run: Explanation
+    prompt: str
+    pieces: Sequence[str]
+    token_text: Texts
+    coloured: bool
+    expert_bytes: float = 0.0
 
     def lines(self, wanted: Sequence[int]) -> Iterator[str]:
         """Lines of the steps with these numbers (from 1), of all where there are none."""
         yield self._paint("path  node  token, proposer and what became of it", DIM)
         plain: list[StepRecord] = []
-        for record in self._run.records:
+        for record in self.run.records:
             if wanted and record.index + 1 not in wanted:
                 continue
             if record.num_decoding and not record.nodes:
@@ -292,7 +281,7 @@ class StepView:
         experts = record.shape.experts
         measured = f"{record.forward_ms:.2f} ms measured"
         if experts:
-            megabytes = experts * self._expert_bytes / 1e6
+            megabytes = experts * self.expert_bytes / 1e6
             measured += f" ({experts} experts read, {megabytes:.1f} MB)"
         measured += _from_disk([record])
         yield (
@@ -301,19 +290,20 @@ class StepView:
         )
 
     def _added(self, record: StepRecord) -> str:
-        return "".join(self._pieces[self._run.emitted_by(record)])
+        return "".join(self.pieces[self.run.emitted_by(record)])
 
     def _text_before(self, record: StepRecord) -> str:
         """The end of the text that the step continued."""
-        start = self._run.emitted_by(record).start
-        text = self._prompt[-TAIL:] + "".join(self._pieces[max(0, start - TAIL) : start])
+        start = self.run.emitted_by(record).start
+        text = self.prompt[-TAIL:] + "".join(self.pieces[max(0, start - TAIL) : start])
         return text[-TAIL:]
 
     def _pace(self, record: StepRecord) -> str:
         """The speed so far against plain decoding, which a run has from its second token on."""
-        count = self._run.emitted_by(record).stop - 1
-        known = 0 < count <= len(self._speedups)
-        return f", {self._speedups[count - 1]:.2f}x plain so far" if known else ""
+        count = self.run.emitted_by(record).stop - 1
+        speedups = self.run.speedups
+        known = 0 < count <= len(speedups)
+        return f", {speedups[count - 1]:.2f}x plain so far" if known else ""
 
     def _tree(self, nodes: Sequence[NodeRecord]) -> Iterator[str]:
         """Nodes that ran or were right, the best that were cut, and how many others were."""
@@ -328,7 +318,7 @@ class StepView:
             yield self._paint(f"... and {said}", DIM)
 
     def _node(self, node: NodeRecord) -> str:
-        token = "  " * (node.depth - 1) + f'"{one_line(self._token_text(node.token_id))}"'
+        token = "  " * (node.depth - 1) + f'"{one_line(self.token_text(node.token_id))}"'
         line = f"{node.path_prob:5.2f} {node.accept_prob:5.2f}  {token:<28} {node.origin}: "
         if node.cut is not None:
             missed = ", but was right" if node.is_right else ""
@@ -338,7 +328,7 @@ class StepView:
         return line + ("not reached" if node.is_right is None else "rejected")
 
     def _paint(self, line: str, colour: str) -> str:
-        return f"{colour}{line}{RESET}" if self._coloured else line
+        return f"{colour}{line}{RESET}" if self.coloured else line
 
 
 def _from_disk(records: Sequence[StepRecord]) -> str:

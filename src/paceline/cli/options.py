@@ -390,6 +390,23 @@ def named_adapters() -> Any:
     )
 
 
+def question_argument() -> Any:
+    """The argument QUESTION, behind MODEL."""
+    return argument(None, "The prompt, the same as -p. Text from a pipe is appended to it.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ChatOptions:
+    """How a prompt becomes a chat."""
+
+    chat: bool | None = option(
+        None, "Apply the model's chat template to prompts (default: if it has one).", both=True
+    )
+    system: str | None = option(None, "System message, for models with a chat template.")
+    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
+    default_chat_template_kwargs: str | None = chat_template_kwargs()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PromptOptions(ModelOptions):
     """What is asked."""
@@ -400,12 +417,6 @@ class PromptOptions(ModelOptions):
         "JSONL file of prompts. Each row has prompt (text or token ids), question, turns (only "
         "the first is used) or messages.",
     )
-    chat: bool | None = option(
-        None, "Apply the model's chat template to prompts (default: if it has one).", both=True
-    )
-    system: str | None = option(None, "System message, for models with a chat template.")
-    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -445,26 +456,20 @@ class RunOptions(
     SpeculationOptions,
     ShapeOptions,
     AnswerOptions,
+    ChatOptions,
     PromptOptions,
 ):
     """Options of ``paceline run``."""
 
-    question: list[str] | None = argument(
-        None, "The prompt, the same as -p. Text from a pipe is appended to it."
-    )
+    question: list[str] | None = question_argument()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOptions):
+class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ChatOptions, ModelOptions):
     """Options of ``paceline explain``."""
 
-    prompt: str = option(..., "Text of the prompt.", "-p")
-    chat: bool | None = option(
-        None, "Apply the chat template (default: if the model has one).", both=True
-    )
-    system: str | None = option(None, "System message, for models with a chat template.")
-    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
+    question: list[str] | None = question_argument()
+    prompt: str | None = option(None, "Text of the prompt.", "-p")
     max_tokens: int | None = token_limit(64)
     steps: str | None = option(None, "Show only these steps, e.g. 3-10 (default: all).")
     plot: str | None = option(

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from paceline.cli.options import ChatOptions
 from paceline.config.template_options import parse_template_options
 from paceline.core.errors import ConfigError, RequestError
 from paceline.text.chat_templates import begins_with_system
@@ -161,19 +162,6 @@ class Encoder:
             except RequestError as error:
                 raise type(error)(f"prompt {number}: {error}") from error
         return encoded
-
-
-class ChatOptions(Protocol):
-    """The options of a command that say how a prompt becomes a chat."""
-
-    @property
-    def chat(self) -> bool | None: ...
-    @property
-    def no_thinking(self) -> bool: ...
-    @property
-    def system(self) -> str | None: ...
-    @property
-    def default_chat_template_kwargs(self) -> str | None: ...
 
 
 def encoder_of(tokenizer: Tokenizer | None, options: ChatOptions) -> Encoder:

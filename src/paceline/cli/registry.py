@@ -13,7 +13,6 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
 import typer
@@ -44,6 +43,7 @@ LABORATORY = {
 
 They are listed where it is missing too, and say so.
 """
+NO_LABORATORY = "missing: it belongs to the laboratory, paceline_lab, which is not installed"
 
 
 class Command(NamedTuple):
@@ -144,6 +144,7 @@ class LazyCommand(TyperCommand):
         except _USAGE_ERROR as error:
             unknown = reading.unknown or _joined_option(error, arguments)
             advice = reading.advice if reading.is_foreign else ""
+            _reword(error)
             if getattr(getattr(error, "param", None), "name", "") in _MODELS:
                 from paceline.cli.model_argument import advice_on_models
 
@@ -196,6 +197,22 @@ def _joined_option(error: Any, arguments: Sequence[str]) -> str:
     return next(joined, "")
 
 
+_WRONG_VALUES = {
+    "int_parsing": "{input!r} is not a whole number",
+    "float_parsing": "{input!r} is not a number",
+    "greater_than_equal": "{input} is less than {ge}",
+}
+"""What is wrong with an option's value, by Pydantic's types of errors."""
+
+
+def _reword(error: Any) -> None:
+    """Say plainly what is wrong with a value; releases of Typer that ask Pydantic quote it."""
+    for problem in getattr(error.__cause__, "errors", list)()[:1]:
+        if problem["type"] in _WRONG_VALUES:
+            values = {"input": problem["input"], **problem.get("ctx", {})}
+            error.message = _WRONG_VALUES[problem["type"]].format_map(values)
+
+
 def _advised(error: Any, advice: str, unknown: str = "") -> Any:
     """The same error, which says what to type in place of Typer's own guess.
 
@@ -221,14 +238,11 @@ def load(reference: str) -> Any:
 
 def commands_of(group: str) -> list[Command]:
     """The product's commands of a group, then the laboratory's, then those of other packages."""
-    own = [command for command in COMMANDS if command.group == group]
+    commands = {command.name: command for command in COMMANDS if command.group == group}
     added = {command.name: command for command in _added() if command.group == group}
-    laboratory = [
-        added.pop(name) if name in added else _missing(name, group, section)
-        for name, section in LABORATORY.get(group, {}).items()
-    ]
-    taken = {command.name for command in own}
-    return [*own, *laboratory, *(each for name, each in added.items() if name not in taken)]
+    for name in LABORATORY.get(group, {}):
+        commands[name] = added.get(name) or _unusable(name, group, NO_LABORATORY)
+    return [*commands.values(), *(each for name, each in added.items() if name not in commands)]
 
 
 def option_variables() -> set[str]:
@@ -249,20 +263,14 @@ def _added() -> Iterator[Command]:
                 raise TypeError(f"{point.value} is no {Command.__module__}:{Command.__name__}")
             yield command
         except Exception as error:  # of whoever wrote it; all others have to go on
-            yield _broken(point, error)
+            group, _, name = point.name.rpartition(".")
+            reason = f"cannot be loaded: {type(error).__name__}: {error}"
+            yield _unusable(name, group or ROOT, reason)
 
 
-def _broken(point: EntryPoint, error: Exception) -> Command:
-    group, _, name = point.name.rpartition(".")
-    group = group or ROOT
+def _unusable(name: str, group: str, reason: str) -> Command:
     section = LABORATORY.get(group, {}).get(name, USE)
-    reason = f"(cannot be loaded: {type(error).__name__}: {error})"
-    return Command(name, UNUSABLE, UNUSABLE, reason, section=section, group=group)
-
-
-def _missing(name: str, group: str, section: str) -> Command:
-    reason = "(missing: it belongs to the laboratory, paceline_lab, which is not installed)"
-    return Command(name, UNUSABLE, UNUSABLE, reason, section=section, group=group)
+    return Command(name, UNUSABLE, UNUSABLE, f"({reason})", section=section, group=group)
 
 
 UNUSABLE = ""

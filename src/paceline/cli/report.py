@@ -42,14 +42,12 @@ class Figures:
     def add(self, seconds: float, outputs: Sequence[GenerationOutput]) -> None:
         """Count the outputs of a run that took this long."""
         self.seconds += seconds
-        for output in outputs:
-            for completion in output.completions:
-                self.output_tokens += len(completion.token_ids)
-                for name in COUNTERS:
-                    count = getattr(self, name) + getattr(completion.counters, name)
-                    setattr(self, name, count)
-        steps = (each.counters.num_steps for output in outputs for each in output.completions)
-        self.longest_steps += max(steps, default=0)
+        completions = [each for output in outputs for each in output.completions]
+        for completion in completions:
+            self.output_tokens += len(completion.token_ids)
+            for name in COUNTERS:
+                setattr(self, name, getattr(self, name) + getattr(completion.counters, name))
+        self.longest_steps += max((each.counters.num_steps for each in completions), default=0)
 
     def measure(
         self,
@@ -83,6 +81,10 @@ class Figures:
     def mean_acceptance_length(self) -> float:
         return self.output_tokens / self.num_steps if self.num_steps else 0.0
 
+    def over(self, faster: Figures) -> float | None:
+        """How many times as long this took; None where the other took no time."""
+        return self.seconds / faster.seconds if faster.seconds else None
+
     @property
     def arm(self) -> Arm:
         """What decides how much faster one arm was than another."""
@@ -98,41 +100,33 @@ class Figures:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that a run reports.
+def run_document(
+    llm: LLM,
+    settings: Mapping[str, Any],
+    outputs: Sequence[GenerationOutput],
+    plain: Figures | None = None,
+    speculative: Figures | None = None,
+    identical: bool | None = None,
+) -> dict[str, Any]:
+    """Everything that a run reports, as JSON takes it.
 
-    Attributes:
-        plain: None unless an arm decoded without speculation.
-        speculative: None unless an arm decoded with it.
-        identical: None unless both did.
+    Args:
+        settings: further facts about the run, such as the seed.
         outputs: of the speculative arm if there is one, one per prompt.
+        plain, speculative: of the arms that ran.
+        identical: None unless both did.
     """
-
-    outputs: Sequence[GenerationOutput]
-    plain: Figures | None = None
-    speculative: Figures | None = None
-    identical: bool | None = None
-
-    @property
-    def speedup(self) -> float | None:
-        if self.plain is None or self.speculative is None or not self.speculative.seconds:
-            return None
-        return self.plain.seconds / self.speculative.seconds
-
-    def document(self, llm: LLM, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """As JSON takes it; ``settings`` are further facts about the run, such as the seed."""
-        return {
-            **engine_facts(llm),
-            "promises_identity": llm.promises_identity,
-            **settings,
-            "num_prompts": len(self.outputs),
-            "plain": self.plain.document() if self.plain else None,
-            "speculative": self.speculative.document() if self.speculative else None,
-            "speedup": self.speedup,
-            "identical": self.identical,
-            "outputs": [_output(i, output) for i, output in enumerate(self.outputs)],
-        }
+    return {
+        **engine_facts(llm),
+        "promises_identity": llm.promises_identity,
+        **settings,
+        "num_prompts": len(outputs),
+        "plain": plain.document() if plain else None,
+        "speculative": speculative.document() if speculative else None,
+        "speedup": plain.over(speculative) if plain and speculative else None,
+        "identical": identical,
+        "outputs": [_output(i, output) for i, output in enumerate(outputs)],
+    }
 
 
 def _output(index: int, output: GenerationOutput) -> dict[str, Any]:

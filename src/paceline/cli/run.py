@@ -17,9 +17,9 @@ from paceline.cli.options import RunOptions
 from paceline.cli.prompts import Prompt, asked_prompt, encoder_of, read_prompts
 from paceline.cli.report import (
     Figures,
-    Report,
     banner,
     closing_line,
+    run_document,
     sampling_line,
     stream_answer,
     tell_cut,
@@ -154,15 +154,10 @@ def _answer(
         figures.measure(llm, prompts, params, lora=lora)
     screen.end_line()
     screen.note(closing_line(figures))
-    is_plain = not llm.config.speculative
-    report = Report(
-        outputs,
-        plain=figures if is_plain else None,
-        speculative=None if is_plain else figures,
-    )
     if options.json:
         settings = {"seed": params.seed, "temperature": params.temperature}
-        screen.document(report.document(llm, settings))
+        arms = (None, figures) if llm.config.speculative else (figures, None)
+        screen.document(run_document(llm, settings, outputs, *arms))
     return EXIT_FAILED if any(output.error for output in outputs) else 0
 
 

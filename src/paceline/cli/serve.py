@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.build.default_drafts import is_embedded
 from paceline.cli.options import (
+    SEVERAL,
     EngineOptions,
     ModelOptions,
     ReplicaOptions,
@@ -26,6 +27,7 @@ from paceline.cli.options import (
     argument,
     chat_template,
     chat_template_kwargs,
+    from_config,
     named_adapters,
     option,
 )
@@ -42,7 +44,7 @@ from paceline.core.machine import memory
 from paceline.loading.catalogue import EMBEDDED, LM_STUDIO, OLLAMA, all_models, find_model
 from paceline.loading.fetching import is_hub_id, named_model
 from paceline.loading.gguf.choice import sibling_shards
-from paceline.request.sampling_params import POOLINGS
+from paceline.server.http.config import ServerConfig
 from paceline.text.chat_templates import BUILT_IN, PLAIN, chosen_template
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from paceline.ray.replica import Served
     from paceline.server.engine_process.client import EngineClient
     from paceline.server.hosting.models import Offer
-    from paceline.server.http.config import ServerConfig
 
 
 DEFAULT_BUDGET = "80%"
@@ -65,6 +66,11 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 log = logging.getLogger(__name__)
 
 
+def server_option(name: str, note: str = "", **more: Any) -> Any:
+    """An option that sets a field of :class:`ServerConfig`."""
+    return from_config(ServerConfig, name, note, **more)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     """Options of ``paceline serve``."""
@@ -72,95 +78,41 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     more_models: list[str] | None = argument(
         None, "Further models, loaded when a request asks for them. MODEL is loaded at the start."
     )
-    host: str = option(
-        "127.0.0.1", "Address to listen on; 0.0.0.0 means all addresses of this machine."
-    )
-    port: int = option(8000, "Port to listen on; 0 chooses a free one.")
-    served_model_name: list[str] | None = option(
-        None,
-        "Name by which requests ask for the model (default: MODEL). Can be given several times.",
-    )
-    api_key: list[str] | None = option(
-        None, "Key that clients must send. Can be given several times."
-    )
-    allowed_origins: list[str] | None = option(
-        None,
-        "Origin whose pages may call the server from a browser, or * for any. Can be given "
-        "several times.",
-    )
-    allowed_hosts: list[str] | None = option(
-        None,
-        "Further host name that requests may use, such as that of a proxy, or * for any. Can be "
-        "given several times.",
-    )
-    max_queue: int = option(
-        256, "Maximum number of samples that wait; further requests get status 429."
-    )
-    max_body_size: str = option("8M", "Maximum size of a request, e.g. 512K or 8M.")
-    request_timeout: float = option(1800.0, "Maximum seconds per request; 0 is no limit.")
-    receive_timeout: float = option(
-        30.0,
-        "Seconds within which the headers of a request must arrive, and again as many for its "
-        "body.",
-    )
-    hang_timeout: float = option(
-        60.0, "Seconds without a sign of life after which the engine is restarted."
-    )
-    max_engine_restarts: int = option(
-        5, "How often an engine that died is restarted before the server gives up."
-    )
-    drain_timeout: float = option(
-        30.0, "Seconds that running requests get to finish when the server stops."
-    )
-    stream_interval_ms: float = option(
-        20.0,
-        "Combine tokens that come within this time into one event of a stream; 0 sends every step.",
-    )
-    metrics_prefix: str = option(
-        "paceline", "Prefix of the metrics' names; vllm makes dashboards for vLLM work."
-    )
+    host: str = server_option("host")
+    port: int = server_option("port")
+    served_model_name: list[str] | None = server_option("served_model_names", SEVERAL, default=None)
+    api_key: list[str] | None = server_option("api_keys", SEVERAL, default=None)
+    allowed_origins: list[str] | None = server_option("allowed_origins", SEVERAL, default=None)
+    allowed_hosts: list[str] | None = server_option("allowed_hosts", SEVERAL, default=None)
+    max_queue: int = server_option("max_queue")
+    max_body_size: str = server_option("max_body_bytes", default="8M")
+    request_timeout: float = server_option("request_timeout")
+    receive_timeout: float = server_option("receive_timeout")
+    hang_timeout: float = server_option("hang_timeout")
+    max_engine_restarts: int = server_option("max_engine_restarts")
+    drain_timeout: float = server_option("drain_timeout")
+    stream_interval_ms: float = server_option("stream_interval", default=20.0)
+    metrics_prefix: str = server_option("metrics_prefix")
     chat_template: str | None = chat_template()
     default_chat_template_kwargs: str | None = chat_template_kwargs()
-    tool_call_parser: str = option(
-        "auto",
-        "Format in which the model writes tool calls: auto, hermes, llama, qwen3_coder, "
-        "mistral, ...",
-    )
-    reasoning_parser: str = option(
-        "auto",
-        "Format in which the model marks its thoughts: auto, none, deepseek_r1, granite, "
-        "mistral, ...",
-    )
+    tool_call_parser: str = server_option("tool_call_parser")
+    reasoning_parser: str = server_option("reasoning_parser")
     all_models: bool = option(
         False,
         "Also serve every local model that paceline models lists, loaded when a request asks "
         "for it.",
     )
-    memory_budget: str | None = option(
-        None,
-        "Memory for all loaded models together, e.g. 8GiB or 50%. The least recently used model "
-        "is unloaded to make room (default with several models: four fifths of the machine's "
-        "memory).",
-    )
-    max_loaded_models: int | None = option(None, "Maximum number of models loaded at once.")
-    keep_alive: str = option(
-        "-1",
-        "How long an idle model stays loaded, in seconds or as 5m or 1h30m; -1 means forever.",
-    )
+    memory_budget: str | None = server_option("memory_budget", default=None)
+    max_loaded_models: int | None = server_option("max_loaded_models", default=None)
+    keep_alive: str = server_option("keep_alive", default="-1")
     kv_events_config: str | None = option(
         None,
         'Publish which prefixes are cached, in the format of vLLM: {"enable_kv_cache_events": '
         'true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
     )
     lora: list[str] | None = named_adapters()
-    allow_runtime_lora_updating: bool = option(
-        False, "Let requests load and unload adapters from folders on this machine."
-    )
-    pooling: str | None = option(
-        None,
-        f"How hidden states become the embedding of a text: {', '.join(POOLINGS)} "
-        "(default: what the model's files say, or else mean).",
-    )
+    allow_runtime_lora_updating: bool = server_option("allow_runtime_lora_updating")
+    pooling: str | None = server_option("pooling")
 
 
 def serve_or_replicate(options: ServeOptions) -> int:
@@ -302,8 +254,6 @@ def server_config(options: ServeOptions, models: Mapping[str, tuple[str, ...]]) 
     Raises:
         ConfigError: a value is not acceptable.
     """
-    from paceline.server.http.config import ServerConfig
-
     given = {
         each.name: getattr(options, each.name)
         for each in fields(ServerConfig)

@@ -1,12 +1,11 @@
-"""A planned step as a record, and what the records of a run come to.
+"""A planned step as a record, and summaries of a run's records per proposer.
 
-A record says what was drafted, what of it was cut and why, and what came of it. The summaries say
-per proposer how well it was calibrated, and how costs were met: they count, and every ratio is
-derived. Knows no text and no screen.
+A record says what was drafted, what of it was cut and why, and what came of it. Knows no text and
+no screen.
 
-:class:`RecordingPlanner` stands in for a planner and passes every call on. What a step leaves
-behind is worked out in its last call, which no clock of engine or planner sees. Why a node was left
-out is found by asking the planner's own choice what it would have chosen without one of its rules.
+:class:`RecordingPlanner` stands in for a planner and passes every call on. It makes a record in the
+last call of a step, which no clock of engine or planner measures. Why a node was left out is what
+the planner would have chosen without one of its rules.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from paceline.engine.engine import Engine, from_disk
 from paceline.planner.cost_table import StepShape
@@ -193,18 +192,18 @@ class ProposerSummary:
 
 def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
     """One summary per proposer and group, in the order in which they were first considered."""
-    found: dict[str, ProposerSummary] = {}
+    summaries: dict[str, ProposerSummary] = {}
     for record in records:
         for asked in record.asks:
-            summary = found.setdefault(asked.origin, ProposerSummary(asked.origin))
+            summary = summaries.setdefault(asked.origin, ProposerSummary(asked.origin))
             summary.num_asked += asked.num_asked
             summary.num_passed_over += asked.num_passed_over
             summary.milliseconds += asked.milliseconds
             summary.num_drafted += asked.num_nodes
     nodes = [node for record in records for node in record.nodes]
     for node in nodes:  # those that draft from texts are asked together
-        found.setdefault(node.origin, ProposerSummary(node.origin))
-    for origin, summary in found.items():
+        summaries.setdefault(node.origin, ProposerSummary(node.origin))
+    for origin, summary in summaries.items():
         own = [node for node in nodes if node.origin == origin]
         summary.num_candidates = len(own)
         summary.num_verified = sum(node.cut is None for node in own)
@@ -213,7 +212,7 @@ def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
         summary.num_labelled = len(labelled)
         summary.num_right = sum(node.is_right is True for node in labelled)
         summary.expected = sum(node.accept_prob for node in labelled)
-    return list(found.values())
+    return list(summaries.values())
 
 
 def cost_error(records: Sequence[StepRecord]) -> float | None:
@@ -230,14 +229,8 @@ MAX_STEPS = 10_000
 """The latest steps, which are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """By what the nodes of a step were chosen; all zero where a plan does not look at costs.
-
-    Attributes:
-        growth: milliseconds of the forward with 0, 1, 2, ... draft nodes.
-        rate: tokens that a millisecond is worth.
-    """
+class Terms(NamedTuple):
+    """As in :class:`StepRecord`; empty where a plan does not look at costs."""
 
     growth: Sequence[float] = ()
     rate: float = 0.0
@@ -280,7 +273,7 @@ def cut_reasons(
     def choose(rate: float) -> list[list[int]]:
         return choose_nodes(trees, limits, growth, rate, node_budget=node_budget)
 
-    found = []
+    reasons_of_all = []
     for tree, *parts, limit, allowed, paying in zip(
         trees, chosen, verified, limits, choose(0.0), choose(terms.rate), strict=True
     ):
@@ -299,17 +292,17 @@ def cut_reasons(
             reasons[node] = Cut.FAIRNESS if terms.growth else Cut.COUNT
         for node in picked:
             reasons[node] = None if node in run else Cut.DROPPED
-        found.append(reasons)
-    return found
+        reasons_of_all.append(reasons)
+    return reasons_of_all
 
 
 def _places(tree: DraftTree, part: DraftTree) -> list[int]:
     """Where the nodes of a part stand in its tree: no two siblings carry one token."""
     place = {key: i for i, key in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
-    found: list[int] = []
+    places: list[int] = []
     for parent, token in zip(part.parents, part.token_ids, strict=True):
-        found.append(place[ROOT if parent < 0 else found[parent], token])
-    return found
+        places.append(place[ROOT if parent < 0 else places[parent], token])
+    return places
 
 
 @dataclass(slots=True)
@@ -334,16 +327,14 @@ Disk = Callable[[], tuple[int, float]]
 class RecordingPlanner:
     """A planner that decides as ``inner`` does and keeps a record of every step.
 
-    A planner that learns from a clock sees the microseconds of noting things down while it plans.
-    Steps for which it need not be asked are counted here, so that the engine reports each of them.
+    Steps for which ``inner`` need not be asked are counted here, so that the engine reports each.
 
     Args:
         disk: bytes of weights that were read from disk so far, and seconds that forwards waited for
             them.
 
     Attributes:
-        inner: who decides; calls that tell nothing about a step go straight to it.
-        steps: the records, the oldest first; of the latest :data:`MAX_STEPS`.
+        steps: the latest :data:`MAX_STEPS` records, the oldest first.
     """
 
     def __init__(self, inner: Planner, disk: Disk = lambda: (0, 0.0)) -> None:
@@ -442,7 +433,7 @@ def _parts(step: _PlannedStep, terms: Terms) -> list[RequestPart]:
         for request, position in zip(step.requests, step.positions, strict=True)
     ]
     ids = [request.request_id for request in step.requests]
-    nodes: list[list[NodeRecord]] = [[] for _ in ids]
+    nodes: list[list[NodeRecord]] = [[]] * len(ids)
     if step.trees:
         verified = [step.verified.get(i, tree) for i, tree in zip(ids, step.chosen, strict=True)]
         reasons = cut_reasons(

@@ -1,9 +1,8 @@
 """One prompt, answered with its planner recorded and then plainly, for comparison.
 
-Before, an unrelated text is continued with drafts and then without: what is slow when a program
-does it for the first time is not measured. Nobody learns from it: planner and cost model have
-stand-ins meanwhile, and proposers are told to forget the request before it ends. Knows no text and
-no screen.
+A warm-up comes first, because what a program does for the first time is slow: an unrelated text is
+continued with drafts and without. It leaves no trace: planner and cost model have stand-ins
+meanwhile, and proposers forget the request before it ends. Knows no text and no screen.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 from paceline.core.speedup import Arm, Claim, Round, claim
@@ -43,12 +43,12 @@ class ExplainedRun:
 
     def elapsed_ms(self) -> list[float]:
         """Decode time when each token after the first was there; the first ends the prompt."""
-        found: list[float] = []
+        times: list[float] = []
         milliseconds = 0.0
         for step in self._decoding():
             milliseconds += step.milliseconds
-            found += [milliseconds] * step.num_output_tokens
-        return found
+            times += [milliseconds] * step.num_output_tokens
+        return times
 
     def arm(self) -> Arm:
         """The run as one arm of a comparison, from the end of the prompt on."""
@@ -66,9 +66,9 @@ class ExplainedRun:
         return self.steps[next(made, len(self.steps)) :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` found; ``records`` are the latest steps of the speculative run."""
+    """Both answers; ``records`` are the latest steps of the speculative run."""
 
     prompt_token_ids: list[int]
     speculative: ExplainedRun
@@ -95,11 +95,9 @@ class Explanation:
         start = part.position - len(self.prompt_token_ids)
         return slice(start, start + len(part.token_ids))
 
+    @cached_property
     def speedups(self) -> list[float]:
-        """Plain over speculative decode time up to each token after the first.
-
-        As far as both runs go; they are equally long where outputs are identical.
-        """
+        """Plain over speculative decode time up to each token after the first, of both runs."""
         pairs = zip(self.plain.elapsed_ms(), self.speculative.elapsed_ms(), strict=False)
         return [plain / speculative for plain, speculative in pairs]
 
@@ -117,12 +115,11 @@ def explain(
 
     Args:
         params: with a seed and ``n`` 1, so that both runs say the same.
-        advance: told the number of tokens so far, both runs together.
+        advance: gets the number of tokens so far, both runs together.
         constraints: one per run where ``params.structured_outputs`` is given, else none.
 
     Raises:
-        RequestError: the prompt or its parameters cannot be served.
-        RequestFailedError: it failed while it ran.
+        RequestError, RequestFailedError: the prompt cannot be served, or failed while it ran.
     """
     warm_up(engine, params)
     proposers = engine.drafting.proposers
@@ -168,11 +165,8 @@ def _run(
 def warm_up(engine: Engine, params: SamplingParams) -> None:
     """Run an idle engine a little, with its proposers and without. Call it where the engine lives.
 
-    Nothing of it is in drafts, plans or statistics after it; the latter begin anew. Does nothing
-    where the context is too short.
-
-    Args:
-        params: how tokens are chosen later; their length, ends and structure do not count.
+    It sets statistics back, and changes neither drafts nor plans. Does nothing where the context is
+    too short. Of ``params``, length, ends and structure do not count.
     """
     context, proposers = engine.config.max_model_len, engine.drafting.proposers
     longest = max((each.config.num_speculative_tokens for each in proposers), default=0)

@@ -79,9 +79,9 @@ class Machine:
 
 
 def describe_kernels() -> Kernels:
-    found = missing()
-    if found is not None:
-        return Kernels(found.reason, remedy=found.remedy)
+    lacking = missing()
+    if lacking is not None:
+        return Kernels(lacking.reason, remedy=lacking.remedy)
     native = native_module()
     return Kernels(None, native.isa(), tuple(native.isas()))
 

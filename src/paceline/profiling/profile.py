@@ -1,11 +1,8 @@
 """How long a model's steps take on this machine: the measurement behind ``paceline profile``.
 
 Target and draft model are measured in the same rounds, on the process's compute thread, as the
-engine builds and runs them. Owns a profile and its making; how it is kept is
-:mod:`paceline.profiling.profile_store`'s.
-
-What a table says about drafts, what it costs to check them and which of them pay, counts times of
-the host and not those of drafting.
+engine builds and runs them. Also says what it costs to check drafts and which of them pay, with
+times of the host and without those of drafting.
 """
 
 from __future__ import annotations
@@ -126,10 +123,8 @@ def measure_profiles(
     """Profiles of a target and of its draft model or head, if any, and remarks on what was left.
 
     Args:
-        model: folder, GGUF file or hub id.
-        config: how the engine is built.
         draft: as a proposer would be configured with it.
-        advance: told the share that is done, on another thread.
+        advance: gets the share that is done, on another thread.
 
     Raises:
         ConfigError, ModelLoadError: a model cannot be loaded, or nothing can be measured.
@@ -196,10 +191,7 @@ def _measure(
 def _with_room(
     model: str, config: EngineConfig, num_contexts: int
 ) -> tuple[BuiltEngine, EngineConfig]:
-    """The engine, with room for the requests of all contexts at once, and the limits of a step.
-
-    How many requests states have room for, the engine says when it is built.
-    """
+    """The engine, with room for the requests of all contexts at once, and the limits of a step."""
     if config.pipeline_parallel_size > 1:
         raise ConfigError("no profile: what steps take in stages is learnt while they run")
     most = min(config.max_num_seqs, max(REQUESTS))
@@ -260,9 +252,9 @@ def _text(subject: _MeasuredModel) -> list[int]:
 def ms_per_expert(
     timings: Mapping[MeasuredStep, Timing], read: Mapping[MeasuredStep, int]
 ) -> float:
-    """By how much longer steps take per expert that they read beyond others of as many rows.
+    """How much longer a step takes per further expert that it reads, by least squares.
 
-    The others are those whose rows are alike. A line through the origin, by least squares.
+    Steps of different rows are compared with steps of as many rows that are alike.
     """
     pairs = [(step, replace(step, alike=False)) for step in timings if step.alike]
     further = [read[all_kinds] - read[alike] for alike, all_kinds in pairs]
@@ -315,12 +307,7 @@ EXAMPLE_TOKENS = 4
 
 
 class PayingDrafts(NamedTuple):
-    """Drafts that pay for being checked.
-
-    Attributes:
-        longest: their most tokens.
-        needed: how many of these have to be right. With fewer, no draft of any length pays.
-    """
+    """Tokens of the longest draft that pays for being checked, and how many must be right."""
 
     longest: int
     needed: int
@@ -359,19 +346,15 @@ def draft_sentences(table: CostTable) -> list[str]:
     count = min(EXAMPLE_TOKENS, _most(table))
     if not count:
         return []
-    found, cost = paying_drafts(table), checking_cost(table, count)
+    paying, cost = paying_drafts(table), checking_cost(table, count)
     what = "1 token" if count == 1 else f"{count} tokens"
     first = f"Checking {what} costs {cost:.2f} plain steps here."
-    if found is None:
+    if paying is None:
         return [first, "No draft pays here, even if all of it is right."]
-    pays = "a draft of 1 token pays" if found.longest == 1 else _up_to(found.longest)
-    right = "1 of them is right" if found.needed == 1 else f"{found.needed} of them are right"
-    right = "it is right" if found.longest == 1 else right
-    return [first, f"{pays[0].upper()}{pays[1:]} when {right}."]
-
-
-def _up_to(longest: int) -> str:
-    return f"drafts of up to {longest} tokens pay"
+    if paying.longest == 1:
+        return [first, "A draft of 1 token pays when it is right."]
+    right = "1 of them is right" if paying.needed == 1 else f"{paying.needed} of them are right"
+    return [first, f"Drafts of up to {paying.longest} tokens pay when {right}."]
 
 
 def _most(table: CostTable) -> int:

@@ -4,15 +4,13 @@ Two numbers of requests decode a text that repeats itself: plainly, with propose
 but keep what they draft to themselves, and with drafts of two lengths that take no time to make. A
 step's host time is its wall time less that inside forwards.
 
-At the end the planner drafts as it will for users: now and then, unasked. Where each step drafts,
-code and data of the host stay in the processor's caches; where one step in five does, they do not,
-and the same work takes longer. A target is made to answer a text that has something to draft.
+At the end the planner drafts as it will for users, in some steps: then code and data of the host
+leave the processor's caches between drafts, and the same work takes longer. For this the target is
+made to say a text that repeats itself.
 
-Of a model that drafts it measures what it takes beyond its forwards: batches are built, logits
-ranked, trees grown, and KV is kept or rolled back. A forward itself takes longer, too, where target
-and host have come between than where it follows on itself, as it does when its time is measured.
-Both are in what a call takes beyond the times of its forwards. Where these were measured while the
-machine was busier than it is here, the former is all that is told.
+Of a draft model it measures what a call takes beyond the times of its forwards in a profile: the
+work of its host, and that a forward takes longer where target and host have run in between. If the
+machine was busier when the profile was made, only the work of the host counts.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from paceline.planner.cost_table import (
     DraftingHostTime,
     HostTime,
 )
-from paceline.planner.planner import CostAwarePlanner, Planner, new_drafts
+from paceline.planner.planner import CostAwarePlanner, new_drafts
 from paceline.planner.value import Source
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
 from paceline.proposers.draft_model import vocabulary_pair
@@ -87,13 +85,7 @@ CALLED = (_CHAIN, PromptLookupConfig())
 
 
 class DraftedStep(NamedTuple):
-    """A step with a draft.
-
-    Attributes:
-        ms: outside of forwards.
-        planning_ms: of them those of planning.
-        nodes: of the draft.
-    """
+    """A step with a draft of so many nodes: milliseconds outside of forwards, and of planning."""
 
     ms: float
     planning_ms: float
@@ -134,8 +126,7 @@ class _Scripted:
 
 
 def following(script: Sequence[int], span: Span) -> list[int]:
-    """What a target that says a script says after each sampled row of a span; its last token is
-    said for ever."""
+    """The token of a script that follows each sampled row of a span; the last one without end."""
     depths: list[int] = []
     for parent in span.parents:
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
@@ -147,16 +138,13 @@ def drafted_steps(engine: Engine, most_seconds: float) -> list[DraftedStep]:
     """Steps with drafts while an idle engine, with its proposers, answers such a text.
 
     There are none where another planner than the cost-aware one decides about them.
-
-    Args:
-        most_seconds: that this may take about.
     """
     planner = engine.drafting.planner
     if not isinstance(planner, CostAwarePlanner):
         return []
     assert engine.config.max_model_len is not None
     script = _text(engine.vocab_size, engine.config.max_model_len)
-    runner, found = engine.runner, list[DraftedStep]()
+    runner, drafted = engine.runner, list[DraftedStep]()
     scripted = _Scripted(runner, script)
     engine.runner = cast(ModelRunner, scripted)
     params = SamplingParams(
@@ -174,12 +162,12 @@ def drafted_steps(engine: Engine, most_seconds: float) -> list[DraftedStep]:
             passed = time.perf_counter() - began - (scripted.seconds - forwards)
             if scripted.num_nodes:
                 planning_ms = _planning_ms(engine) - planned_ms - planner.planned.draft_ms
-                found.append(DraftedStep(passed * 1e3, planning_ms, scripted.num_nodes))
+                drafted.append(DraftedStep(passed * 1e3, planning_ms, scripted.num_nodes))
     finally:
         engine.abort(request_id)
         engine.step()
         engine.runner = runner
-    return found
+    return drafted
 
 
 def _planning_ms(engine: Engine) -> float:
@@ -242,7 +230,7 @@ class _Merging(_Echo):
         return [NO_DRAFT] * len(requests)
 
 
-class _DecodingRun(NamedTuple):
+class DecodingRun(NamedTuple):
     """Medians over steps: the host's milliseconds, and draft nodes."""
 
     ms: float
@@ -250,12 +238,12 @@ class _DecodingRun(NamedTuple):
 
 
 def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] = ()) -> HostTime:
-    """The host time of an engine without requests, on whose compute thread this is called.
+    """The host time of an idle engine, measured on its compute thread.
 
-    Nothing is measured where a context is too short for it.
+    Nothing is measured where the context is too short.
 
     Args:
-        further: proposers whose calls are measured too, those that need forwards left out.
+        further: proposers whose calls are measured too, unless they need forwards.
     """
     if not has_room(built.config.max_model_len or 0):
         return NO_HOST_TIME
@@ -307,30 +295,22 @@ def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> HostTi
     )
 
 
-class _Watching:
-    """A planner that notes what drafting took, and decides as ``inner`` does."""
-
-    def __init__(self, inner: Planner) -> None:
-        self.inner = inner
-        self.ms: list[float] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
-        self.ms.append(milliseconds)
-        self.inner.drafted(source, chosen, milliseconds)
-
-
 def _drafting_ms(engine: Engine) -> float:
     """Milliseconds in which the proposers of an engine draft for one request."""
-    watching = _Watching(engine.drafting.planner)
-    engine.drafting.planner = cast(Planner, watching)
+    planner, times = engine.drafting.planner, list[float]()
+    drafted = planner.drafted
+
+    def timed(source: Source, chosen: Sequence[int], milliseconds: float) -> None:
+        times.append(milliseconds)
+        drafted(source, chosen, milliseconds)
+
+    # The engine looks the method up on the object, and so finds this one.
+    vars(planner)["drafted"] = timed
     try:
         decode(engine, FEW)
     finally:
-        engine.drafting.planner = watching.inner
-    return statistics.median(watching.ms or [0.0])
+        del vars(planner)["drafted"]
+    return statistics.median(times or [0.0])
 
 
 def _seldom(
@@ -352,7 +332,7 @@ def _usual(times: Sequence[float]) -> float:
     return statistics.fmean(sorted(times)[: ceil((1.0 - SLOWEST) * len(times))])
 
 
-def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> _DecodingRun:
+def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> DecodingRun:
     """Steps in which so many requests decode, with drafts of this length if anyone drafts."""
     rng, vocab = random.Random(0), engine.vocab_size
     wish = SpeculativeParams(num_speculative_tokens=draft_length)
@@ -375,7 +355,7 @@ def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> _Decodin
         engine.step()
 
 
-def _medians(engine: Engine, goes_on: Callable[[], bool]) -> _DecodingRun:
+def _medians(engine: Engine, goes_on: Callable[[], bool]) -> DecodingRun:
     times: list[float] = []
     nodes: list[int] = []
     end = time.perf_counter() + MAX_SECONDS
@@ -386,7 +366,7 @@ def _medians(engine: Engine, goes_on: Callable[[], bool]) -> _DecodingRun:
         passed = time.perf_counter() - began
         times.append((passed - (engine.runner.seconds - forwards)) * 1e3)
         nodes.append(engine.stats().num_rows - rows - live)
-    return _DecodingRun(statistics.median(times), statistics.median(nodes))
+    return DecodingRun(statistics.median(times), statistics.median(nodes))
 
 
 LEVELS, BRANCHING = 4, 4
@@ -431,9 +411,9 @@ class _Timed(Silent):
 def measure_drafting(
     built: BuiltEngine, draft: ForwardingConfig, make: Make, table: CostTable
 ) -> DraftingHostTime:
-    """What drafting for an engine without requests takes, on whose compute thread this is called.
+    """What drafting for an idle engine takes, measured on its compute thread.
 
-    Nothing is measured where a context is too short for it.
+    Nothing is measured where a context is too short.
 
     Args:
         make: of the draft; its KV cache is empty.
@@ -494,7 +474,7 @@ def host_time(
     wide_levels, further_requests = max(1.0, wide.forwards - 1), max(1, many - FEW)
     node = more(wide, beyond(wide, nodes=BRANCHING)) / (wide_levels * (BRANCHING - 1))
     request = more(together, beyond(together, many)) / (together.forwards * further_requests)
-    # Where no two requests run together, nobody asks for what a further one adds.
+    # Where no two requests run together, what a further one adds is never needed.
     return DraftingHostTime(call, level, request if many > FEW else 0.0, node)
 
 

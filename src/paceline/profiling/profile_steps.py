@@ -81,9 +81,7 @@ def measure(
 
     Args:
         budget_seconds: above 0; rounds go on for so long, and see :data:`ENOUGH_ROUNDS`.
-        advance: told the share that is done, from 0 to 1.
-        clock: seconds.
-        seed: of the order.
+        advance: gets the share that is done, from 0 to 1.
     """
     order = list(tasks)
     shuffle = random.Random(seed).shuffle
@@ -104,10 +102,10 @@ def measure(
 
 
 def _warm(task: StepTask) -> float:
-    """Seconds of a task that follows on itself, as the steps of a decoding engine do.
+    """Seconds of a task that is repeated, as a decoding engine repeats its steps.
 
-    After another task a small model's weights are no longer in the caches, and threads may sleep.
-    The time that completes the warm-up is none to take: it is more likely to be a long one.
+    Before, a small model's weights may not be in the caches, and threads may sleep. The time that
+    completes the warm-up is likely to be a long one, so the next counts.
     """
     seconds = spent = task.run()
     if spent >= WARM_SECONDS:
@@ -156,7 +154,6 @@ def plan_steps(
         widths: of one request's steps; width 1 is always measured.
         max_len: most tokens of a request.
         limits: of requests and rows of a step.
-        mixture: whether the model has experts.
 
     Raises:
         ConfigError: no context fits.
@@ -219,17 +216,14 @@ def num_fitting(room: int, num_contexts: int) -> int:
 
 
 class StepBench:
-    """Runs steps on a model and knows how long they took.
+    """Runs and times steps of a model, on the process's compute thread. Close it in the end.
 
     Args:
-        runner: with a KV cache that nobody else uses meanwhile.
-        text: token ids that requests have as their context, and spans go on with; any tokens where
-            there are none.
+        runner: with a KV cache that nothing else uses meanwhile.
+        text: token ids for contexts and spans; random ones if empty.
 
     Attributes:
         experts: that each step read, of layers that are mixtures.
-
-    Use it on the process's compute thread, and close it.
     """
 
     def __init__(self, runner: ModelRunner, seed: int = 0, text: Sequence[int] = ()) -> None:

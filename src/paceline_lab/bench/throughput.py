@@ -37,10 +37,9 @@ def bench_throughput_command(options: BenchThroughputOptions) -> int:
         prompts, params = _tasks(options, llm)
         size = block_size(len(prompts), llm.config.max_num_seqs)
         with screen.progress("blocks", -(-len(prompts) // size)) as advance:
-            found = compare(plain, llm, prompts, params, group_size=size, advance=advance)
-        report = found.report()
-        assert report.speculative is not None
-        return _report(options, llm, screen, report.speculative, report.outputs, found)
+            comparison = compare(plain, llm, prompts, params, group_size=size, advance=advance)
+        _, figures = comparison.arms()
+        return _report(options, llm, screen, figures, comparison.outputs, comparison)
 
 
 def _tasks(
@@ -99,10 +98,10 @@ def _report(
     }
     said = []
     if comparison is not None:
-        plain = comparison.report().plain
-        assert plain is not None
+        plain, _ = comparison.arms()
         document["plain"] = _document(plain, len(outputs), prompt_tokens)
         screen.say(f"plain: {_line(document['plain'])}")
+        document["speedup"] = plain.over(figures)
         said.append(_compared(comparison, document))
     screen.say(f"speculative: {_line(document)}" if comparison else _line(document))
     screen.say(f"Total num prompt tokens:  {prompt_tokens}")
@@ -148,7 +147,6 @@ def _compared(found: ArmComparison, document: dict[str, Any]) -> str:
         [pair.plain.tokens_per_second for pair in found.pairs],
     )
     document |= {
-        "speedup": found.report().speedup,
         "output_tokens_per_second_ratio": None if ratio is None else asdict(ratio),
         "outputs_differing": found.differing,
     }

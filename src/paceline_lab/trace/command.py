@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.api.outputs import GenerationOutput
 from paceline.cli.model_argument import lasting_name
 from paceline.cli.options import (
+    ChatOptions,
     EngineOptions,
     ModelOptions,
-    chat_template_kwargs,
     option,
     sampling_option,
     token_limit,
@@ -32,17 +32,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AnsweringOptions:
+class AnsweringOptions(ChatOptions):
     """How the model answers the prompts that are traced."""
 
     max_tokens: int = token_limit(256)
     temperature: float = sampling_option("temperature", default=0.0)
-    chat: bool | None = option(
-        None, "Apply the chat template (default: if the model has one).", both=True
-    )
-    system: str | None = option(None, "System message before each prompt.")
-    no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.cli.options import (
     JSON_HELP,
+    ChatOptions,
     EngineOptions,
     PromptOptions,
     SamplingOptions,
@@ -69,6 +70,7 @@ class VerifyOptions(
     IdentityOptions,
     SpeculationOptions,
     SamplingOptions,
+    ChatOptions,
     PromptOptions,
 ):
     """Options of ``paceline verify``."""

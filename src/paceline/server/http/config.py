@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.config.template_options import check_template_options
-from paceline.core.checks import check_choice, check_number
+from paceline.core.checks import check_settings, number, one_of, optional, setting, whole
 from paceline.core.errors import ConfigError
 from paceline.request.sampling_params import POOLINGS
 
@@ -41,80 +41,102 @@ _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 class ServerConfig:
     """How a server listens, whom it answers and how much it takes on.
 
-    Attributes:
-        port: 0 takes a free one.
-        served_model_names: names under which requests ask for the model, the first in answers;
-            empty: the model's own.
-        api_keys: a request needs one of them; empty: none.
-        allowed_origins: browsers may call from pages of these origins, or of any with ``*``.
-        allowed_hosts: names that requests may call the server by, besides those that
-            :mod:`paceline.server.http.security` allows by itself; ``*`` is any.
-        max_queue: unfinished samples beyond those that the engine runs at once.
-        request_timeout: seconds from a request's arrival to its last token; 0 is no limit.
-        receive_timeout: seconds in which a request's headers have to arrive, and then its body.
-        hang_timeout: seconds without a sign of life from the engine's process after which it is
-            ended, and started again.
-        max_engine_restarts: most engines in a row that are started after one died or hung; then the
-            server ends.
-        drain_timeout: seconds that requests in flight get when the server is told to end.
-        max_body_bytes: of one request.
-        stream_interval: seconds within which the pieces of an answer are sent together; its first
-            and its last go at once, and with 0 so does every one.
-        metrics_prefix: of the names of metrics; ``vllm`` suits dashboards made for vLLM.
-        tool_call_parser: how the model writes tool calls; ``auto`` asks its chat template.
-        reasoning_parser: how the model marks its thoughts, by vLLM's names; ``auto`` asks its chat
-            template, ``none`` takes everything for the answer.
-        default_chat_template_kwargs: options of chat templates that hold where a request says
-            nothing else.
-        pooling: of embeddings whose requests do not say; one of
-            :data:`~paceline.request.sampling_params.POOLINGS`. None is the model's own.
-        memory_budget: bytes that all loaded models together may take.
-        max_loaded_models: how many may be loaded at once.
-        keep_alive: seconds after which an idle model is unloaded, where its last request did not
-            say.
-        allow_runtime_lora_updating: requests may load and unload adapters.
-
     Raises:
         ConfigError: a value is not acceptable.
     """
 
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    served_model_names: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    max_queue: int = 256
-    request_timeout: float = 1800.0
-    receive_timeout: float = 30.0
-    hang_timeout: float = 60.0
-    max_engine_restarts: int = 5
-    drain_timeout: float = 30.0
-    max_body_bytes: int = 8 << 20
-    stream_interval: float = 0.02
-    metrics_prefix: str = "paceline"
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
+    host: str = setting(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 means all addresses of this machine."
+    )
+    port: int = setting(DEFAULT_PORT, "Port to listen on; 0 chooses a free one.", whole(0, 65535))
+    served_model_names: tuple[str, ...] = setting(
+        (), "Name by which requests ask for the model (default: MODEL)."
+    )
+    api_keys: tuple[str, ...] = setting((), "Key that clients must send.")
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Origin whose pages may call the server from a browser, or * for any."
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "Further host name that requests may use, such as that of a proxy, or * for any."
+    )
+    max_queue: int = setting(
+        256,
+        "Maximum number of samples that wait; further requests get status 429.",
+        whole(0, 1 << 20),
+    )
+    request_timeout: float = setting(
+        1800.0, "Maximum seconds per request; 0 is no limit.", number(0, 1e9)
+    )
+    receive_timeout: float = setting(
+        30.0,
+        "Seconds within which the headers of a request must arrive, and again as many for its "
+        "body.",
+        number(1e-3, 1e6),
+    )
+    hang_timeout: float = setting(
+        60.0,
+        "Seconds without a sign of life after which the engine is restarted.",
+        number(1, 1e9),
+    )
+    max_engine_restarts: int = setting(
+        5,
+        "How often an engine that died is restarted before the server gives up.",
+        whole(0, 1 << 20),
+    )
+    drain_timeout: float = setting(
+        30.0, "Seconds that running requests get to finish when the server stops.", number(0, 1e9)
+    )
+    max_body_bytes: int = setting(
+        8 << 20, "Maximum size of a request, e.g. 512K or 8M.", whole(1, 1 << 40)
+    )
+    stream_interval: float = setting(
+        0.02,
+        "Combine tokens that come within this time into one event of a stream; 0 sends every step.",
+        number(0, 10),
+    )
+    metrics_prefix: str = setting(
+        "paceline", "Prefix of the metrics' names; vllm makes dashboards for vLLM work."
+    )
+    tool_call_parser: str = setting(
+        "auto",
+        "Format in which the model writes tool calls: auto, hermes, llama, qwen3_coder, "
+        "mistral, ...",
+        one_of(TOOL_CALL_PARSERS),
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "Format in which the model marks its thoughts: auto, none, deepseek_r1, granite, "
+        "mistral, ...",
+        one_of(REASONING_PARSERS),
+    )
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    pooling: str | None = None
-    memory_budget: float = math.inf
-    max_loaded_models: float = math.inf
-    keep_alive: float = math.inf
-    allow_runtime_lora_updating: bool = False
+    pooling: str | None = setting(
+        None,
+        f"How hidden states become the embedding of a text: {', '.join(POOLINGS)} "
+        "(default: what the model's files say, or else mean).",
+        optional(one_of(POOLINGS)),
+    )
+    memory_budget: float = setting(
+        math.inf,
+        "Memory for all loaded models together, e.g. 8GiB or 50%. The least recently used model "
+        "is unloaded to make room (default with several models: four fifths of the machine's "
+        "memory).",
+        number(1, math.inf),
+    )
+    max_loaded_models: float = setting(
+        math.inf, "Maximum number of models loaded at once.", number(1, math.inf)
+    )
+    keep_alive: float = setting(
+        math.inf,
+        "How long an idle model stays loaded, in seconds or as 5m or 1h30m; -1 means forever.",
+        number(0, math.inf),
+    )
+    allow_runtime_lora_updating: bool = setting(
+        False, "Let requests load and unload adapters from folders on this machine."
+    )
 
     def __post_init__(self) -> None:
-        check_number("port", self.port, 0, 65535)
-        check_number("max_queue", self.max_queue, 0, 1 << 20)
-        check_number("request_timeout", self.request_timeout, 0, 1e9, float)
-        check_number("receive_timeout", self.receive_timeout, 1e-3, 1e6, float)
-        check_number("hang_timeout", self.hang_timeout, 1, 1e9, float)
-        check_number("max_engine_restarts", self.max_engine_restarts, 0, 1 << 20)
-        check_number("drain_timeout", self.drain_timeout, 0, 1e9, float)
-        check_number("stream_interval", self.stream_interval, 0, 10, float)
-        check_number("memory_budget", self.memory_budget, 1, math.inf, float)
-        check_number("max_loaded_models", self.max_loaded_models, 1, math.inf, float)
-        check_number("keep_alive", self.keep_alive, 0, math.inf, float)
-        check_number("max_body_bytes", self.max_body_bytes, 1, 1 << 40)
+        check_settings(self)
         for key in self.api_keys:
             if not key or not key.isascii() or key != key.strip():
                 raise ConfigError(
@@ -133,10 +155,6 @@ class ServerConfig:
             raise ConfigError(
                 f"metrics_prefix is {self.metrics_prefix!r}; allowed: letters, digits and _"
             )
-        check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
-        check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
-        if self.pooling is not None:
-            check_choice("pooling", self.pooling, POOLINGS)
         check_template_options(self.default_chat_template_kwargs)
 
     @property
