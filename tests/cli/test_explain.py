@@ -86,7 +86,7 @@ def never(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "explain needs a prompt"),
+        (("--seed", "1"), "explain needs a prompt"),
         (("-p", "x", "--no-speculation"), "leave out --no-speculation"),
         (("-p", "x", "--steps", "0-3"), "--steps has '0-3'"),
         (("-p", "x", "--plot", "run.bmp"), "allowed: files in .png, .svg, .pdf"),
@@ -198,7 +198,7 @@ def test_steps_without_candidates_are_one_line() -> None:
     records.append(record(3, 5, [4], NODES[:2]))
     lines = list(view(records, [0, 1, 2, 3, 4]).lines([]))
     assert lines[1] == (
-        'steps 1-3: plain, nobody was asked; 3.00 ms each, 2.00x plain so far; +3 "<1><2><3>"'
+        'steps 1-3: plain, no proposer was asked; 3.00 ms each, 2.00x plain so far; +3 "<1><2><3>"'
     )
     assert lines[2].startswith("step 4")
     assert list(view(records, [0, 1, 2, 3, 4]).lines([2]))[1].startswith("step 2: plain")

@@ -63,48 +63,45 @@ _SECTION = re.compile(r"(Args|Attributes|Raises|Returns):")
 
 def api_reference() -> str:
     """The page as Markdown."""
-    chapters = [_chapter(title, classes) for title, classes in CHAPTERS.items()]
-    return "\n".join([HEADER, *chapters, _errors()])
+    parts = [HEADER]
+    for title, classes in CHAPTERS.items():
+        parts += [f"## {title}\n", *map(_class, classes)]
+    return "\n".join([*parts, _errors()])
 
 
-def _chapter(title: str, classes: tuple[type[Any], ...]) -> str:
-    return "\n".join([f"## {title}\n", *map(_class, classes)])
-
-
-def _class(kind: type[Any]) -> str:
+def _class(cls: type[Any]) -> str:
     """A class with its own public methods and properties, in the order of its source."""
-    parts = [f"### {kind.__name__}\n", f"`from {_home(kind)} import {kind.__name__}`\n"]
-    made_by = kind.__new__ if issubclass(kind, tuple) else kind.__init__
-    parts += [_code(_signature(kind.__name__, made_by)), markdown(kind.__doc__ or "")]
-    parts += _settings(kind)
-    for name, member in vars(kind).items():
+    parts = [f"### {cls.__name__}\n", f"`from {_home(cls)} import {cls.__name__}`\n"]
+    made_by = cls.__new__ if issubclass(cls, tuple) else cls.__init__
+    parts += [_code(_signature(cls.__name__, made_by)), markdown(cls.__doc__ or "")]
+    parts += _settings(cls)
+    for name, member in vars(cls).items():
         if name.startswith("_"):
             continue
         if isinstance(member, property):
-            told = markdown(member.__doc__ or "")
             value = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
-            parts.append(f"#### {kind.__name__}.{name}\n\n`{value}`\n\n{told}")
+            shown = f"`{value}`\n"
         elif inspect.isfunction(member):
-            called = get_overloads(member) or [member]
-            lines = "\n".join(_signature(name, each) for each in called)
-            parts.append(
-                f"#### {kind.__name__}.{name}\n\n{_code(lines)}\n{markdown(member.__doc__ or '')}"
-            )
+            overloads = get_overloads(member) or [member]
+            shown = _code("\n".join(_signature(name, overload) for overload in overloads))
+        else:
+            continue
+        parts.append(f"#### {cls.__name__}.{name}\n\n{shown}\n{markdown(member.__doc__ or '')}")
     return "\n".join(parts)
 
 
-def _settings(kind: type[Any]) -> Iterator[str]:
+def _settings(cls: type[Any]) -> Iterator[str]:
     """What the fields of a configuration mean, where they say it themselves."""
-    shown = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    shown = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     items = [f"- `{each.name}`: {each.metadata['help']}" for each in shown if each.metadata]
     if items:
         yield "\n".join(["**Attributes**", "", *items, ""])
 
 
-def _home(kind: type[Any]) -> str:
+def _home(cls: type[Any]) -> str:
     import paceline
 
-    return "paceline" if kind.__name__ in paceline.__all__ else kind.__module__
+    return "paceline" if cls.__name__ in paceline.__all__ else cls.__module__
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXIT_DIFFERENT = 1
 WARM_UP_TOKENS = 16
 PATIENCE = 20.0
-"""Seconds after which prompts are not repeated once more, where nobody says how often."""
+"""Seconds after which prompts are not repeated once more, unless an option says how often."""
 MOST_REPETITIONS = 12
 """Of short answers, whose interval stays wide."""
 
@@ -291,7 +291,7 @@ def cells(pair: Pair) -> dict[str, str]:
 
 
 def verdict(comparison: ArmComparison, promises_identity: bool) -> str:
-    """One sentence: identical or not, faster or not, as measured, where that can be told."""
+    """One sentence: identical or not, faster or not, as far as the measurement shows."""
     speed_up, total = comparison.claim, sum(len(pair.outputs) for pair in comparison.pairs)
     speed = ("" if speed_up.untold is None else "and ") + speed_up.sentence(comparison.load)
     different = len(comparison.differing)

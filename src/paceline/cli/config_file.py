@@ -47,10 +47,7 @@ _REPLACES = {
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """The options in a JSON file, or in a YAML file where PyYAML is installed.
-
-    Returns:
-        values as they are in the file, by option names with underscores; a dash in the file is one.
+    """The values in a JSON file, or a YAML file if PyYAML is installed, by names with underscores.
 
     Raises:
         ConfigError: it cannot be read or parsed, is no object, or has a key twice.
@@ -92,24 +89,15 @@ _PARSERS = dict.fromkeys((".yaml", ".yml"), ("YAML", _parse_yaml))
 
 
 def write_config_file(path: str | Path, values: Mapping[str, Any]) -> None:
-    """Write options as JSON, which is YAML too; as a whole or not at all.
-
-    Args:
-        values: plain values by option names with underscores.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    text = json.dumps(dict(values), indent=2) + "\n"
-    write_text(path, text, ConfigError)
+    """Write plain values, by option names with underscores, as JSON; or raise ``ConfigError``."""
+    write_text(path, json.dumps(dict(values), indent=2) + "\n", ConfigError)
 
 
 def take_config_file(context: typer.Context, path: str | None) -> str | None:
     """Let the options of the running command default to what a file says.
 
     Raises:
-        ConfigError: the file is unusable, has a key that no command knows, or a value that its
-            option does not take.
+        ConfigError: the file is unusable, or has an unknown key or a value of the wrong type.
     """
     if path is not None and not context.resilient_parsing:
         allowed, everywhere = _file_keys(context.command), set(_all_keys(context))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 INDENT = 16
 TOKENS_PER_STEP = (3, 5, 8)
-"""With drafts, for which a model's speed from disk is told."""
+"""With drafts, for which a model's speed from disk is shown."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

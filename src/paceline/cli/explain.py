@@ -258,7 +258,7 @@ class StepView:
         first, last = records[0].index + 1, records[-1].index + 1
         milliseconds = sum(record.total_ms for record in records) / len(records)
         num_asked = sum(any(asked.num_asked for asked in record.asks) for record in records)
-        asked = f"asked in vain in {num_asked}" if num_asked else "nobody was asked"
+        asked = f"asked in vain in {num_asked}" if num_asked else "no proposer was asked"
         name = f"step {first}" if first == last else f"steps {first}-{last}"
         added = "".join(map(self._added, records))
         asked += _from_disk(records)

@@ -185,10 +185,6 @@ class Reading:
         return [*self.models, *self.others]
 
     @property
-    def is_foreign(self) -> bool:
-        return bool(self.notes or self.unmet)
-
-    @property
     def unknown(self) -> str:
         """The first option that cannot be said here; empty where there is none."""
         return next(iter(self.unmet), "").partition(":")[0].partition(" ")[0]
@@ -201,11 +197,7 @@ class Reading:
         return "\n  ".join([f"Try: {line}", *dict.fromkeys([*self.unmet, *remarks])])
 
     def add(self, name: str, habit: Habit, value: str | None) -> None:
-        """Take an option of another program.
-
-        Args:
-            value: what follows it, if anything does.
-        """
+        """Take an option of another program, and the value that follows it, if any."""
         values = [] if value is None else [value]
         flag, *fixed = habit.own.split() or [""]
         if habit.is_needless:
@@ -263,11 +255,11 @@ def _follows(habit: Habit, left: Sequence[str], own: Own) -> bool:
 def advice_on_command(
     words: Sequence[str], group: Sequence[str], find: Callable[[Sequence[str]], Own | None]
 ) -> str:
-    """What to type instead of a command that a group has not; empty where nothing is known.
+    """What to type instead of a command that does not exist; empty where nothing is known.
 
     Args:
         words: the command, and what follows it.
-        group: the words that lead to the group, without the program's name.
+        group: the words that lead to its group, without the program's name.
         find: what a command of ours takes; None where there is no such command.
     """
     name, *rest = words

@@ -128,7 +128,7 @@ def _leave_interrupted() -> NoReturn:
     """
     print("interrupted", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody may read it any more
+        with contextlib.suppress(OSError):  # its reader may be gone
             stream.flush()
     os._exit(EXIT_INTERRUPTED)
 

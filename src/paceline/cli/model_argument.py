@@ -22,10 +22,9 @@ SMALL = "smollm2"
 
 
 def with_model(options: Any, command: str) -> Any:
-    """A command's options with the model that they, ``--embedded`` or a person names.
+    """A command's :class:`~paceline.cli.options.ModelOptions` with a model, where it needs one.
 
     Args:
-        options: a :class:`~paceline.cli.options.ModelOptions`.
         command: as it was typed, with the program's name.
 
     Raises:
@@ -44,11 +43,7 @@ def with_model(options: Any, command: str) -> Any:
 
 
 def needed_model(model: str | None, command: str) -> str:
-    """The model, if need be as a person at the terminal answers.
-
-    Raises:
-        ConfigError: there is none, and nobody to ask; the message lists those that have a name.
-    """
+    """The model, if need be as a person at the terminal answers; otherwise ``ConfigError``."""
     if model is not None:
         return model
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

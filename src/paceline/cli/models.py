@@ -177,8 +177,7 @@ def removal_of(name: str) -> Removal:
     """What Paceline may delete of a model.
 
     Raises:
-        ConfigError: nothing, since it is not here, or another's; the message says whose.
-        ModelLoadError: another program's model cannot be read.
+        ConfigError: nothing, since it is not here, or another program's; the message says whose.
     """
     from paceline.disk.packed_cache import copies_of
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PATIENCE = 1.0
-"""Seconds without text after which a person is told that standard input is read."""
+"""Seconds without text after which a note says that standard input is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _piped_text(names_itself: bool) -> str:
     """All of standard input.
 
     Args:
-        names_itself: say so if it is slow: whoever asks something else may not know of it.
+        names_itself: say so if it is slow, because the prompt came from elsewhere.
     """
     if names_itself and _is_silent():
         print(

@@ -143,7 +143,7 @@ class LazyCommand(TyperCommand):
             left: list[str] = super().parse_args(context, list(words))
         except _USAGE_ERROR as error:
             unknown = reading.unknown or _joined_option(error, arguments)
-            advice = reading.advice if reading.is_foreign else ""
+            advice = reading.advice if reading.notes or reading.unmet else ""
             _reword(error)
             if getattr(getattr(error, "param", None), "name", "") in _MODELS:
                 from paceline.cli.model_argument import advice_on_models
@@ -214,11 +214,7 @@ def _reword(error: Any) -> None:
 
 
 def _advised(error: Any, advice: str, unknown: str = "") -> Any:
-    """The same error, which says what to type in place of Typer's own guess.
-
-    Args:
-        unknown: the option that there is not, whatever the error says.
-    """
+    """The same error with advice in place of Typer's own guess, and the option that is unknown."""
     if not advice and not unknown:
         return error
     error.possibilities = None
@@ -262,7 +258,7 @@ def _added() -> Iterator[Command]:
             if not isinstance(command, Command):
                 raise TypeError(f"{point.value} is no {Command.__module__}:{Command.__name__}")
             yield command
-        except Exception as error:  # of whoever wrote it; all others have to go on
+        except Exception as error:  # of another package; all others have to go on
             group, _, name = point.name.rpartition(".")
             reason = f"cannot be loaded: {type(error).__name__}: {error}"
             yield _unusable(name, group or ROOT, reason)

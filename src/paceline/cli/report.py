@@ -1,4 +1,4 @@
-"""What is told of a run: its figures, lines about it, and the JSON document that carries them.
+"""What is reported of a run: its figures, lines about it, and its JSON document.
 
 Counts, and derives every ratio. Shows an answer as it is made; knows no conversation.
 """
@@ -204,11 +204,7 @@ def answer_line(figures: Figures, seconds_to_first: float | None) -> str:
 
 
 def cut_line(completion: Completion, params: SamplingParams, context: int) -> str | None:
-    """What ended an answer before its end; None where nothing did.
-
-    Args:
-        context: tokens that the model holds.
-    """
+    """What cut an answer of a model that holds ``context`` tokens; None where nothing did."""
     if completion.finish_reason != "length":
         return None
     if len(completion.token_ids) == params.max_tokens:

@@ -104,18 +104,10 @@ def uses_ray(options: RunBatchOptions) -> bool:
 
 
 def inputs(options: RunBatchOptions) -> tuple[str, Path]:
-    """The model, and the file of requests, which ``--input-file`` names in place of FILE.
-
-    Raises:
-        ConfigError: no file was named, or no model, or two of them.
-    """
-    first, second = options.model, options.file
-    if options.input_file is not None:
-        if second is not None or first == options.input_file:
-            raise ConfigError("name the file of requests once, as FILE or with --input-file")
-        second = options.input_file
-    model, file = model_and_file(first, second, options.model_option)
-    if file is None:
+    """The model, and the file of requests, which ``--input-file`` names in place of FILE."""
+    named = options.input_file
+    model, file = model_and_file(options.model, options.file or named, options.model_option)
+    if file is None or (named is not None and (options.file or options.model == named)):
         raise ConfigError("name the file of requests once, as FILE or with --input-file")
     return needed_model(model, "paceline run-batch"), Path(file)
 

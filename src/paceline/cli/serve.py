@@ -179,12 +179,7 @@ def clients(
 
 
 def served_models(options: ServeOptions) -> dict[str, tuple[str, ...]]:
-    """The models that may be loaded, the first at the start, each with its names.
-
-    Raises:
-        ConfigError: the names cannot be given.
-        ModelLoadError: a model is not there.
-    """
+    """The names of each model that may be loaded; the first model is loaded at the start."""
     named = [options.model, *(options.more_models or ())]
     for model in named[1:]:
         check_is_there(model)
@@ -223,7 +218,6 @@ def build_engine(
     Args:
         chat_template: a Jinja source in place of the model's own; a model without either gets the
             plain one.
-        events: how it tells others what it caches; None: not at all.
         lora: folders of adapters by their names.
     """
     from paceline.api.llm import LLM
@@ -247,13 +241,7 @@ def build_engine(
 
 
 def server_config(options: ServeOptions, models: Mapping[str, tuple[str, ...]]) -> ServerConfig:
-    """
-    Args:
-        models: with their names, the first one first.
-
-    Raises:
-        ConfigError: a value is not acceptable.
-    """
+    """The configuration of a server of these models, the first of which is loaded at the start."""
     given = {
         each.name: getattr(options, each.name)
         for each in fields(ServerConfig)
@@ -295,10 +283,10 @@ def default_names(model: str) -> tuple[str, ...]:
 
 
 def served_names(models: Sequence[str], given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The names of each model, by what ``--served-model-name`` says.
+    """The names of each model, by the values of ``--served-model-name``.
 
     Raises:
-        ConfigError: a model is named twice, or one of several models is not said to be meant.
+        ConfigError: a model is named twice, or a name does not say which of several models it is.
     """
     if twice := [model for model in models if models.count(model) > 1]:
         raise ConfigError(f"the model {twice[0]} is named twice")
@@ -354,11 +342,7 @@ def _place(model: str) -> Path | None:
 def memory_budget(text: str | None, is_shared: bool) -> float:
     """Bytes that loaded models may take: ``8GiB``, or ``50%`` of this machine's memory.
 
-    Args:
-        is_shared: there are several models; one by itself may take all there is.
-
-    Raises:
-        ConfigError: it is neither.
+    Without a ``text`` it is unlimited, unless several models share the memory.
     """
     text = text or (DEFAULT_BUDGET if is_shared else None)
     if text is None:
@@ -372,15 +356,7 @@ def memory_budget(text: str | None, is_shared: bool) -> float:
 
 
 def replicated(options: ServeOptions, *, shares_machine: bool) -> Served:
-    """What each of the replicas serves that the options ask for.
-
-    Args:
-        shares_machine: all replicas are on this machine, whose memory they divide.
-
-    Raises:
-        ConfigError: Ray is not installed, or an option is not acceptable.
-        PacelineError: the model is not there.
-    """
+    """What each replica serves; where all are on this machine, they divide its memory."""
     if options.kv_events_config is not None:
         raise ConfigError(
             "--kv-events-config publishes one engine's cache, and --replicas starts several; use "

@@ -80,16 +80,10 @@ def _same_draft(config: SpeculativeConfig) -> tuple[str, str | None]:
     return config.method, None if place is None else os.path.realpath(place)
 
 
-def _names_drafts(options: SpeculationOptions) -> bool:
-    named = options.speculative_config, options.method, options.draft or None
-    return options.no_speculation or named != (None, None, None)
-
-
 def replayed_config(options: SpeculationOptions, model: str) -> tuple[SpeculativeConfig, ...]:
-    """As :func:`speculative_config`, for replays: without the heads that come with a model.
+    """As :func:`speculative_config`, without the heads that come with a model.
 
-    Heads read hidden states of the target, which traces do not hold; one that is named is refused
-    where it would have to draft.
+    Heads read hidden states of the target, which traces do not hold.
     """
     configs = speculative_config(options, model)
     if options.speculative_config is not None or options.method is not None:
@@ -127,10 +121,7 @@ def _draft_by(method: str, draft: str | None) -> SpeculativeConfig:
 
 
 def named_draft(draft: str) -> SpeculativeConfig:
-    """A draft that is named by itself: n-grams, a head, or a model of whatever vocabulary.
-
-    Whoever loads what cannot be read says what is wrong with it.
-    """
+    """A draft that is named by itself: n-grams, a head, or a model of any vocabulary."""
     if is_ngram_model(draft):
         return _draft_by("ngram_model", draft)
     with suppress(OSError, ValueError, PacelineError):
@@ -159,14 +150,7 @@ def method_of(draft: str) -> str:
 
 
 def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """Folders of adapters by their names, out of ``NAME=FOLDER``.
-
-    Args:
-        taken: names of models.
-
-    Raises:
-        ConfigError: one is written otherwise, or a name is given twice.
-    """
+    """Folders of adapters by their names, out of ``NAME=FOLDER``; no name may be ``taken``."""
     folders: dict[str, str] = {}
     for each in given:
         name, sign, folder = each.partition("=")
@@ -190,11 +174,7 @@ def values_of(options: Any, config: type[Any]) -> dict[str, Any]:
 def sampling_params(
     options: SamplingOptions, seed: int, default: SamplingParams = COMPARED
 ) -> SamplingParams:
-    """The parameters of every prompt, with one seed; ``RequestError`` for one out of range.
-
-    Args:
-        default: for what the options leave open.
-    """
+    """The parameters of every prompt, with one seed; ``default`` is for what options leave open."""
     said = values_of(options, SamplingOptions)
     if isinstance(options, AnswerOptions):
         said = values_of(options, AnswerOptions)
@@ -206,12 +186,7 @@ def sampling_params(
 
 
 def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
-    """What answers must match; None where anything may be said.
-
-    Raises:
-        ConfigError: options that cannot be used together, or a file that cannot be read.
-        RequestError: a schema or an expression is malformed or too large.
-    """
+    """What answers must match; None where they are free."""
     schema, regex = options.json_schema, options.regex
     if schema is None:
         return None if regex is None else StructuredOutputs(regex=regex)
@@ -236,7 +211,11 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     if values["pipeline_parallel_size"] is None:
         values["pipeline_parallel_size"] = 1 + len(stages)
     return values | {
-        "self_drafts": isinstance(options, SpeculationOptions) and not _names_drafts(options),
+        "self_drafts": isinstance(options, SpeculationOptions)
+        and not options.no_speculation
+        and options.speculative_config is None
+        and options.method is None
+        and not options.draft,
         "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
         "num_threads": values.pop("threads"),
         "pipeline_stages": stages,
@@ -252,8 +231,7 @@ def open_llm(options: RunOptions, speculative: tuple[SpeculativeConfig, ...]) ->
     """The model that the options name."""
     from paceline.api.llm import LLM
 
-    name, folder = adapter_of(options), options.lora
-    adapters = {} if name is None or folder is None else {name: folder}
+    adapters = {} if options.lora is None else {ADAPTER: options.lora}
     return LLM(
         options.model, speculative_config=speculative, lora=adapters, **engine_options(options)
     )

@@ -164,8 +164,7 @@ class Screen:
     def progress(
         self, title: str, total: int, wanted: bool = True
     ) -> Iterator[Callable[[int], None]]:
-        """A bar on a terminal if wanted, otherwise nothing; yields what to call with the number
-        done."""
+        """A bar on a terminal, if wanted; yields what to call with the number done."""
         if not wanted or not self.err.isatty():
             yield lambda done: None
             return
@@ -219,7 +218,7 @@ ERASE = "\x1b[K"
 
 
 class WordWrap:
-    """Nothing is held back: a word that meets the edge is erased and begins the next line.
+    """Breaks streamed lines between words: a word that meets the edge is erased and written below.
 
     A word as long as a line is broken, and characters of double width are words by themselves.
     """
@@ -238,11 +237,7 @@ class WordWrap:
         self._word = []
 
     def wrapped(self, text: str, colour: str, columns: int) -> list[tuple[str, str]]:
-        """What to write for a text, each part with its colour.
-
-        Args:
-            columns: of the terminal.
-        """
+        """What to write for a text on a terminal of so many columns, each part with its colour."""
         parts: list[tuple[str, str]] = []
         for character in text:
             if character == "\n":

@@ -53,10 +53,9 @@ class StepTimes:
 
 
 class StepClock:
-    """Times every step of an engine from :meth:`start` to :meth:`stop`.
+    """Times every step of an engine from :meth:`start` to :meth:`stop`, called where it lives.
 
-    Both are to be called where the engine lives. Reading its counters takes a fraction of a
-    millisecond between steps, which belongs to no phase.
+    Reading counters takes a fraction of a millisecond between steps, which belongs to no phase.
 
     Attributes:
         steps: the latest :data:`MAX_STEPS`.

@@ -5,7 +5,6 @@ Owns the order of advice, the greatest gain first. Knows no terminal.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -36,6 +35,7 @@ from paceline.profiling.machine import (
     Work,
     describe_kernels,
     describe_machine,
+    installed_version,
     measure_roofs,
 )
 from paceline.profiling.profile_store import stored_table
@@ -130,10 +130,7 @@ def diagnose(model: str, config: EngineConfig) -> Diagnosis:
         parts = installed_parts()
         return Diagnosis(machine, kernels, roofs, facts, parts, versions, advice, places())
 
-    versions = {
-        "paceline": __version__,
-        "python": platform.python_version(),
-    }
+    versions = {"paceline": __version__, "python": platform.python_version()}
     return COMPUTE.call(looked_at)
 
 
@@ -210,10 +207,8 @@ def installed_parts() -> tuple[OptionalPart, ...]:
 
 
 def _versions(names: tuple[str, ...]) -> dict[str, str]:
-    try:
-        return {name: importlib.metadata.version(name) for name in names}
-    except importlib.metadata.PackageNotFoundError:
-        return {}
+    versions = {name: version for name in names if (version := installed_version(name))}
+    return versions if len(versions) == len(names) else {}
 
 
 # --- advice ---------------------------------------------------------------------------------------
@@ -276,7 +271,7 @@ def _memory_advice(machine: Machine, model: ModelFacts) -> Iterator[str]:
         yield (
             f"the weights take {model.weight_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB of "
             "memory are available, so every step reads from disk: --dtype int4, a smaller model, "
-            "or fewer programs beside it"
+            "or fewer other programs"
         )
 
 
@@ -289,9 +284,9 @@ def _thread_advice(machine: Machine, threads: int | None) -> Iterator[str]:
             f"it is used up: --threads {usable}, or a higher limit of the container"
         )
     elif machine.threads < usable:
-        told = f"--threads {threads}" if threads is not None else "OMP_NUM_THREADS or the system"
+        cause = f"--threads {threads}" if threads is not None else "OMP_NUM_THREADS or the system"
         yield (
-            f"{machine.threads} of {usable} cores compute, because of {told}: --threads {usable}"
+            f"{machine.threads} of {usable} cores compute, because of {cause}: --threads {usable}"
         )
     elif machine.threads > usable:
         yield (

@@ -35,7 +35,7 @@ class Cut(StrEnum):
     PROBABILITY = "probability"
     """Less likely to be reached and accepted than the proposers' least."""
     COUNT = "count"
-    """The request, or the step, may not have so many nodes."""
+    """The request or the step has as many nodes as it may have."""
     COST = "cost"
     """It does not bring what its time is worth."""
     FAIRNESS = "fairness"
@@ -92,7 +92,7 @@ class AskedProposer:
     """A proposer in a step.
 
     Attributes:
-        num_asked, num_passed_over: requests for which it was to draft, and for which it was found
+        num_asked, num_passed_over: requests for which it was to draft, and for which it was judged
             not to pay.
         node_price, level_price: expected tokens that the first node, and each level, must bring.
         milliseconds: of its drafting.
@@ -115,7 +115,7 @@ class StepRecord:
     Attributes:
         index: from 0, over all steps that were recorded.
         shape: of the forward that ran, draft nodes included.
-        asks: proposers that had somebody to draft for; empty where nobody was to be asked.
+        asks: proposers with requests to draft for.
         requests: that decoded.
         growth: milliseconds of the forward with 0, 1, 2, ... of the candidates, as predicted; empty
             where no cost was looked at.

@@ -27,7 +27,7 @@ Advance = Callable[[int], None]
 NUM_TOKENS = 32
 """Tokens that each part of the warm-up generates at least, if there is time."""
 MOST_SECONDS = 0.5
-"""Of each part: where steps take long, what is slow about the first one is little beside them."""
+"""Of each part: where all steps take long, a slow first one matters little."""
 PROMPT_LENGTH, PERIOD = 24, 8
 """Tokens of the text, and after how many it repeats itself: there must be something to draft."""
 SALT = "paceline warm-up"

@@ -41,7 +41,7 @@ def check_plot(path: str | Path) -> None:
 
 
 def new_figure(path: str | Path, width: float = 4.0, height: float = 4.0) -> Any:
-    """An empty picture of so many inches; raises :class:`ConfigError` where there can be none."""
+    """An empty picture, sizes in inches; raises :class:`ConfigError` where there can be none."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path} cannot be plotted; allowed: files in {', '.join(SUFFIXES)}")
     try:
@@ -87,9 +87,9 @@ def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
 
 def _mark_longest_draft(ratios: Any, table: CostTable) -> None:
     """The widest step whose draft pays with as few right tokens as possible."""
-    found, context = paying_drafts(table), table.contexts[0]
-    if found is not None:
-        width, label = 1 + found.longest, f"longest draft that pays: {found.longest}"
+    paying, context = paying_drafts(table), table.contexts[0]
+    if paying is not None:
+        width, label = 1 + paying.longest, f"longest draft that pays: {paying.longest}"
         ratios.scatter([width], [table.cost_ratio(width, context)], label=label, **MARKED)
 
 
@@ -112,7 +112,7 @@ def plot_steps(
     title: str = "",
     sentence: str = "",
 ) -> None:
-    """Draw the steps in which somebody decoded; ``texts`` are what each of them added."""
+    """Draw the steps that decode tokens; ``texts`` are what each of them added."""
     pairs = [each for each in zip(records, texts, strict=True) if each[0].num_decoding]
     decoding = [record for record, _ in pairs]
     figure = new_figure(path, 14, 9)

@@ -183,7 +183,7 @@ def _measure(
         try:
             table.host = HostTime(drafting=measure_drafting(built, draft, make, table))
         except ConfigError as error:
-            what = "what drafting takes beside forwards is not measured"
+            what = "what drafting takes besides forwards is not measured"
             notes.append(f"{subjects[1].name}: {what}: {error}")
     return profiles, notes
 
@@ -303,7 +303,7 @@ def _profile(
 MOST_TOKENS = 32
 """Of a draft: no proposer drafts longer paths by default."""
 EXAMPLE_TOKENS = 4
-"""Of the draft whose cost is told."""
+"""Of the draft whose cost :func:`draft_sentences` states."""
 
 
 class PayingDrafts(NamedTuple):
@@ -314,7 +314,7 @@ class PayingDrafts(NamedTuple):
 
 
 def checking_cost(table: CostTable, num_tokens: int) -> float:
-    """Time of a step that checks a draft of so many tokens, in plain steps, at the least context.
+    """Time of a step that checks a draft of ``num_tokens``, in plain steps, at the least context.
 
     A plain step decodes one token.
     """

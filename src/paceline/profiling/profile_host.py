@@ -85,7 +85,7 @@ CALLED = (_CHAIN, PromptLookupConfig())
 
 
 class DraftedStep(NamedTuple):
-    """A step with a draft of so many nodes: milliseconds outside of forwards, and of planning."""
+    """A step with a draft: milliseconds outside of forwards, those of planning, and nodes."""
 
     ms: float
     planning_ms: float
@@ -316,7 +316,7 @@ def _drafting_ms(engine: Engine) -> float:
 def _seldom(
     built: BuiltEngine, plain_ms: float, node_ms: float, calls: Mapping[str, float]
 ) -> tuple[float, float] | None:
-    """What planning takes, and a draft beside it, where the planner drafts now and then."""
+    """What planning takes, and what a draft adds, where the planner drafts in some steps."""
     built.engine.set_speculation(built.proposers_for(CALLED[:1]))
     drafted_steps(built.engine, WARM_UP_SECONDS)
     steps = drafted_steps(built.engine, MAX_SECONDS)
@@ -333,7 +333,7 @@ def _usual(times: Sequence[float]) -> float:
 
 
 def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> DecodingRun:
-    """Steps in which so many requests decode, with drafts of this length if anyone drafts."""
+    """Steps in which ``requests`` decode together, with drafts if there are proposers."""
     rng, vocab = random.Random(0), engine.vocab_size
     wish = SpeculativeParams(num_speculative_tokens=draft_length)
     assert engine.config.max_model_len is not None

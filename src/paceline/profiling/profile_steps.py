@@ -54,7 +54,7 @@ class StepTask:
 
     Attributes:
         run: does it once and returns the seconds that count.
-        every: takes part in one of so many rounds; more than 1 for what takes long.
+        every: it takes part in every ``every``-th round; more than 1 for what takes long.
     """
 
     run: Callable[[], float]
@@ -205,13 +205,13 @@ def _wanted(widths: Sequence[int], contexts: Sequence[int]) -> set[MeasuredStep]
 
 
 def num_held(requests: int, num_contexts: int) -> int:
-    """Requests that a bench has at once, whose steps are of so many requests at most."""
+    """Requests that a bench holds at once, if its steps have at most ``requests``."""
     further = LONGER_REQUESTS - 1 if num_contexts > 1 and requests >= LONGER_REQUESTS else 0
     return requests + num_contexts - 1 + further
 
 
 def num_fitting(room: int, num_contexts: int) -> int:
-    """Most requests of a step where so many can be held at once; at least 1."""
+    """Most requests of a step where ``room`` requests can be held at once; at least 1."""
     return max((n for n in REQUESTS if num_held(n, num_contexts) <= room), default=1)
 
 
@@ -237,7 +237,10 @@ class StepBench:
     def tasks(self, steps: Sequence[MeasuredStep]) -> dict[MeasuredStep, StepTask]:
         """What to measure, its requests filled with context; ``ConfigError`` without room."""
         return {
-            step: StepTask(partial(self._seconds, step, self._spans(step)), _every(step))
+            step: StepTask(
+                partial(self._seconds, step, self._spans(step)),
+                WIDE_EVERY if step.rows >= WIDE else 1,
+            )
             for step in steps
         }
 
@@ -291,7 +294,7 @@ class StepBench:
         return [text[i % len(text)] for i in range(begin, begin + count)]
 
     def _fill(self, context: int) -> int:
-        """A request that has read so many tokens."""
+        """A request that has read ``context`` tokens."""
         request_id, kv = self._next_id, self._runner.kv
         self._next_id += 1
         if kv.states is not None and not kv.states.has_lane:
@@ -337,7 +340,3 @@ def _too_small() -> ConfigError:
         "the KV cache is too small for the steps to be measured: raise --kv-cache-memory, or take "
         "fewer or shorter --contexts or a smaller --max-num-seqs"
     )
-
-
-def _every(step: MeasuredStep) -> int:
-    return WIDE_EVERY if step.rows >= WIDE else 1

@@ -96,10 +96,7 @@ def _path(key: ProfileKey | None, name: str) -> Path:
 def store_profile(profile: Profile) -> Path:
     """Keep a profile for :func:`find_profile` or :func:`find_imported`; returns where.
 
-    A model is measured as a target or as a draft: the host's time as the other stays as it was.
-
-    Raises:
-        ProfileError: it cannot be written.
+    A model is measured as a target or as a draft; the host's time in the other role is kept.
     """
     path = _path(profile.key, profile.table.name)
     document = to_document(profile)
@@ -112,11 +109,7 @@ def store_profile(profile: Profile) -> Path:
 
 
 def keep_profiles(profiles: Iterable[Profile]) -> tuple[list[Path], list[str]]:
-    """Store those that are not noisy; returns where, and a remark on each of the others.
-
-    Raises:
-        ProfileError: one cannot be written.
-    """
+    """Store those that are not noisy; returns where, and a remark on each of the others."""
     kept, remarks = [], []
     for profile in profiles:
         if profile.is_noisy:
@@ -169,11 +162,7 @@ def to_document(profile: Profile) -> dict[str, Any]:
 
 
 def from_document(document: object) -> Profile:
-    """The profile that a document describes; of several in one, the first, which is the target's.
-
-    Raises:
-        ProfileError: it is none, or of another version.
-    """
+    """The profile in a document, the target's if there are several; or ``ProfileError``."""
     if isinstance(document, dict) and isinstance(document.get("profiles"), list):
         document = next(iter(document["profiles"]), None)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
