@@ -194,7 +194,7 @@ def describe(profile: Profile) -> str:
         lines.append(f"roofs: {roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s")
     if profile.work is not None and profile.work.may_be_cached:
         megabytes = profile.work.weight_bytes / 1e6
-        lines.append(f"{megabytes:.1f} MB of weights stay in caches, above the roof of memory")
+        lines.append(f"{megabytes:.1f} MB of weights may stay in caches, beyond the read roof")
     if profile.table.experts is not None:
         of = profile.table.experts
         lines.append(
