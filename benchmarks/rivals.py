@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import NO_STEP, StepShape
-from paceline.planner.drafts import DraftLimits, Prices
+from paceline.planner.drafts import Prices
 from paceline.planner.planner import FixedPlanner, Planner
 from paceline.planner.value import DraftingCost, Source
 from paceline.request.request import Request, VerifyResult

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
 
-from paceline.planner.drafts import DraftLimits, Drafts
+from paceline.planner.choice import DraftLimits
+from paceline.planner.drafts import Drafts
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
 from paceline_lab.simulate.replay import AskingAll

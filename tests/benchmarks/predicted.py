@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.engine.commit import Committed
-from paceline.engine.drafting import Draft
 from paceline.engine.engine import Engine
-from paceline.engine.step import Step
+from paceline.engine.step import Scheduled, Step
 from paceline.engine.verifier import Verdict
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import Planner
@@ -26,7 +25,7 @@ class PredictedEngine(Engine):
     charged: list[Charged]
     has_drafts: bool
 
-    def _propose(self, step: Step) -> list[Draft]:
+    def _propose(self, step: Step) -> list[Scheduled]:
         drafts = super()._propose(step)
         self.has_drafts = bool(drafts)
         return drafts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
-from paceline.planner.drafts import DraftLimits
 from paceline.request.request import VerifyResult
 from paceline.request.span import DraftTree
 from tests.benchmarks.test_rivals import shape

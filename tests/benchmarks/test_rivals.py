@@ -9,9 +9,9 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import StepShape
-from paceline.planner.drafts import DraftLimits
 from paceline.planner.pace import StepReport
 from paceline.planner.planner import Planner
 from paceline.proposers.draft_model.proposer import DraftModelProposer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from paceline.engine.contained_proposers import MAX_FAILURES
@@ -9,6 +11,7 @@ from paceline.engine.drafting import Drafting
 from paceline.engine.step import Scheduled, step_shape
 from paceline.planner.cost import CostModel
 from paceline.planner.planner import CostAwarePlanner, FixedPlanner
+from paceline.planner.value import Source
 from paceline.request.engine_stats import EngineStats
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
@@ -39,7 +42,7 @@ def test_costly_drafts_are_not_made_where_free_ones_are_enough(
     expensive = Scripted(costly)
     expensive.costs_forwards = True
     planner = FixedPlanner()
-    drafting = Drafting([expensive, Scripted(free)], planner, VOCAB, EngineStats)
+    drafting = Drafting([expensive, Scripted(free)], planner, VOCAB, EngineStats())
     items = [Scheduled(request(i), 1) for i in (0, 1)]
     drafts = drafting.propose(items, step_shape(items), node_budget=100)
     trees = [planner.drafts.tree(index) for index in range(len(drafts))]
@@ -59,7 +62,7 @@ def test_who_was_switched_off_does_not_come_back_until_all_are_replaced() -> Non
     other = Scripted(working)
     other.name = "other"
     stats = EngineStats()
-    drafting = Drafting([other], FixedPlanner(), VOCAB, lambda: stats)
+    drafting = Drafting([other], FixedPlanner(), VOCAB, stats)
     for _ in range(5):
         if len(drafting.proposers) == 1:
             drafting.join(Scripted(broken))
@@ -70,6 +73,23 @@ def test_who_was_switched_off_does_not_come_back_until_all_are_replaced() -> Non
     drafting.replace([other])
     drafting.join(Scripted(broken))
     assert len(drafting.proposers) == 2
+
+
+def test_a_source_is_recognised_after_another_has_joined() -> None:
+    """So that a planner keeps what it has learnt of it."""
+    sources_set: list[Sequence[Source]] = []
+
+    class Listening(FixedPlanner):
+        def set_sources(self, sources: Sequence[Source]) -> None:
+            sources_set.append(sources)
+
+    other = Scripted(lambda _: DraftTree())
+    other.name = "other"
+    drafting = Drafting([other], Listening(), VOCAB, EngineStats())
+    drafting.join(Scripted(lambda _: DraftTree()))
+    (before,), after = sources_set
+    assert len(after) == 2
+    assert before in after
 
 
 def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
@@ -89,7 +109,7 @@ def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
     cost, items = CostModel(learns=False), [Scheduled(request(0), 1)]
     shape = step_shape(items)
     planner = CostAwarePlanner(cost)
-    drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats, ReplayClock())
+    drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats(), ReplayClock())
 
     def steps(count: int) -> list[str]:
         asked.clear()

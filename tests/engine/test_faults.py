@@ -315,7 +315,9 @@ def test_a_planner_that_raises_costs_only_drafts(method: str, is_cost_aware: boo
     def broken(*_: Any) -> Any:
         raise ValueError("no plan")
 
-    engine = toy_engine([PromptLookupProposer(lookup_config())])
+    proposer = PromptLookupProposer(lookup_config())
+    proposer.costs_forwards = method == "prices"  # others are not asked for theirs
+    engine = toy_engine([proposer])
     if is_cost_aware:
         engine.drafting.planner = CostAwarePlanner(engine.cost)
     setattr(engine.drafting.planner, method, broken)

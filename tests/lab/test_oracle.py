@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost_table import NO_HOST_TIME, HostTime
-from paceline.planner.drafts import DraftLimits
 from paceline.planner.planner import CostAwarePlanner, FixedPlanner
 from paceline.planner.value import DraftingCost, DraftTime, Source
 from paceline.proposers.base import Proposer

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ProposerError
-from paceline.planner.drafts import DraftLimits, Drafts
+from paceline.planner.choice import DraftLimits
+from paceline.planner.drafts import Drafts
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
 from paceline.request.request import NO_DRAFT

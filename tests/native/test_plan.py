@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from paceline.planner.drafts import DraftLimits
+from paceline.planner.choice import DraftLimits
 from paceline.request.span import DraftTree
 from tests.planner.test_choice import Problem, problems
 

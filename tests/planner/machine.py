@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import Objective
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import CostPoint, CostTable, StepShape
-from paceline.planner.drafts import DraftLimits
 from paceline.planner.pace import StepReport
 from paceline.planner.planner import CostAwarePlanner
 from paceline.planner.value import DraftTime, Source

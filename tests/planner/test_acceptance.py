@@ -28,6 +28,10 @@ def verified(tree: DraftTree, path: list[int], tokens: list[int]) -> VerifyResul
     return VerifyResult(path, tokens, (), tree)
 
 
+def observe(calibration: Calibration, request: int, result: VerifyResult) -> None:
+    calibration.learn(request, result.draft, result.token_ids)
+
+
 def draft(
     calibration: Calibration, rng: random.Random, rate: float, length: int, request: int = 0
 ) -> int:
@@ -37,7 +41,7 @@ def draft(
     right = 0
     while right < length and rng.random() < rate:
         right += 1
-    calibration.observe(request, verified(tree, list(range(right + 1)), [*range(right), MISS]))
+    observe(calibration, request, verified(tree, list(range(right + 1)), [*range(right), MISS]))
     return right + 1
 
 
@@ -62,7 +66,7 @@ def test_exactly_the_children_of_accepted_nodes_are_labels() -> None:
     calibration = Calibration()
     calibration.calibrate(0, tree)
     before = [calibration.estimate(0, origin, 1, 0.5) for origin in "abcde"]
-    calibration.observe(0, verified(tree, [0, 1], [10, MISS]))
+    observe(calibration, 0, verified(tree, [0, 1], [10, MISS]))
     after = [calibration.estimate(0, origin, 1, 0.5) for origin in "abcde"]
     signs = [(b > a) - (b < a) for a, b in zip(before, after, strict=True)]
     assert signs == [1, -1, -1, 0, 0]
@@ -73,7 +77,7 @@ def test_what_a_stop_cut_off_is_no_label() -> None:
     tree.origins = ["a", "b", "c"]
     calibration.calibrate(0, tree)
     before = [calibration.estimate(0, origin, 1, 0.5) for origin in "bc"]
-    calibration.observe(0, verified(tree, [0], [0]))  # the request ended with the first token
+    observe(calibration, 0, verified(tree, [0], [0]))  # the request ended with the first token
     assert [calibration.estimate(0, origin, 1, 0.5) for origin in "bc"] == before
     assert calibration.estimate(0, "a", 1, 0.5) > before[0]
 
@@ -86,7 +90,7 @@ def test_merged_and_pruned_drafts_teach_their_origins() -> None:
     before = [calibration.estimate(0, origin, 1, 0.5) for origin in "ab"]
     tree = merge(trees)
     tree = tree.select([i for i in range(len(tree)) if tree.parents[i] == ROOT])
-    calibration.observe(0, verified(tree, [0, 1 + tree.token_ids.index(0)], [0, MISS]))
+    observe(calibration, 0, verified(tree, [0, 1 + tree.token_ids.index(0)], [0, MISS]))
     after = [calibration.estimate(0, origin, 1, 0.5) for origin in "ab"]
     assert after[0] > before[0]
     assert after[1] < before[1]
@@ -98,14 +102,14 @@ def test_who_named_a_node_shares_its_error() -> None:
     before = [calibration.estimate(0, origin, 1, 0.5) for origin in "abc"]
     tree = merge(trees)  # as if they had been calibrated
     together, other = tree.accept_probs
-    calibration.observe(0, verified(tree, [0, 1], [0, MISS]))
+    observe(calibration, 0, verified(tree, [0, 1], [0, MISS]))
     after = [calibration.estimate(0, origin, 1, 0.5) for origin in "abc"]
     assert after[0] - before[0] > after[1] - before[1] > 0 > after[2] - before[2]
     # What the two had in common was a third b's.
     for origin, error in (("a", (1 - together) * 2 / 3), ("b", (1 - together) / 3), ("c", -other)):
         alone = Calibration()
-        alone.observe(
-            0, verified(chain([1 - error if error > 0 else -error], origin), *said(error))
+        observe(
+            alone, 0, verified(chain([1 - error if error > 0 else -error], origin), *said(error))
         )
         assert alone.estimate(0, origin, 1, 0.5) == pytest.approx(after["abc".index(origin)])
 
@@ -126,7 +130,7 @@ def test_a_merged_estimate_becomes_what_is_accepted() -> None:
         merged = merge(trees)
         estimate = merged.accept_probs[0]
         right = drawn.random() < 0.5
-        calibration.observe(0, verified(merged, *said(1.0 if right else -1.0)))
+        observe(calibration, 0, verified(merged, *said(1.0 if right else -1.0)))
     assert estimate == pytest.approx(0.5, abs=0.12)
 
 
@@ -145,7 +149,7 @@ def test_estimates_are_probabilities(data: st.DataObject) -> None:
         calibration.calibrate(0, tree)
         assert all(0.0 < prob < 1.0 for prob in tree.accept_probs)
         first = parents.index(ROOT)
-        calibration.observe(0, verified(tree, [0, first + 1], [first, MISS]))
+        observe(calibration, 0, verified(tree, [0, first + 1], [first, MISS]))
     assert calibration.num_invalid == 0
 
 
@@ -221,7 +225,7 @@ def test_many_labels_at_once_do_not_overshoot(prob: float) -> None:
     calibration, rng = Calibration(), random.Random(6)
     tree = chain([prob] * 64)
     calibration.calibrate(0, tree)
-    calibration.observe(0, verified(tree, list(range(65)), [*range(64), MISS]))
+    observe(calibration, 0, verified(tree, list(range(65)), [*range(64), MISS]))
     # 65 successes and a Beta(1, 1) prior would say 0.985.
     assert 0.3 < calibration.estimate(0, "lookup", 1, prob) < 0.985
     assert decode(calibration, rng, 0.1, 4, tokens=32) < 0.3
@@ -256,7 +260,7 @@ def test_a_label_that_repeats_for_ever_does_no_harm(
     tree = chain([prob, prob])
     calibration.calibrate(0, tree)
     for _ in range(50_000):
-        calibration.observe(0, verified(tree, path, tokens))
+        observe(calibration, 0, verified(tree, path, tokens))
     for other in (0.0, 0.5, 1.0):
         assert 0.0 <= calibration.estimate(0, "lookup", 1, other) <= 1.0
     low, high = (calibration.estimate(0, "lookup", 9, other) for other in (0.1, 0.9))
@@ -267,7 +271,7 @@ def test_no_nodes_teach_nothing() -> None:
     tree, calibration = DraftTree(), Calibration()
     before = calibration.estimate(0, "lookup", 1, 0.5)
     calibration.calibrate(0, tree)
-    calibration.observe(0, verified(tree, [0], [MISS]))
+    observe(calibration, 0, verified(tree, [0], [MISS]))
     assert tree == DraftTree()
     assert calibration.estimate(0, "lookup", 1, 0.5) == before
 

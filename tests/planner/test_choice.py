@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.planner.drafts import DraftLimits, best_path_first, choose_nodes
+from paceline.planner.choice import DraftLimits, best_path_first, choose_nodes
 from paceline.request.span import DraftTree
 
 WIDE = DraftLimits(64, 64)

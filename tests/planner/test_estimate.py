@@ -21,7 +21,7 @@ def test_it_follows_what_is_seen_and_forgets_it_with_age() -> None:
         each.learn(2.0, float(now))
     assert each.mean(99.0) == pytest.approx(2.0 * 6 / 7, rel=0.02)
     means = [each.mean(99.0 + age) for age in (0, 50, 200, 1e4)]
-    variances = [each.variance(99.0 + age) for age in (0, 50, 200, 1e4)]
+    variances = [each.state(99.0 + age)[1] for age in (0, 50, 200, 1e4)]
     assert means == sorted(means, reverse=True)
     assert variances == sorted(variances)
     assert means[-1] == pytest.approx(0.0, abs=1e-9)
@@ -34,4 +34,4 @@ def test_what_it_saw_counts_for_so_much_at_most() -> None:
         each.learn(value)
     assert each.mean() < 0.02
     each.forget(0.0)
-    assert each.variance() == 1.0
+    assert each.state()[1] == 1.0

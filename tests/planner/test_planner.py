@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.planner.drafts import DraftLimits, best_path_first
+from paceline.planner.choice import DraftLimits, best_path_first
 from paceline.planner.planner import FixedPlanner
 from paceline.request.span import DraftTree
 

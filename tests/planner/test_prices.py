@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.planner.drafts import FREE, Prices, cheapest_ahead
+from paceline.planner.choice import cheapest_ahead
+from paceline.planner.drafts import FREE, Prices
 
 
 def test_the_cheapest_way_ahead_looks_over_cliffs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.priors import MAX_DEPTH, PRIORS, STEPS, depth_range, logits_of
+from paceline.planner.priors import LEAST_DEPTHS, PRIORS, STEPS, depth_range, logits_of
 
 
 def test_depths_fall_into_their_ranges() -> None:
@@ -15,7 +15,7 @@ def test_depths_fall_into_their_ranges() -> None:
 @pytest.mark.parametrize("origin", ["unknown", *PRIORS])
 def test_a_surer_proposer_is_likelier_right(origin: str) -> None:
     rows = logits_of(origin)
-    assert len(rows) == MAX_DEPTH + 1
+    assert len(rows) == LEAST_DEPTHS[-1] + 1
     for row in rows:
         assert len(row) == STEPS + 1
         assert row == sorted(row)

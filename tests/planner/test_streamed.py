@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel, prior_table
 from paceline.planner.cost_table import StepShape
-from paceline.planner.drafts import DraftLimits
 from paceline.planner.planner import MAX_NODES, MOST_NODES, CostAwarePlanner
 from paceline.request.span import DraftTree
 from tests.planner.machine import LOOKUP, cost_table, request

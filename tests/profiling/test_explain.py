@@ -14,9 +14,9 @@ import pytest
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
+from paceline.planner.choice import DraftLimits, choose_nodes
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import StepShape
-from paceline.planner.drafts import DraftLimits, choose_nodes
 from paceline.planner.pace import USUAL_DRAFT_MS, StepReport
 from paceline.planner.planner import CostAwarePlanner, FixedPlanner, Planner
 from paceline.planner.value import DraftingCost, DraftTime, Source

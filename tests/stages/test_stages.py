@@ -20,9 +20,9 @@ from paceline.api.llm import embedded_model
 from paceline.backends.native.native import ISA_VARIABLE, why_not_native
 from paceline.core.errors import ConfigError, RequestFailedError, StageError
 from paceline.loading.checkpoint import load_checkpoint, model_fingerprint
-from paceline.planner.micro_batches import MicroBatch, MicroBatching, cut
 from paceline.stages.backend import split
 from paceline.stages.link import SIZE, Link, RemoteStage, address_of, shown_address
+from paceline.stages.micro_batches import MicroBatch, MicroBatching, cut
 from paceline.stages.worker import Stage
 from paceline.tensors.arrays import Floats
 from paceline_lab.train.model_files import load_model, save_model

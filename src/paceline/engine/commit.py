@@ -82,10 +82,11 @@ def append_tokens(request: Request, result: VerifyResult) -> VerifyResult:
         The result, cut to the tokens that were appended.
     """
     params, constraint, checker = request.params, request.constraint, request.stop_checker
+    tokens, eos, max_len = request.token_ids, request.eos_token_ids, request.max_len
     matched = None
     for count, token_id in enumerate(result.token_ids, start=1):
-        request.token_ids.append(token_id)
-        is_eos = token_id in request.eos_token_ids
+        tokens.append(token_id)
+        is_eos = token_id in eos
         if constraint is not None and not is_eos:
             constraint.advance(token_id)
         if checker is not None:
@@ -100,7 +101,7 @@ def append_tokens(request: Request, result: VerifyResult) -> VerifyResult:
             request.finish_reason, request.stop_reason = FinishReason.STOP, matched
         elif constraint is not None and constraint.is_complete:
             request.finish_reason = FinishReason.STOP
-        elif len(request.token_ids) >= request.max_len:
+        elif len(tokens) >= max_len:
             request.finish_reason = FinishReason.LENGTH
         else:
             continue

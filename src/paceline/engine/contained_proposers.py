@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from paceline.config import SpeculativeConfig
 from paceline.core.errors import ProposerError
-from paceline.planner.drafts import DraftLimits, Drafts, Member, TextDrafter
+from paceline.engine.step import NO_LIMITS
+from paceline.planner.choice import DraftLimits
+from paceline.planner.drafts import Drafts, Member, Prices, TextDrafter
 from paceline.planner.planner import is_sound
 from paceline.planner.value import Source
 from paceline.proposers.base import DraftBudget, Proposer
@@ -27,7 +29,6 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 3
 ENOUGH_FROM_TEXT = 1.5
 """Expected tokens of a request's drafts at which no other proposer looks into its text."""
-NOTHING = DraftLimits(0, 0)
 
 
 @dataclass(slots=True)
@@ -38,8 +39,6 @@ class Entry:
     failures: dict[str, int] = field(default_factory=dict)  # in a row, by what was asked of it
     followed: set[int] = field(default_factory=set)
     """Requests of which it reads what the latest forward computed."""
-    observes: bool = field(init=False)
-    """It learns from what was committed; the others need not be told."""
     config: SpeculativeConfig = field(init=False)
     most: tuple[int, int] = field(init=False)
     """Nodes and depth of its trees."""
@@ -47,10 +46,9 @@ class Entry:
     """Whether it may serve a request at all."""
 
     def __post_init__(self) -> None:
-        self.observes = getattr(type(self.proposer), "observe", None) is not Proposer.observe
         self.config = self.proposer.config
         self.most = self.config.tree_nodes, self.config.num_speculative_tokens
-        self.is_for = any_is_for([self.config])
+        self.is_for = AppliesTo([self.config])
 
     @property
     def num_forwards(self) -> int:
@@ -74,19 +72,36 @@ class Group:
 
 
 class Call(NamedTuple):
-    """A source that is asked for drafts in a step.
-
-    Attributes:
-        requests: for which it is; ``budget`` matches them.
-        indices: of these in the step.
-        drafts: of the step; what it drafts is added to them.
-    """
+    """A source that is asked for drafts in a step."""
 
     group: Group
-    requests: Sequence[Request]
-    indices: Sequence[int]
-    budget: DraftBudget
-    drafts: Drafts
+    requests: Sequence[Request]  # for which it is asked
+    indices: Sequence[int]  # of these in the step
+    limits: Sequence[DraftLimits]  # of each of these
+    prices: Prices
+    drafts: Drafts  # of the step; what it drafts is added to them
+
+
+class WidestLimits(dict[tuple[Sequence[str] | None, bool], DraftLimits]):
+    """The widest limits of the proposers of some methods, or of all; computed once.
+
+    The keys are the methods that a request allows and whether it has a grammar.
+    """
+
+    def __init__(self, configs: Sequence[SpeculativeConfig]) -> None:
+        self._configs = configs
+
+    def __missing__(self, key: tuple[Sequence[str] | None, bool]) -> DraftLimits:
+        configs = [config for config in self._configs if _is_for(config, *key)]
+        limits = NO_LIMITS
+        if configs:
+            limits = DraftLimits(
+                max(c.tree_nodes for c in configs),
+                max(c.num_speculative_tokens for c in configs),
+                min(c.min_accept_prob for c in configs),
+            )
+        self[key] = limits
+        return limits
 
 
 class ContainedProposers:
@@ -95,20 +110,23 @@ class ContainedProposers:
     Attributes:
         entries: the proposers that may draft, in the order in which they are asked.
         readers: those of them that read hidden states of the target.
+        learners: those of them that learn from what was committed; the others need not be told.
+        widest: what each request may draft at most.
         groups: the same as planners know them. A change makes other lists, so that a loop over the
             old ones may switch proposers off.
     """
 
-    def __init__(self, vocab_size: int, stats: Callable[[], EngineStats]) -> None:
+    def __init__(self, vocab_size: int, stats: EngineStats) -> None:
         self.entries: list[Entry] = []
         self.groups: list[Group] = []
         self.readers: list[Entry] = []
+        self.learners: list[Entry] = []
+        self.widest = WidestLimits(())
         self._together = True
         self._vocab_size = vocab_size
         self._stats = stats
         self._past_forwards = 0
         self._off: set[str] = set()  # names of proposers that failed too often
-        self._widest: dict[tuple[tuple[str, ...] | None, bool], DraftLimits] = {}
 
     @property
     def num_forwards(self) -> int:
@@ -129,16 +147,17 @@ class ContainedProposers:
 
     def _let_draft(self, entries: list[Entry]) -> None:
         """These and no others draft from now on."""
-        texts = [each for each in entries if self._together and each.proposer.drafts_from_text]
-        parts = [texts if each in texts else [each] for each in entries]
+        texts = [entry for entry in entries if self._together and entry.proposer.drafts_from_text]
+        parts = [texts if entry in texts else [entry] for entry in entries]
         self.entries = entries
         self.groups = [
             Group(part, source_of(part))
             for entry, part in zip(entries, parts, strict=True)
             if part[0] is entry  # a part stands where its first entry does
         ]
-        self.readers = [each for each in entries if each.proposer.taps]
-        self._widest.clear()
+        self.readers = [entry for entry in entries if entry.proposer.taps]
+        self.learners = [entry for entry in entries if _learns(entry.proposer)]
+        self.widest = WidestLimits([entry.config for entry in entries])
 
     def join(self, proposer: Proposer) -> bool:
         """Add a proposer, which is asked before the others.
@@ -152,32 +171,11 @@ class ContainedProposers:
         self._let_draft([Entry(proposer), *self.entries])
         return True
 
-    def widest(self, methods: tuple[str, ...] | None, is_constrained: bool) -> DraftLimits:
-        """The widest limits of the proposers of some methods, or of all; computed once."""
-        known = self._widest.get((methods, is_constrained))
-        if known is None:
-            configs = [
-                config
-                for config in (entry.config for entry in self.entries)
-                if _is_for(config, methods, is_constrained)
-            ]
-            known = NOTHING
-            if configs:
-                known = DraftLimits(
-                    max(c.tree_nodes for c in configs),
-                    max(c.num_speculative_tokens for c in configs),
-                    min(c.min_accept_prob for c in configs),
-                )
-            self._widest[methods, is_constrained] = known
-        return known
-
     def propose(self, call: Call) -> None:
         """Add the drafts of a source: valid trees with estimates in 0..1."""
         entries = call.group.entries
-        is_checked = False  # against a grammar, before they are added
-        for request in call.requests:
-            is_checked = is_checked or request.constraint is not None
-        if entries[0].proposer.drafts_from_text and not is_checked:
+        has_grammars = any(map(attrgetter("constraint"), call.requests))
+        if entries[0].proposer.drafts_from_text and not has_grammars:
             self._contained(entries, call, self._draft_texts, call)
         else:
             for entry in entries:
@@ -202,7 +200,7 @@ class ContainedProposers:
         self, entries: Sequence[Entry], requests: Sequence[Request], error: Exception
     ) -> None:
         """From now on ask each of some proposers by itself, so that only the culprit fails."""
-        self._stats().num_proposer_failures += 1
+        self._stats.num_proposer_failures += 1
         log.warning("proposers failed and are asked one by one from now on: %r", error)
         for entry in entries:
             self._forget(entry, requests)
@@ -210,12 +208,12 @@ class ContainedProposers:
         self._let_draft(self.entries)
 
     def _draft_texts(self, call: Call) -> None:
-        requests, budget = call.requests, call.budget
+        requests, entries = call.requests, call.group.entries
         members: list[Member] = []
-        for entry in call.group.entries:
+        for entry in entries:
             drafters = entry.proposer.drafters(requests)
             able: Sequence[TextDrafter | None] = drafters
-            if not all(map(entry.is_for, requests)):
+            if len(entries) > 1 and not all(map(entry.is_for, requests)):
                 pairs = zip(requests, drafters, strict=True)
                 able = [drafter if entry.is_for(each) else None for each, drafter in pairs]
             members.append((entry.proposer.name, *entry.most, able))
@@ -223,7 +221,7 @@ class ContainedProposers:
             call.group.source.name,
             call.indices,
             [*map(attrgetter("token_ids"), requests)],
-            [*map(DraftLimits, budget.max_nodes, budget.max_depth)],
+            call.limits,
             members,
             ENOUGH_FROM_TEXT,
             self._vocab_size,
@@ -231,7 +229,10 @@ class ContainedProposers:
 
     def _ask(self, entry: Entry, call: Call) -> None:
         requests, source = call.requests, call.group.source
-        trees = entry.proposer.propose(requests, call.budget)
+        most_nodes, most_depth = entry.most
+        nodes = [min(most_nodes, limit.max_nodes) for limit in call.limits]
+        depths = [min(most_depth, limit.max_depth) for limit in call.limits]
+        trees = entry.proposer.propose(requests, DraftBudget(nodes, depths, call.prices))
         if len(trees) != len(requests):
             raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
         for index, request, tree in zip(call.indices, requests, trees, strict=True):
@@ -250,7 +251,7 @@ class ContainedProposers:
     def _clamp(self, entry: Entry, tree: DraftTree) -> None:
         count = tree.clamp_probs()
         if count:
-            stats = self._stats()
+            stats = self._stats
             if not stats.num_clamped_estimates:
                 log.warning(
                     "proposer %s estimates probabilities outside of 0..1: they are clamped, and "
@@ -294,10 +295,8 @@ class ContainedProposers:
                 self._failed(entry, "read", [request], error)
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        """Tell all proposers which tokens were committed, whichever of them drafted."""
-        for entry in self.entries:
-            if not entry.observes:
-                continue
+        """Tell all proposers that learn which tokens were committed, whichever of them drafted."""
+        for entry in self.learners:
             try:
                 entry.proposer.observe(request, result)
                 entry.failures.pop("observe", None)
@@ -317,14 +316,14 @@ class ContainedProposers:
         self, entry: Entry, call: str, requests: Sequence[Request], error: Exception
     ) -> None:
         failures = entry.failures[call] = entry.failures.get(call, 0) + 1
-        self._stats().num_proposer_failures += 1
+        self._stats.num_proposer_failures += 1
         name = entry.proposer.name
         log.warning("proposer %s failed; the step goes on without its draft: %r", name, error)
         self._forget(entry, requests)
         if failures >= MAX_FAILURES and entry in self.entries:
             self._off.add(name)
             self._past_forwards += entry.num_forwards
-            self._let_draft([each for each in self.entries if each is not entry])
+            self._let_draft([other for other in self.entries if other is not entry])
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
 
     def _forget(self, entry: Entry, requests: Sequence[Request]) -> None:
@@ -339,30 +338,35 @@ class ContainedProposers:
 def source_of(entries: Sequence[Entry]) -> Source:
     """Proposers as planners know them: one that stands for all."""
     proposer = entries[0].proposer
-    seeing = [each.proposer for each in entries if each.sees_matches]
+    seeing = [entry.proposer for entry in entries if entry.sees_matches]
     return Source(
         " + ".join([entry.proposer.name for entry in entries]),
         proposer.costs_forwards,
         proposer.lag,
-        any_is_for([entry.config for entry in entries]),
+        AppliesTo([entry.config for entry in entries]),
         proposer.costs_levels,
         seeing[0].matched if seeing else None,
     )
 
 
-def any_is_for(configs: Sequence[SpeculativeConfig]) -> Callable[[Request], bool]:
-    """Whether any of some proposers may serve a request at all."""
+class AppliesTo:
+    """Whether any proposer of some configurations may serve a request at all.
 
-    def is_for(request: Request) -> bool:
-        methods, is_constrained = request.params.speculative.methods, request.constraint is not None
-        for config in configs:
-            if (is_constrained or not config.needs_constraint) and (
-                methods is None or config.method in methods
-            ):
-                return True
-        return False
+    Equal configurations make it equal, so that a source can be recognised.
+    """
 
-    return is_for
+    def __init__(self, configs: Sequence[SpeculativeConfig]) -> None:
+        self._configs, self._widest = list(configs), WidestLimits(configs)
+
+    def __call__(self, request: Request) -> bool:
+        key = request.params.speculative.methods, request.constraint is not None
+        return self._widest[key] is not NO_LIMITS
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AppliesTo) and self._configs == other._configs
+
+    def __hash__(self) -> int:
+        return hash(tuple(config.method for config in self._configs))
 
 
 def _is_for(config: SpeculativeConfig, methods: Sequence[str] | None, is_constrained: bool) -> bool:
@@ -370,6 +374,10 @@ def _is_for(config: SpeculativeConfig, methods: Sequence[str] | None, is_constra
     if config.needs_constraint and not is_constrained:
         return False
     return methods is None or config.method in methods
+
+
+def _learns(proposer: Proposer) -> bool:
+    return getattr(type(proposer), "observe", None) is not Proposer.observe
 
 
 def _legal(request: Request, tree: DraftTree) -> DraftTree:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from paceline.engine.contained_proposers import NOTHING, Call, ContainedProposers, Group
-from paceline.engine.step import Scheduled
+from paceline.engine.contained_proposers import Call, ContainedProposers, Group
+from paceline.engine.step import NO_LIMITS, Scheduled
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost_table import NO_STEP, StepShape
-from paceline.planner.drafts import DraftLimits
+from paceline.planner.drafts import FREE
 from paceline.planner.pace import StepReport
 from paceline.planner.planner import Planner
-from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.base import Proposer
 from paceline.request.engine_stats import EngineStats
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
@@ -28,35 +29,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Draft:
-    """How much was drafted for one request in a step; the planner keeps the nodes.
-
-    Attributes:
-        limits: within which it is verified.
-        size: nodes of all that was drafted.
-    """
-
-    item: Scheduled
-    limits: DraftLimits
-    size: int
-
-
-@dataclass(slots=True)
 class Skipped:
     """Steps for which the planner need not be asked, as long as the same requests decode.
 
     What they take is summed up, so that the planner need not be told of each.
-
-    Attributes:
-        left: how many more.
-        asleep: for how many of them no text can come to where a draft may pay.
-        count, latest: requests that decode, and the last of them: those that come stand behind it.
     """
 
-    left: int = 0
-    asleep: int = 0
-    count: int = 0
-    latest: Request | None = None
+    left: int = 0  # how many more
+    asleep: int = 0  # for how many of them no text can come to where a draft may pay
+    count: int = 0  # requests that decode
+    latest: Request | None = None  # the last of them: those that come stand behind it
     shape: StepShape = NO_STEP
     steps: int = 0
     emitted: int = 0
@@ -89,7 +71,7 @@ class Drafting:
         proposers: Sequence[Proposer],
         planner: Planner,
         vocab_size: int,
-        stats: Callable[[], EngineStats],
+        stats: EngineStats,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.planner = planner
@@ -131,11 +113,9 @@ class Drafting:
         """Draft model forwards, those of proposers that are off by now included."""
         return self._proposers.num_forwards
 
-    def taps(self, items: Sequence[Scheduled]) -> tuple[int, ...]:
+    def taps(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Hidden states of the target that proposers will read of these."""
-        if not self._proposers.readers:
-            return ()
-        return self._proposers.taps_of([item.request for item in items])
+        return self._proposers.taps_of(requests) if self._proposers.readers else ()
 
     def read(self, items: Sequence[Scheduled], taps: Sequence[int]) -> None:
         """Hand the hidden states of what a step committed to the proposers that read them."""
@@ -151,27 +131,31 @@ class Drafting:
         """What a request may draft in this step, over all proposers."""
         wish = request.params.speculative
         if not wish.enabled:
-            return NOTHING
-        methods = None if wish.methods is None else tuple(wish.methods)
-        widest = self._proposers.widest(methods, request.constraint is not None)
+            return NO_LIMITS
+        widest = self._proposers.widest[wish.methods, request.constraint is not None]
         # The bonus token is always emitted, so one of the remaining tokens needs no draft.
         room = request.max_len - len(request.token_ids) - 1
-        is_forced = wish.num_speculative_tokens is not None
-        if room >= widest.max_depth and not is_forced:
+        wanted = wish.num_speculative_tokens
+        if room >= widest.max_depth and wanted is None:
             return widest
         depth = min(widest.max_depth, room)
-        if wish.num_speculative_tokens is not None:
-            depth = min(depth, wish.num_speculative_tokens)
-        return replace(widest, max_depth=depth, is_forced=is_forced) if depth > 0 else NOTHING
+        if wanted is not None:
+            depth = min(depth, wanted)
+        if depth <= 0:
+            return NO_LIMITS
+        return replace(widest, max_depth=depth, is_forced=wanted is not None)
 
     def propose(
         self, items: Sequence[Scheduled], shape: StepShape, node_budget: int
-    ) -> list[Draft]:
-        """A draft for every request that may draft; empty when nothing was drafted.
+    ) -> list[Scheduled]:
+        """Let proposers draft for every request that may draft.
 
         Args:
             shape: of the step without drafts.
             node_budget: most draft nodes that the step has room for.
+
+        Returns:
+            These requests' items; none where nothing was drafted.
         """
         self.is_active = False  # also if what follows raises
         self._is_skipped = self._skipped.goes_on(items, self.planner)
@@ -181,35 +165,35 @@ class Drafting:
             self._end_skipped()
         if not self._proposers.entries or node_budget <= 0:
             return []
-        able, requests = list[Scheduled](), list[Request]()
-        for item in items:
-            if item.may_draft:
-                able.append(item)
-                requests.append(item.request)
+        able = [item for item in items if item.may_draft]
         if not able:
             return []
+        requests = [*map(attrgetter("request"), able)]
         steps = self.planner.begin(shape, requests)
         if steps:
             if shape.rows == shape.samples == len(items) == len(able):
                 self._skipped = Skipped(steps - 1, 0, len(items), items[-1].request)
             return []
         self.is_active = True
+        drafts = self.planner.drafts
         adapters = [*map(attrgetter("adapter_name"), requests)]
         named = (adapters,) if any(adapters) else ()
-        self.planner.drafts.begin([*map(attrgetter("request_id"), requests)], *named)
+        drafts.begin([*map(attrgetter("request_id"), requests)], *named)
         limits = [*map(self.limits, requests)]
         self._ask_all(requests, limits)
-        sizes = self.planner.drafts.sizes()
+        sizes = drafts.sizes()
         if not any(sizes):
             return []
-        return [*map(Draft, able, limits, sizes)]
+        for item, limit, size in zip(able, limits, sizes, strict=True):
+            item.limits, item.num_drafted = limit, size
+        return able
 
-    def choose(self, drafts: Sequence[Draft], node_budget: int) -> list[DraftTree]:
+    def choose(self, items: Sequence[Scheduled], node_budget: int) -> list[DraftTree]:
         """The part of each draft that is verified."""
-        return self.planner.choose([*map(attrgetter("limits"), drafts)], node_budget)
+        return self.planner.choose([*map(attrgetter("limits"), items)], node_budget)
 
     def _ask_all(self, requests: Sequence[Request], limits: Sequence[DraftLimits]) -> None:
-        """Let those draft whom the planner asks, the free ones first."""
+        """Let those sources draft that the planner asks, the free ones first."""
         groups = self._proposers.groups
         for group in groups:
             able, applies = list[int](), group.source.applies
@@ -231,18 +215,14 @@ class Drafting:
     ) -> None:
         """Let one source draft for the chosen requests."""
         source, planner = group.source, self.planner
-        asked, nodes, depth = list[Request](), list[int](), list[int]()
-        most_nodes, most_depth = group.entries[0].most
-        for i in chosen:
-            asked.append(requests[i])
-            nodes.append(limits[i].max_nodes)
-            depth.append(limits[i].max_depth)
-            if len(group.entries) == 1:
-                nodes[-1], depth[-1] = min(nodes[-1], most_nodes), min(depth[-1], most_depth)
-        budget = DraftBudget(nodes, depth, planner.prices(source, chosen, sum(nodes)))
-        forwards = group.num_forwards if source.costs_forwards else 0
+        asked, allowed = [*map(requests.__getitem__, chosen)], [*map(limits.__getitem__, chosen)]
+        prices, forwards = FREE, 0
+        if source.costs_forwards:
+            most_nodes, _ = group.entries[0].most
+            nodes = sum([min(most_nodes, limit.max_nodes) for limit in allowed])
+            prices, forwards = planner.prices(source, chosen, nodes), group.num_forwards
         began = self.clock()
-        self._proposers.propose(Call(group, asked, chosen, budget, planner.drafts))
+        self._proposers.propose(Call(group, asked, chosen, allowed, prices, planner.drafts))
         milliseconds = (self.clock() - began) * 1e3
         if source.costs_forwards and group.num_forwards == forwards:
             milliseconds = 0.0  # it declined, which says nothing of its times
@@ -257,7 +237,8 @@ class Drafting:
             self.planner.observe(request, result)
         except Exception as error:
             _warn(error)
-        self._proposers.observe(request, result)
+        if self._proposers.learners:
+            self._proposers.observe(request, result)
 
     def end(
         self,

@@ -1,4 +1,4 @@
-"""The engine: one step of speculative decoding for all live requests, and its statistics.
+"""The engine: one step of speculative decoding for all live requests.
 
     schedule -> propose -> plan -> pack -> forward -> verify -> commit -> observe
 
@@ -8,12 +8,10 @@ thread-safe; :mod:`paceline.engine.threads` is what several callers share.
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter, itemgetter
 
 from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config import EngineConfig
@@ -21,9 +19,10 @@ from paceline.config.speculative import GrammarConfig
 from paceline.core.errors import ConfigError, RequestFailedError, UnknownAdapterError
 from paceline.engine.admission import Admission
 from paceline.engine.commit import Committed, commit_step, step_output
-from paceline.engine.drafting import Draft, Drafting
+from paceline.engine.drafting import Drafting
 from paceline.engine.prompt_results import take_pooled, take_prompt_logprobs
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.statistics import Statistics
 from paceline.engine.step import Scheduled, Step, step_shape
 from paceline.engine.verifier import Verdict, verify
 from paceline.models.backend import AdaptedLayers, PackedBatch
@@ -76,7 +75,7 @@ class Engine:
         self.kv = runner.kv
         self.config = config
         self.vocab_size = runner.decoder.config.vocab_size
-        self._last_tap = runner.decoder.config.num_layers + 1
+        self._last_tap = runner.decoder.config.num_layers + 1  # the states after the last norm
         self.cost = cost or CostModel()
         self.scheduler = Scheduler(config, self.kv, self.cost)
         self.requests: dict[int, Request] = {}
@@ -87,9 +86,9 @@ class Engine:
         self._admission = Admission(config, self.vocab_size, eos_token_ids)
         self._aborted: list[int] = []
         self.drafting = Drafting(
-            proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats, clock
+            proposers, planner or FixedPlanner(), self.vocab_size, self._stats, clock
         )
-        self._before = totals(self.runner, self.drafting, self.scheduler)
+        self._statistics = Statistics(self._stats, runner, self.drafting, self.scheduler)
 
     # --- the step ------------------------------------------------------------------------------
 
@@ -100,8 +99,8 @@ class Engine:
         if not step.items:
             return outputs
         try:
-            drafts = self._propose(step)
-            self._plan(step, drafts)
+            drafted = self._propose(step)
+            self._plan(step, drafted)
         except Exception as error:
             log.warning("drafting failed; the step goes on plainly: %r", error)
             step.drop_drafts()
@@ -120,68 +119,58 @@ class Engine:
         step = Step(self._stats.seconds, self.clock)
         step.items = self.scheduler.schedule()
         step.shape = step_shape(step.items)
+        step.room = self.config.max_num_batched_tokens - step.shape.rows
         for request in self.scheduler.preempted:
             self._stats.num_preemptions += 1
             self.drafting.finish(request)
         step.done("schedule")
         return step
 
-    def _propose(self, step: Step) -> list[Draft]:
-        """The drafts of the proposers that the planner asks; empty when there is none."""
-        drafts = self.drafting.propose(step.items, step.shape, self._room(step))
+    def _propose(self, step: Step) -> list[Scheduled]:
+        """Let the proposers draft that the planner asks; the items with a draft to choose from."""
+        drafted = self.drafting.propose(step.items, step.shape, step.room)
         step.done("propose")
-        return drafts
+        return drafted
 
-    def _plan(self, step: Step, drafts: Sequence[Draft]) -> None:
+    def _plan(self, step: Step, drafted: Sequence[Scheduled]) -> None:
         """Choose the nodes to verify; each item then carries them, their slots reserved."""
-        if not drafts:
+        if not drafted:
             return
-        chosen = self.drafting.choose(drafts, self._room(step))
-        for draft, tree in zip(drafts, chosen, strict=True):
-            item = draft.item
-            size = len(tree.token_ids)
-            item.request.counters.num_pruned_tokens += draft.size - size
-            if size and self.kv.reserve(item.request.request_id, 1 + size):
+        trees = self.drafting.choose(drafted, step.room)
+        for item, tree in zip(drafted, trees, strict=True):
+            request, size = item.request, len(tree.token_ids)
+            request.counters.num_pruned_tokens += item.num_drafted - size
+            if size and self.kv.reserve(request.request_id, 1 + size):
                 item.draft = tree
                 self._stats.expected_accepted_tokens += sum(tree.path_probs())
         step.shape = step_shape(step.items)
         step.done("plan")
 
-    def _room(self, step: Step) -> int:
-        """Rows that the step has left for draft nodes."""
-        return self.config.max_num_batched_tokens - step.shape.rows
-
     def _pack(self, step: Step) -> PackedBatch:
         """All spans as one batch of flat arrays."""
-        spans, adapters, has_adapters = [], list[Any](), False
-        for item in step.items:
-            spans.append(item.span())
-            adapter = item.request.adapter
-            adapters.append(adapter and adapter.weights)
-            has_adapters = has_adapters or adapter is not None
-        batch = self.runner.pack(spans, adapters if has_adapters else ())
+        spans = [item.span() for item in step.items]
+        adapters = [*map(attrgetter("request.adapter"), step.items)]
+        weights = [adapter and adapter.weights for adapter in adapters] if any(adapters) else ()
+        batch = self.runner.pack(spans, weights)
         step.done("pack")
         return batch
 
     def _forward(self, step: Step, batch: PackedBatch) -> ForwardResult:
         """The target's logits at every node that is sampled."""
-        before = self.runner.seconds
-        greedy, pools = True, False
-        for item in step.items:
-            greedy = greedy and item.request.wants_argmax
-            pools = pools or item.request.params.pooling is not None
-        taps = self.drafting.taps(step.items)
-        self.runner.taps = tuple(sorted({*taps, self._last_tap})) if pools else taps
-        result = self.runner.forward(batch, greedy=greedy)
+        runner, requests = self.runner, [*map(attrgetter("request"), step.items)]
+        taps = self.drafting.taps(requests)
+        if any(map(attrgetter("params.pooling"), requests)):
+            taps = tuple(sorted({*taps, self._last_tap}))
+        step.taps = runner.taps = taps
+        before = runner.seconds
+        result = runner.forward(batch, greedy=all(map(attrgetter("wants_argmax"), requests)))
+        step.forward_ms = (runner.seconds - before) * 1e3
         if result.features is not None:
             step.share(result.features)
-        step.forward_ms = (self.runner.seconds - before) * 1e3
-        experts, fetched = result.experts_read, result.experts_fetched
-        step.shape = step.shape._replace(experts=experts, fetched=fetched)
-        self._stats.num_experts_read += experts
-        self._stats.num_experts_fetched += fetched
-        self._stats.num_rows += batch.num_rows
-        self._stats.count_width(step.shape.rows, step.shape.samples)
+        if result.experts_read:
+            experts, fetched = result.experts_read, result.experts_fetched
+            step.shape = step.shape._replace(experts=experts, fetched=fetched)
+        self._statistics.count_forward(step.shape)
         step.done("forward")
         return result
 
@@ -189,8 +178,8 @@ class Engine:
         """What each item emits; None for a prefill chunk that does not reach the last token."""
         if result.argmax is None:  # otherwise no request wants log-probs
             take_prompt_logprobs(step.items, result)
-        if self._last_tap in self.runner.taps:
-            take_pooled(step.items, self.runner.taps.index(self._last_tap))
+        if self._last_tap in step.taps:
+            take_pooled(step.items, step.taps.index(self._last_tap))
         verdicts = verify(result, step.items)
         step.done("verify")
         return verdicts
@@ -237,8 +226,8 @@ class Engine:
             self.cost.observe(step.shape, step.forward_ms)
         except Exception as error:
             log.warning("what a step takes was not learnt from: %r", error)
-        if self.runner.taps:
-            self.drafting.read(step.items, self.runner.taps)
+        if step.taps:
+            self.drafting.read(step.items, step.taps)
         emitted, learns = 0, self.drafting.is_active
         for request, verdict, _ in committed:
             if verdict is not None:
@@ -311,9 +300,7 @@ class Engine:
         self.scheduler.remove(request)
         self.drafting.end_request(request)
         del self.requests[request.request_id]
-        self._stats.speculation.add(request.counters)
-        self._stats.num_finished += 1
-        self._stats.num_failed_requests += reason is FinishReason.ERROR
+        self._statistics.count_end(request, reason)
 
     def _end_aborted(self) -> list[StepOutput]:
         aborted, self._aborted = self._aborted, []
@@ -337,11 +324,11 @@ class Engine:
 
     def adapter(self, name: str) -> Adapter:
         """The adapter of a name; raises UnknownAdapterError where there is none."""
-        found = self.adapters.get(name)
-        if found is None:
+        adapter = self.adapters.get(name)
+        if adapter is None:
             known = ", ".join(self.adapters) or "none"
             raise UnknownAdapterError(f"no adapter {name[:100]!r} is loaded; loaded: {known}")
-        return found
+        return adapter
 
     # --- the rest ------------------------------------------------------------------------------
 
@@ -359,55 +346,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A copy of the counters."""
-        return snapshot(self._stats, self._before, self.runner, self.drafting, self.scheduler)
+        return self._statistics.snapshot()
 
     def reset_stats(self) -> None:
-        self._stats = EngineStats()
-        for request in self.requests.values():
-            self._stats.speculation.add(request.counters, -1)
-        self._before = totals(self.runner, self.drafting, self.scheduler)
-
-
-class Totals(NamedTuple):
-    """The counters of an engine's parts since they were made, named as in the statistics."""
-
-    num_target_forwards: int
-    num_draft_forwards: int
-    num_cached_tokens: int
-    num_queried_tokens: int
-    num_weight_bytes_read: int
-    weight_wait_seconds: float
-
-
-def from_disk(runner: ModelRunner) -> tuple[int, float]:
-    """Bytes of weights that were read from disk so far, and seconds that forwards waited."""
-    stream = runner.decoder.stream
-    return (0, 0.0) if stream is None else (stream.bytes_read, stream.seconds_waited)
-
-
-def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
-    return Totals(
-        runner.num_forwards,
-        drafting.num_forwards,
-        queue.num_cached_tokens,
-        queue.num_queried_tokens,
-        *from_disk(runner),
-    )
-
-
-def snapshot(
-    stats: EngineStats, since: Totals, runner: ModelRunner, drafting: Drafting, queue: Scheduler
-) -> EngineStats:
-    """A copy of the counters; those of the parts count from the last reset, ``since``."""
-    copied = copy.deepcopy(stats)
-    for request in (*queue.running, *queue.waiting):
-        copied.speculation.add(request.counters)
-    for name, total, before in zip(
-        Totals._fields, totals(runner, drafting, queue), since, strict=True
-    ):
-        setattr(copied, name, total - before)
-    copied.num_running = len(queue.running)
-    copied.num_waiting = len(queue.waiting)
-    copied.kv_blocks_total = runner.kv.pool.num_blocks - 1
-    copied.kv_blocks_used = runner.kv.num_used
-    return copied
+        self._statistics.reset()

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost_table import NO_STEP, StepShape
 from paceline.request.request import NO_DRAFT, Request
 from paceline.request.span import ROOT, DraftTree, Span
 
+NO_LIMITS = DraftLimits(0, 0)
+"""Of a request that drafts nothing."""
+
 
 class Scheduled:
-    """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft.
+    """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft."""
 
-    Attributes:
-        samples: the span reaches the request's last token, after which one is sampled.
-        may_draft: the span is that last token alone, so that a draft may hang below it.
-        features: hidden states of the span's nodes, where a proposer reads them; otherwise None.
-        path: the span's nodes whose KV was committed; empty until then.
-    """
-
-    __slots__ = ("draft", "features", "may_draft", "num_tokens", "path", "request", "samples")
+    __slots__ = (
+        "draft",
+        "features",
+        "limits",
+        "may_draft",
+        "num_drafted",
+        "num_tokens",
+        "path",
+        "request",
+        "samples",
+    )
 
     def __init__(self, request: Request, num_tokens: int, draft: DraftTree = NO_DRAFT) -> None:
         self.request = request
@@ -29,9 +36,17 @@ class Scheduled:
         # Fixed here: the request's own counts move when it commits.
         uncomputed = len(request.token_ids) - request.num_computed
         self.samples = num_tokens == uncomputed
+        """The span reaches the request's last token, after which one is sampled."""
         self.may_draft = uncomputed == 1
+        """The span is that last token alone, so that a draft may hang below it."""
+        self.limits = NO_LIMITS
+        """Within which its draft is chosen."""
+        self.num_drafted = 0
+        """Nodes that were drafted, from which the draft is chosen."""
         self.features: Any = None
+        """Hidden states of the span's nodes, where a proposer reads them."""
         self.path: Sequence[int] = ()
+        """The span's nodes whose KV was committed; empty until then."""
 
     @property
     def certain(self) -> int:
@@ -86,14 +101,28 @@ class Step:
     Attributes:
         items: one span per request, after planning with the draft that is verified below it.
         shape: of the forward that the items make.
+        room: rows that the step has left for draft nodes.
+        taps: hidden states that the forward returns.
         forward_ms: time of the forward; 0.0 where it failed, so that nothing is learnt from it.
     """
 
-    __slots__ = ("_began", "_clock", "_latest", "_seconds", "forward_ms", "items", "shape")
+    __slots__ = (
+        "_began",
+        "_clock",
+        "_latest",
+        "_seconds",
+        "forward_ms",
+        "items",
+        "room",
+        "shape",
+        "taps",
+    )
 
     def __init__(self, seconds: dict[str, float], clock: Callable[[], float]) -> None:
         self.items: Sequence[Scheduled] = ()
         self.shape = NO_STEP
+        self.room = 0
+        self.taps: Sequence[int] = ()
         self.forward_ms = 0.0
         self._seconds, self._clock = seconds, clock
         self._began = self._latest = clock()
@@ -114,8 +143,8 @@ class Step:
 
     def done(self, verb: str) -> None:
         """A verb is over: charge it the time since the one before it was."""
-        now = self._clock()
-        self._seconds[verb] = self._seconds.get(verb, 0.0) + now - self._latest
+        now, seconds = self._clock(), self._seconds
+        seconds[verb] = seconds.get(verb, 0.0) + now - self._latest
         self._latest = now
 
     @property

@@ -1,14 +1,14 @@
-"""How likely draft nodes are to be accepted, learnt from what the target made of others like them.
+"""How likely draft nodes are to be accepted, learnt from what the target made of similar ones.
 
 A proposer's own estimate was fitted to other text and other models. Here the log-odds of a node are
-those of its estimate by a prior (:mod:`paceline.planner.priors`), plus an offset of the request and
-the proposer, which follows its text within some tokens, plus one of the proposer, which all
-requests of an adapter share, or all of none, and which moves slowly. Both descend the gradient of
-the log-loss. Of a merged tree the merged estimate is what has to be right: proposers that named a
-node share its error, by how sure they were of it.
+those of its estimate by a prior (:mod:`paceline.planner.priors`), plus two offsets: one of the
+request and the proposer, which follows the text within some tokens, and one of the proposer, which
+moves slowly and which all requests of an adapter share, or all that have none. Both descend the
+gradient of the log-loss. In a merged tree the merged estimate has to be right: proposers that named
+a node share its error in proportion to their estimates.
 
-Labels are censored: which token the target chose is known after nodes of the accepted path alone,
-so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
+Labels are censored: which token the target chose is known only after nodes of the accepted path, so
+exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
 same. Estimates that are right on average are too high where nodes were chosen for them, which
 :class:`Promise` corrects. Knows no proposer, no model and no cost.
 """
@@ -19,8 +19,7 @@ import logging
 from collections.abc import Sequence
 from math import exp, sqrt
 
-from paceline.planner.priors import MAX_DEPTH, STEPS, logits_of
-from paceline.request.request import VerifyResult
+from paceline.planner.priors import STEPS, logits_of
 from paceline.request.span import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -28,26 +27,18 @@ OFFSET_RATE = 0.1
 DRIFT_RATE = 0.08
 """The drift is a mean error over about the inverse of this, in labelled nodes."""
 HASTE = 6.0
-"""How much faster the offset moves per squared unit of drift: chance alone drifts by a tenth, and
-errors that keep one sign are no accident. A change of text is followed within 32 tokens."""
-CURVATURE = 0.25
-"""The most that the log-loss of one label bends, over its log-odds. A draft's labels arrive
-together, so each step goes to the minimum of a parabola above their log-loss, which many labels
-cannot overshoot."""
+"""How much faster the offset moves per squared unit of drift. Chance alone drifts by a tenth, so
+errors that keep one sign are no accident, and a change of text is followed within 32 tokens."""
 MAX_OFFSET = 8.0
 SHARED_RATE = 0.02
 SHRINKAGE = 0.05
-"""How strongly what is shared is drawn back to none; it also bounds it."""
-PROMISE_MEMORY = 0.995
-"""Weight of the past in each step: about two hundred of them."""
+"""How strongly the shared offset is drawn back to zero, which also bounds it."""
 PROMISE_TRUST = 8.0
 """Tokens that are always taken to have been kept as promised."""
-PROMISE_DOUBT = 2.0
-"""Standard deviations of the number of accepted tokens that are put down to chance."""
 
 
 class Calibration:
-    """The estimates of all requests and proposers. Requests are told apart by their ids.
+    """The estimates of all requests and proposers. Requests are known by their ids.
 
     Attributes:
         num_invalid: estimates of proposers that were not in 0..1, or no numbers.
@@ -60,8 +51,8 @@ class Calibration:
         self._own: dict[int, dict[str, Offset]] = {}  # by request, then origin
 
     def adapt(self, request_id: int, adapter: str) -> None:
-        """Say which adapter a request has: of an adapter that is new, what requests share is at
-        first what those without any do."""
+        """Say which adapter a request has. A new adapter begins with what requests without one
+        share."""
         self._adapters[request_id] = adapter
         if adapter not in self._shared:
             self._shared[adapter] = dict(self._shared[None])
@@ -84,7 +75,8 @@ class Calibration:
         return self._probability(request_id, origin, depth, prob)
 
     def _probability(self, request_id: int, origin: str, depth: int, prob: float) -> float:
-        logit = logits_of(origin)[min(depth, MAX_DEPTH)][int(prob * STEPS)]
+        logits = logits_of(origin)
+        logit = logits[min(depth, len(logits) - 1)][int(prob * STEPS)]
         own = self._own.get(request_id, {}).get(origin)
         offset = 0.0 if own is None else own.value
         return 1.0 / (1.0 + exp(-logit - offset - self._shared_by(request_id).get(origin, 0.0)))
@@ -97,26 +89,21 @@ class Calibration:
         """Requests of which something was learnt that have not finished."""
         return len(self._own)
 
-    def observe(self, request_id: int, result: VerifyResult) -> None:
-        """Learn from the labelled nodes of a draft."""
-        self.learn(request_id, result.draft, result.token_ids)
-
     def learn(self, request_id: int, tree: DraftTree, token_ids: Sequence[int]) -> None:
         """Learn from a tree that was calibrated, and perhaps merged, whatever was verified of it.
 
         Args:
             token_ids: what the target emitted in place of it; that does not depend on drafts.
         """
-        sums: dict[str, list[float]] = {}
+        sums: dict[str, list[float]] = {}  # by origin: labels, and the sum of their errors
         all_shared = self._shared_by(request_id)
         for node, outcome in tree.outcomes(token_ids):
-            whole = outcome - tree.accept_probs[node]
-            for origin, error in _shares(tree, node, whole):
+            for origin, error in _shares(tree, node, outcome - tree.accept_probs[node]):
                 shared = all_shared.get(origin, 0.0)
                 all_shared[origin] = shared + SHARED_RATE * (error - SHRINKAGE * shared)
-                found = sums.setdefault(origin, [0.0, 0.0])
-                found[0] += 1.0
-                found[1] += error
+                of_origin = sums.setdefault(origin, [0.0, 0.0])
+                of_origin[0] += 1.0
+                of_origin[1] += error
         for origin, (count, error) in sums.items():
             self._own.setdefault(request_id, {}).setdefault(origin, Offset()).learn(count, error)
 
@@ -142,15 +129,17 @@ class Offset:
         self.value = self.drift = 0.0
 
     def learn(self, count: float, error: float) -> None:
-        """Take in so many labelled nodes, and the sum of their outcomes less their estimates."""
+        """Take in ``count`` labelled nodes; ``error`` sums outcomes less estimates."""
         self.drift = (self.drift + DRIFT_RATE * error) / (1.0 + DRIFT_RATE * count)
         rate = OFFSET_RATE + HASTE * (self.drift * self.drift)
-        value = self.value + rate * error / (1.0 + rate * CURVATURE * count)
+        # The second derivative of the log-loss of a label by its log-odds is 1/4 at most. A draft's
+        # labels arrive together, and a step to the minimum of such a parabola cannot overshoot.
+        value = self.value + rate * error / (1.0 + rate * 0.25 * count)
         self.value = min(max(value, -MAX_OFFSET), MAX_OFFSET)
 
 
 def _shares(tree: DraftTree, node: int, error: float) -> list[tuple[str, float]]:
-    """What each proposer that named a node has of its error."""
+    """The part of a node's error that each proposer that named it has."""
     if not tree.claims:
         return [(tree.origins[node], error)]
     total = 0.0  # from Python 3.12 on sum() rounds otherwise than C++
@@ -160,7 +149,7 @@ def _shares(tree: DraftTree, node: int, error: float) -> list[tuple[str, float]]
 
 
 def warn_of_invalid(prob: float) -> None:
-    """Log an estimate that is none; once per calibration."""
+    """Log an impossible estimate; called once per calibration."""
     logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", prob)
 
 
@@ -168,8 +157,8 @@ class Promise:
     """Tokens that chosen drafts promised, and those of them that the target accepted.
 
     What a draft is expected to bring is multiplied by what the latest drafts brought over what they
-    promised, as far as they fell short of it beyond chance. What they did is forgotten as steps
-    pass, so that nothing is believed for ever that stops drafts.
+    promised, if they fell short of it beyond chance. This is forgotten as steps pass, so that
+    nothing is believed for ever that stops drafts.
     """
 
     def __init__(self) -> None:
@@ -177,8 +166,9 @@ class Promise:
 
     @property
     def kept(self) -> float:
-        """What may have been accepted at most over what was promised; at most 1."""
-        most = self._accepted + PROMISE_DOUBT * sqrt(self._accepted + 1.0)
+        """An upper bound of what was accepted over what was promised, two standard deviations above
+        what was counted; at most 1."""
+        most = self._accepted + 2.0 * sqrt(self._accepted + 1.0)
         return min(1.0, (most + PROMISE_TRUST) / (self._promised + PROMISE_TRUST))
 
     def observe(self, promised: float, accepted: int) -> None:
@@ -187,7 +177,7 @@ class Promise:
         self._accepted += accepted
 
     def passed(self, num_steps: int) -> None:
-        """Let steps pass."""
-        past = PROMISE_MEMORY**num_steps
+        """Let steps pass; about two hundred are remembered."""
+        past = 0.995**num_steps
         self._promised *= past
         self._accepted *= past

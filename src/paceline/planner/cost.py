@@ -1,23 +1,22 @@
-"""What a step costs on this machine at this moment: the prediction, and what it assumes at first.
+"""What a step costs on this machine at this moment, and what is assumed before it was measured.
 
     T(step) = table(step) x correction(rows)
 
-The table is what was measured, read as it is and never smoothed; without a profile it is the prior.
-What it has wrong now, :mod:`paceline.planner.corrections` learns; of a mixture that includes the
-experts that a step reads beyond those of the table's step. Knows neither clock nor model.
+The table is what was measured, without smoothing; without a profile it is the prior. What it has
+wrong now is learnt in :mod:`paceline.planner.corrections`; for a mixture this includes the experts
+that a step reads beyond those of the table's step. Knows neither clock nor model.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
 from math import inf, log
 from operator import add, mul
 from statistics import geometric_mean
 from typing import Any
 
-from paceline.planner.corrections import ASSUMED, DISK, MEASURED, NOISE, CostFilter, ExpertPrices
+from paceline.planner.corrections import DISK, NOISE, CostFilter, ExpertPrices
 from paceline.planner.cost_table import (
     MAX_MS,
     NO_STEP,
@@ -28,12 +27,13 @@ from paceline.planner.cost_table import (
     StepShape,
 )
 
-CurveKey = tuple[int, int, int, int, int]
+StepKey = tuple[int, int, int, int, int]
+"""Rows, samples and requests, and the mean contexts of a row and of a request in grains."""
 GRAIN = 64
-"""Contexts are rounded to multiples of this, so that curves can be kept, which are read from the
-table in pieces of so many nodes."""
+"""Contexts are rounded to multiples of this, so that times can be kept. Curves are read from the
+table in pieces of as many nodes."""
 HOPE = 0.125
-"""What width may be hoped to cost where nothing was seen of it, as a part of what is believed."""
+"""The part of its predicted time that width may cost at best where no wide step was seen."""
 MAX_CURVES = 4096
 """Curves, and times of single steps, that are kept."""
 
@@ -41,16 +41,16 @@ MAX_CURVES = 4096
 class CostModel:
     """Predicts the time of a step in milliseconds.
 
-    Before the first observation a table of relative times predicts multiples of the plain step,
-    and goes on to do so where nothing is learnt.
+    Without a profile predictions are multiples of the plain step, until the first observation says
+    how long that is.
 
     Args:
         table: of this machine and model; None where there is no profile.
         learns: False freezes the predictions: :meth:`observe` does nothing.
-        ops, experts: name of the model's operations, and its mixtures; what is assumed without a
-            profile depends on them.
+        ops, experts: name of the model's operations, and its mixtures, for what is assumed without
+            a profile.
         from_disk: share of the experts that a step reads which is expected to come from disk.
-        streamed: share of the weights that every step reads from disk, of a dense model.
+        streamed: share of a dense model's weights that every step reads from disk.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CostModel:
         """False where the table is only the prior."""
         self.table = prior_table(ops, experts, streamed) if table is None else table
         self.learns = learns
-        spread = MEASURED if self.has_profile else ASSUMED
+        spread = 0.1 if self.has_profile else 0.5  # of the logarithm of the table's own error
         self._filter = CostFilter(spread, self.table.is_relative)
         self._experts: ExpertPrices | None = None
         if self.table.experts is not None:
@@ -79,12 +79,12 @@ class CostModel:
                 from_disk=from_disk,
             )
             self._read = CostModel(self.table.experts_read(), learns=False)
-        self._curves: dict[CurveKey, list[float]] = {}
-        self._times: dict[CurveKey, float] = {}
-        self._latest = NO_STEP, self.table.step(NO_STEP)
+        self._curves: dict[StepKey, list[float]] = {}
+        self._times: dict[StepKey, float] = {}
+        self._latest = NO_STEP, (0, 0, 0, 0, 0)
 
     def predict(self, shape: StepShape) -> float:
-        """Milliseconds of a step; contexts count as rounded to :data:`GRAIN`."""
+        """Milliseconds of a step; contexts are rounded to :data:`GRAIN`."""
         time = self._time(shape)
         return time * self._filter.factor(shape.rows) if self.learns else time
 
@@ -98,7 +98,15 @@ class CostModel:
         Args:
             experts: that each of these steps reads; None is what is expected.
         """
-        times = self._curve(shape, count)[: count + 1]
+        latest, key = self._latest
+        if shape is not latest:
+            key = self._key(shape)
+        curve = self._curves.get(key)
+        if curve is None or len(curve) <= count:
+            _make_room(self._curves)
+            curve = self.table.growth(_rounded(key), count + -count % GRAIN).tolist()
+            self._curves[key] = curve
+        times = curve[: count + 1]
         if self._experts is not None:
             price, read = self._experts.ms, self._read.growth(shape, count)
             if experts is None:
@@ -108,21 +116,21 @@ class CostModel:
         return [*map(mul, times, self._filter.factors(shape.rows, count))] if self.learns else times
 
     def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
-        """The step's :meth:`growth` were width as cheap as what is not known of it allows."""
+        """The step's :meth:`growth` if width were as cheap as is still possible."""
         plain, doubts = growth[0], self._filter.doubts(shape.rows, len(growth) - 1)
         return [
             plain + (ms - plain) * HOPE**doubt for ms, doubt in zip(growth, doubts, strict=True)
         ]
 
     def deviation(self, shape: StepShape) -> float:
-        """How uncertain the machine's state leaves the time of a step, as a logarithm."""
+        """Standard deviation of the logarithm of a step's time."""
         return self._filter.deviation(shape.rows) if self.learns else 0.0
 
     def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:
         """Further prefill rows, up to ``limit``, with which the step stays within the time.
 
-        The most of them where time rises with rows, which it is taken to do here: behind a cliff
-        there may be more. Rows are not sampled, and see the mean context of the step's requests.
+        The time is taken to rise with the rows: behind a downward cliff there may be more. The rows
+        are not sampled, and their context is the mean context of the step's requests.
         """
         if self.learns and not self._filter.knows_unit:
             return limit
@@ -136,7 +144,7 @@ class CostModel:
         return max(0, bisect_right(range(limit + 1), milliseconds, key=time) - 1)
 
     def observe(self, shape: StepShape, milliseconds: float) -> None:
-        """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
+        """Learn from one step. Impossible times (NaN, infinite, 0, negative) are ignored."""
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
         time, experts = self._time(shape), self._experts
@@ -151,13 +159,17 @@ class CostModel:
                 experts.learn(further, time, *error)
 
     def _time(self, shape: StepShape) -> float:
-        """The table's time of a step, with what its own experts take; of one step it is asked
-        several times in turn. A single row reads as many experts whatever the text."""
-        if shape is self._latest[0]:
-            time = self._latest[1]
-        else:
-            time = self._table_time(shape)
-            self._latest = shape, time
+        """The table's time of a step, corrected for its experts if it is a mixture's.
+
+        A single row reads the same number of experts whatever the text.
+        """
+        latest, key = self._latest
+        if shape is not latest:
+            key = self._key(shape)
+        time = self._times.get(key)
+        if time is None:
+            _make_room(self._times)
+            time = self._times[key] = self.table.step(_rounded(key))
         experts = self._experts
         if experts is None or shape.rows <= 1:
             return time
@@ -167,57 +179,40 @@ class CostModel:
         return max(0.0, time + experts.ms * (read - of_table))
 
     def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:
-        """Rows of a step, of one with a further row and so on, with what the table's steps read.
+        """What :meth:`ExpertUnion.read` takes, of the step with 0, 1, 2, ... further rows.
 
         Args:
-            read: by the table's steps. Without a profile these are no measurement, and infinity
-                stands for them.
+            read: by the table's steps; without a profile these were not measured.
         """
         rows = max(1, shape.rows)
-        if not self.has_profile:
-            return [(rows + further, inf) for further in range(len(read))]
-        return [(rows + further, of_table) for further, of_table in enumerate(read)]
+        return [
+            (rows + further, of_table if self.has_profile else inf)
+            for further, of_table in enumerate(read)
+        ]
 
-    def _table_time(self, shape: StepShape) -> float:
-        key = _key(shape)
-        time = self._times.get(key)
-        if time is None:
-            _make_room(self._times)
-            time = self._times[key] = self.table.step(_rounded(key))
-        return time
-
-    def _curve(self, shape: StepShape, count: int) -> list[float]:
-        """The table's times of a step with 0 to at least ``count`` further nodes."""
-        key = _key(shape)
-        curve = self._curves.get(key)
-        if curve is None or len(curve) <= count:
-            _make_room(self._curves)
-            curve = self.table.growth(_rounded(key), count + -count % GRAIN).tolist()
-            self._curves[key] = curve
-        return curve
+    def _key(self, shape: StepShape) -> StepKey:
+        """A step's key, which is kept: several questions in a row are about the same step."""
+        rows, rows_x_context, context_sum, samples, requests, *_ = shape
+        of_row = round(rows_x_context / (rows or 1) / GRAIN)
+        of_request = round(context_sum / (requests or 1) / GRAIN)
+        key = rows, samples, requests, of_row, of_request
+        self._latest = shape, key
+        return key
 
 
-def _key(shape: StepShape) -> CurveKey:
-    rows, rows_x_context, context_sum, samples, requests, *_ = shape
-    of_row = round(rows_x_context / (rows or 1) / GRAIN)
-    of_request = round(context_sum / (requests or 1) / GRAIN)
-    return rows, samples, requests, of_row, of_request
-
-
-def _rounded(key: CurveKey) -> StepShape:
+def _rounded(key: StepKey) -> StepShape:
     """The step that stands for all of one key."""
     rows, samples, requests, of_row, of_request = key
     seen, read = of_row * GRAIN * rows, of_request * GRAIN
     return StepShape(rows, seen, requests * read, samples, requests)
 
 
-def _make_room(kept: dict[CurveKey, Any]) -> None:
+def _make_room(kept: dict[StepKey, Any]) -> None:
     if len(kept) >= MAX_CURVES:
         del kept[next(iter(kept))]
 
 
 def _requests(shape: StepShape) -> int:
-    """Of a step, at least one."""
     return max(1, shape.requests)
 
 
@@ -227,39 +222,34 @@ _RATIOS = {
     "native avx512vnni": (1.0, 1.05, 1.18, 1.40, 2.28, 4.17),
     "native avx2": (1.0, 1.04, 1.15, 1.87, 4.14, 7.11),
 }
-"""Time of a forward of so many rows over that of one row, by the operations that compute it.
+"""Time of a forward by its rows over that of one row, by the operations that compute it.
 
-Medians with two threads. With AVX-512 VNNI the geometric mean over GGUF files of four models of
-135 million to 1.5 billion parameters in Q8_0, Q4_K_M and Q4_0 on a Xeon (``benchmarks/peers.py``),
-two rows counted as more than one. The others are of int8 forwards of a model of half a billion:
-with AMX on a Xeon (the steps of ``paceline profile``), with AVX2 on AMD Zen 3 at a context of 64,
-of a run that a later one replaced in the saved results. Reading the weights bounds the narrow
-steps, arithmetic the wide ones: beyond the last point every row costs the same.
+These are medians with two threads. AVX-512 VNNI: the geometric mean over GGUF files of four models
+of 135 million to 1.5 billion parameters in Q8_0, Q4_K_M and Q4_0 on a Xeon
+(``benchmarks/peers.py``), with two rows counted as more than one. The others are of int8 forwards
+of a model of half a billion: AMX on a Xeon (the steps of ``paceline profile``), AVX2 on AMD Zen 3
+at a context of 64, from a run that a later one replaced in the saved results. Reading the weights
+bounds the narrow steps and arithmetic the wide ones, so beyond the last point every row costs the
+same.
 """
-_WIDER = (64, 128, 256)
-"""Widths that matter where reading takes longer than what the widths before them compute."""
 
 
 def prior_table(
     ops: str = "", experts: ExpertCost | None = None, streamed: float = 0.0
 ) -> CostTable:
-    """In plain steps; every row sampled or not, at every context, of any number of requests.
+    """A table in plain steps that depends on the number of rows alone.
 
     Args:
         ops: name of the model's operations; others are taken to be between those that are known.
         experts: of a mixture, which costs as much as a dense model where all rows choose alike.
         streamed: share of the weights that every step reads from disk while it computes.
     """
-    return _assumed(ops, experts, streamed)
-
-
-@cache
-def _assumed(ops: str, experts: ExpertCost | None, streamed: float) -> CostTable:
     known = [_RATIOS[ops]] if ops in _RATIOS else list(_RATIOS.values())
     times = dict(zip(_WIDTHS, map(geometric_mean, zip(*known, strict=True)), strict=True))
-    each, last = (times[32] - times[16]) / 16, times[32]
-    times |= {width: last + each * (width - 32) for width in _WIDER if streamed}
-    reading = max(1.0, DISK * streamed)  # in which memory would be read so many times
+    if streamed:  # then wider steps may still take no longer than the reading
+        of_row, last = (times[32] - times[16]) / 16, times[32]
+        times |= {width: last + of_row * (width - 32) for width in (64, 128, 256)}
+    reading = max(1.0, DISK * streamed)  # in times of reading the whole from memory
     read = experts.least if experts else 0
     points = [
         CostPoint(1, 0, width, width, max(1.0, ms / reading), experts=read)

@@ -1,23 +1,22 @@
-"""Measured times: of a step's forward, read off measured steps, and of the host outside of it.
+"""Measured times: of a step's forward, and of what the host does outside of it.
 
-A step's cost depends on five things (:class:`StepShape`): its rows, the context that each of them
-looks at (rows x context), the context that is read (once per request), the rows that are sampled,
-and the requests. A measured :class:`CostPoint` fixes all five; :class:`CostTable` takes them apart:
+The cost of a forward depends on the five facts of a :class:`StepShape`. A measured
+:class:`CostPoint` fixes all of them, and :class:`CostTable` reads a step off its points in parts:
 
-* **base**: one request, all rows sampled. A measured width is returned as it was measured, never
-  smoothed, because real machines have cliffs, also downward ones. Between widths and between
-  contexts it is linear.
-* **saving** of rows that are not sampled, as in a prefill chunk, against the base.
-* **surcharge** of the same rows coming from several requests, against the base.
+* **base**: the time of one request all of whose rows are sampled. A width that was measured is
+  returned as measured, never smoothed, because real machines have cliffs in both directions.
+  Between widths and between contexts the time is linear.
+* **saving**: what rows that are not sampled, such as a prefill chunk's, take less than the base.
+* **surcharge**: what the same rows take more when they belong to several requests.
 
-:class:`HostTime` is linear in requests, drafts and draft nodes. Measures nothing itself and knows
-no clock, no model and no file; :meth:`CostTable.to_dict` is what files hold.
+:class:`HostTime` is linear in requests, drafts and draft nodes. Nothing here measures anything or
+knows a clock, a model or a file; :meth:`CostTable.to_dict` is what files hold.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -28,39 +27,20 @@ import numpy.typing as npt
 from paceline.core.checks import check_number
 from paceline.core.errors import ProfileError
 
-MAX_POINTS = 100_000
 MAX_COUNT = 1 << 24
 MAX_MS = 1e12
-MAX_NAME = 300
-_LEAST = {"requests": 1, "context": 0, "width": 1, "samples": 0, "experts": 0}
-_DRAFTING = "drafting"
-_NOT_ALWAYS_MEASURED = {"ask", "node", "calls", "merge", _DRAFTING}
-_KEYS = ("name", "is_relative", "columns", "points")
-_HOST = "host"  # which tables of other engines do not have
-_EXPERTS = "experts"  # which only tables of mixtures have
 
 
 class StepShape(NamedTuple):  # made several times per step: a frozen dataclass takes thrice as long
-    """What the cost of any step depends on.
+    """What the cost of a step depends on."""
 
-    Attributes:
-        rows: over all requests, which need not have equally many.
-        rows_x_context: sum over rows of the committed tokens of the row's request.
-        context_sum: sum over requests of their committed tokens.
-        samples: rows whose logits are needed.
-        requests: spans in the step.
-        experts: pairs of a layer and an expert that it read; 0 where that is not known yet, and
-            where no layer is a mixture.
-        fetched: of these, those that came from disk.
-    """
-
-    rows: int
-    rows_x_context: float
-    context_sum: float
-    samples: int
+    rows: int  # over all requests, each of which may have a different number
+    rows_x_context: float  # sum over rows of the committed tokens of the row's request
+    context_sum: float  # sum over requests of their committed tokens
+    samples: int  # rows whose logits are needed
     requests: int = 1
-    experts: int = 0
-    fetched: int = 0
+    experts: int = 0  # pairs of a layer and an expert that were read; 0 where that is unknown
+    fetched: int = 0  # those of them that came from disk
 
 
 NO_STEP = StepShape(0, 0, 0, 0, 0)
@@ -69,82 +49,52 @@ PLAIN_STEP = StepShape(1, 0, 0, 1)
 
 @dataclass(frozen=True, slots=True, order=True)
 class CostPoint:
-    """One measured step: equal spans of some requests.
-
-    Attributes:
-        requests: spans in the step.
-        context: committed tokens of each request.
-        width: rows of each span.
-        samples: sampled rows of each span.
-        ms: median time in milliseconds; in a relative table, in plain steps.
-        spread: range that the middle half of the measurements covers, in the same unit.
-        experts: of mixtures, that the step read, each counted once per layer.
-    """
+    """A measured step in which all requests have equal spans."""
 
     requests: int
-    context: int
-    width: int
-    samples: int
-    ms: float
-    spread: float = 0.0
-    experts: int = 0
+    context: int  # committed tokens of each request
+    width: int  # rows of each span
+    samples: int  # sampled rows of each span
+    ms: float  # median time in milliseconds; in a relative table, in plain steps
+    spread: float = 0.0  # range of the middle half of the measurements, in the unit of ms
+    experts: int = 0  # that the step read, each counted once per layer
+
+    def check(self) -> None:
+        """Raise :class:`ProfileError` where no step can be like this."""
+        least = {"requests": 1, "context": 0, "width": 1, "samples": 0, "experts": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            check_number(f"{name} of a cost point", value, lowest, MAX_COUNT, int, ProfileError)
+        if self.samples > self.width:
+            raise ProfileError(f"{self.samples} of {self.width} rows of a point are sampled")
+        if type(self.ms) not in (int, float) or not 0 < self.ms <= MAX_MS:
+            raise ProfileError(f"ms of a cost point is {self.ms!r}; allowed: numbers above 0")
+        check_number("spread of a cost point", self.spread, 0, MAX_MS, float, ProfileError)
 
 
-EXPERT_COLUMNS = [field.name for field in fields(CostPoint)]
-COLUMNS = EXPERT_COLUMNS[:-1]
-"""Of tables of models without mixtures."""
+def _columns(has_experts: bool) -> list[str]:
+    """The columns of a table's points in a file."""
+    names = [column.name for column in fields(CostPoint)]
+    return names if has_experts else names[:-1]
 
 
-def to_rows(points: Sequence[CostPoint], columns: Sequence[str]) -> list[list[Any]]:
-    """A list of numbers per point, in the order of all columns or of the first ones."""
-    return [list(astuple(point)[: len(columns)]) for point in points]
-
-
-def from_rows(rows: object, columns: Sequence[str]) -> list[CostPoint]:
-    """Points out of what :func:`to_rows` made.
-
-    Raises:
-        ProfileError: naming the first row that is not a point.
-    """
-    if not isinstance(rows, list) or len(rows) > MAX_POINTS:
-        raise ProfileError(f"the points of a cost table must be a list of at most {MAX_POINTS}")
+def _points(rows: object, columns: Sequence[str]) -> list[CostPoint]:
+    """Points from a file; raises :class:`ProfileError` naming the first row that is not one."""
+    if not isinstance(rows, list) or len(rows) > 100_000:
+        raise ProfileError("the points of a cost table must be a list of at most 100000")
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(columns):
             raise ProfileError(f"point {index} must be a list of {len(columns)} numbers")
     return [CostPoint(*row) for row in rows]
 
 
-def check_points(points: Sequence[CostPoint]) -> None:
-    """Raise :class:`ProfileError` unless each point could be one and no two are of one step."""
-    steps = set()
-    for point in points:
-        for name, least in _LEAST.items():
-            value = getattr(point, name)
-            check_number(f"{name} of a cost point", value, least, MAX_COUNT, int, ProfileError)
-        if point.samples > point.width:
-            raise ProfileError(f"{point.samples} of {point.width} rows of a point are sampled")
-        if type(point.ms) not in (int, float) or not 0 < point.ms <= MAX_MS:
-            raise ProfileError(f"ms of a cost point is {point.ms!r}; allowed: numbers above 0")
-        check_number("spread of a cost point", point.spread, 0, MAX_MS, float, ProfileError)
-        steps.add((point.requests, point.context, point.width, point.samples))
-    if len(steps) != len(points):
-        raise ProfileError("a cost table has two points of the same step")
-
-
 class ExpertCost(NamedTuple):
-    """The mixtures of a model.
+    """The mixtures of a model."""
 
-    Attributes:
-        layers: that are mixtures.
-        number: experts of each.
-        per_token: experts that a row chooses in each.
-        ms: in which one expert of one layer is read; in plain steps in a relative table.
-    """
-
-    layers: int
-    number: int
-    per_token: int
-    ms: float
+    layers: int  # that are mixtures
+    number: int  # experts of each of these layers
+    per_token: int  # experts of each layer that a row chooses
+    ms: float  # in which one expert of one layer is read, in the unit of the table
 
     @property
     def least(self) -> int:
@@ -153,7 +103,7 @@ class ExpertCost(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: object) -> ExpertCost:
-        """What ``_asdict`` made; ``ProfileError`` if it is no such thing."""
+        """Read what ``_asdict`` made; raises :class:`ProfileError` where it is anything else."""
         if not isinstance(data, Mapping) or set(data) != set(cls._fields):
             raise ProfileError(f"experts of a cost table must have {', '.join(cls._fields)}")
         cost = cls(**data)
@@ -166,56 +116,45 @@ class ExpertCost(NamedTuple):
         return cost
 
 
-def _check(times: Iterable[float]) -> None:
+def _check_times(times: Iterable[float]) -> None:
     for value in times:
         check_number("a host time", value, 0, MAX_MS, float, ProfileError)
 
 
-def _parts(of: type[Any], data: object, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Raises :class:`ProfileError` where a key is missing or unknown."""
-    known = {each.name for each in fields(of)}
-    if not isinstance(data, Mapping) or not known - set(optional) <= set(data) <= known:
+def _arguments(cls: type[Any], data: object, optional: Iterable[str] = ()) -> dict[str, Any]:
+    """A document's values by field; :class:`ProfileError` where a key is missing or unknown."""
+    known = {column.name for column in fields(cls)}
+    if not isinstance(data, Mapping) or not known.difference(optional) <= set(data) <= known:
         raise ProfileError(f"a host time must be an object with {', '.join(sorted(known))}")
     return dict(data)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftingHostTime:
-    """What a call of a model that drafts takes beyond what its forwards take by its table.
-
-    Attributes:
-        call: with one request and one level.
-        level: that each further level adds.
-        request: that each further request adds to each level.
-        node: that each further node of a request's level adds.
+    """What a call of a draft model takes in addition to its forwards, in milliseconds.
 
     Raises:
-        ProfileError: a value is no number from 0 on.
+        ProfileError: a value is not a number from 0 on.
     """
 
-    call: float = 0.0
-    level: float = 0.0
-    request: float = 0.0
-    node: float = 0.0
+    call: float = 0.0  # with one request and one level
+    level: float = 0.0  # for each further level
+    request: float = 0.0  # for each further request, in each level
+    node: float = 0.0  # for each further node of a request's level
 
     def __post_init__(self) -> None:
-        _check([self.call, self.level, self.request, self.node])
+        _check_times([self.call, self.level, self.request, self.node])
 
     def first_level(self, requests: int, nodes: int = 1) -> float:
-        """Milliseconds of a call with one level, of so many nodes per request."""
-        return self.call + self._more(requests, nodes)
+        """Milliseconds of a call with one level of ``nodes`` nodes per request."""
+        return self.call + self._further(requests, nodes)
 
     def further_level(self, requests: int, nodes: int = 1) -> float:
-        """Milliseconds that a level of so many nodes per request adds."""
-        return self.level + self._more(requests, nodes)
+        """Milliseconds that a further level of ``nodes`` nodes per request adds."""
+        return self.level + self._further(requests, nodes)
 
-    def _more(self, requests: int, nodes: int) -> float:
+    def _further(self, requests: int, nodes: int) -> float:
         return self.request * (requests - 1) + self.node * requests * (nodes - 1)
-
-    @classmethod
-    def from_dict(cls, data: object) -> DraftingHostTime:
-        """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
-        return cls(**_parts(cls, data))
 
 
 NO_DRAFTING_HOST_TIME = DraftingHostTime()
@@ -223,39 +162,28 @@ NO_DRAFTING_HOST_TIME = DraftingHostTime()
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """What the host takes in a step in which all requests decode.
-
-    Attributes:
-        step: with one request and no draft.
-        request: that each further request adds.
-        draft: that a draft adds to planning: packing, verifying and committing more.
-        further_draft: that the draft of each further request adds, proposing it included.
-        ask: that planning adds where any proposer is asked, choosing from its draft included.
-        node: that each draft node adds.
-        calls: that each proposer that is asked adds, whether or not it drafts anything; by method,
-            of those that need no forwards.
-        merge: that making one tree of a request's two adds.
-        drafting: where the model drafts for another; the rest is where it is drafted for.
+    """What the host takes in a step in which all requests decode, in milliseconds.
 
     Raises:
-        ProfileError: a value is no number from 0 on.
+        ProfileError: a value is not a number from 0 on.
     """
 
-    step: float = 0.0
-    request: float = 0.0
-    draft: float = 0.0
-    further_draft: float = 0.0
-    ask: float = 0.0
-    node: float = 0.0
+    step: float = 0.0  # with one request and no draft
+    request: float = 0.0  # for each further request
+    draft: float = 0.0  # for one draft: packing, verifying and committing take longer
+    further_draft: float = 0.0  # for each further request's draft, its proposing included
+    ask: float = 0.0  # where any proposer is asked: planning, the choice of nodes included
+    node: float = 0.0  # for each draft node
     calls: Mapping[str, float] = field(default_factory=dict)
-    merge: float = 0.0
-    drafting: DraftingHostTime = NO_DRAFTING_HOST_TIME
+    """For each proposer without forwards that is asked, by method."""
+    merge: float = 0.0  # for merging two trees of a request
+    drafting: DraftingHostTime = NO_DRAFTING_HOST_TIME  # where the model drafts for another
 
     def __post_init__(self) -> None:
         if not isinstance(self.calls, Mapping) or not all(type(key) is str for key in self.calls):
             raise ProfileError(f"a host time's calls are {self.calls!r}, not times by methods")
         times = [self.step, self.request, self.draft, self.further_draft, self.ask, self.node]
-        _check([*times, *self.calls.values(), self.merge])
+        _check_times([*times, *self.calls.values(), self.merge])
 
     def of(
         self, requests: int, drafts: int, nodes: int = 0, asked: bool = False, merges: int = 0
@@ -264,7 +192,7 @@ class HostTime:
 
         Args:
             requests: that decode, at least one.
-            drafts: requests of these that have one.
+            drafts: requests that have a draft.
             nodes: of all drafts together.
             asked: whether any proposer was asked.
             merges: trees that were drafted beyond the first of each request.
@@ -275,19 +203,24 @@ class HostTime:
         return time
 
     def call(self, method: str) -> float:
-        """Milliseconds of asking a proposer; of one that was not measured those of the slowest."""
+        """Milliseconds of asking a proposer; the slowest one's where this one was not measured."""
         return self.calls.get(method, max(self.calls.values(), default=0.0))
 
     @classmethod
     def from_dict(cls, data: object) -> HostTime:
-        """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
-        parts = _parts(cls, data, _NOT_ALWAYS_MEASURED)
-        if _DRAFTING in parts:
-            parts[_DRAFTING] = DraftingHostTime.from_dict(parts[_DRAFTING])
-        return cls(**parts)
+        """Read a document, in which what older versions did not measure may be missing.
+
+        Raises:
+            ProfileError: a key is missing or unknown, or a value is wrong.
+        """
+        values = _arguments(cls, data, ("ask", "node", "calls", "merge", "drafting"))
+        if "drafting" in values:
+            drafting = _arguments(DraftingHostTime, values["drafting"])
+            values["drafting"] = DraftingHostTime(**drafting)
+        return cls(**values)
 
     def completed_by(self, other: HostTime) -> HostTime:
-        """With what another one knows where nothing was measured: drafted for, or drafting."""
+        """These times, and the other's for the role (target or draft) that was not measured."""
         drafting = self.drafting
         if drafting == NO_DRAFTING_HOST_TIME:
             drafting = other.drafting
@@ -301,7 +234,7 @@ Curve = Sequence[tuple[float, float]]
 """Points (x, y) with ascending x."""
 
 
-def on_curve(curve: Curve, x: float) -> float:
+def _on_curve(curve: Curve, x: float) -> float:
     """A curve's value: linear between its points, constant before the first.
 
     Beyond the last point the last slope goes on, unless it falls: more work is not free.
@@ -316,20 +249,9 @@ def on_curve(curve: Curve, x: float) -> float:
     return y0 + slope * (x - x0) if at < len(curve) else y1 + max(0.0, slope) * (x - x1)
 
 
-def means(values: Mapping[int, Sequence[float]]) -> Curve:
-    """The curve through the mean of what there is at each place."""
-    return [(x, sum(ys) / len(ys)) for x, ys in sorted(values.items())]
-
-
-def arrays(curve: Curve) -> tuple[Floats, Floats]:
-    """A curve as :func:`on_curve_at` takes it."""
+def _on_curve_at(curve: Curve, xs: Floats) -> Floats:
+    """:func:`_on_curve` at many ascending places at once."""
     x, y = np.array(curve, dtype=np.float64).T
-    return x, y
-
-
-def on_curve_at(curve: tuple[Floats, Floats], xs: Floats) -> Floats:
-    """:func:`on_curve` at many ascending places at once."""
-    x, y = curve
     values: Floats = np.interp(xs, x, y)
     if xs[-1] > x[-1] and len(x) > 1:
         slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
@@ -337,17 +259,22 @@ def on_curve_at(curve: tuple[Floats, Floats], xs: Floats) -> Floats:
     return values
 
 
+def _mean_curve(values: Mapping[int, Sequence[float]]) -> Curve:
+    """The curve through the mean of the values at each place."""
+    return [(x, sum(ys) / len(ys)) for x, ys in sorted(values.items())]
+
+
 class CostTable:
     """Predicts the time of a step.
 
     Args:
         name: what was measured, for people.
-        points: in any order. At every context with a point of one request whose rows are all
-            sampled, there must be one of width 1 among these.
-        is_relative: times are multiples of the target's plain step, because nothing is known about
-            milliseconds; wherever milliseconds are spoken of, the table gives such multiples.
+        points: in any order. Every context with a point of one request whose rows are all sampled
+            needs such a point of width 1.
+        is_relative: times are multiples of the target's plain step, because milliseconds are not
+            known; every method then returns such multiples.
         host: what a step takes outside of its forwards; no prediction here includes it.
-        experts: what those of a mixture cost, beyond those that its points read.
+        experts: what experts cost that a step reads beyond those of its points.
 
     Raises:
         ProfileError: the points contradict each other, or lack what every table needs.
@@ -361,9 +288,12 @@ class CostTable:
         host: HostTime = NO_HOST_TIME,
         experts: ExpertCost | None = None,
     ) -> None:
-        if not 1 <= len(name) <= MAX_NAME:
-            raise ProfileError(f"a cost table's name must have 1 to {MAX_NAME} characters")
-        check_points(points)
+        if not 1 <= len(name) <= 300:
+            raise ProfileError("a cost table's name must have 1 to 300 characters")
+        for point in points:
+            point.check()
+        if len({(p.requests, p.context, p.width, p.samples) for p in points}) != len(points):
+            raise ProfileError("a cost table has two points of the same step")
         self.name = name
         self.points = tuple(sorted(points))
         self.is_relative = is_relative
@@ -375,7 +305,6 @@ class CostTable:
         if not base or any(curve[0][0] != 1 for curve in base.values()):
             raise ProfileError(f"the cost table {name!r} has contexts without a step of width 1")
         self._base: list[tuple[int, Curve]] = sorted(base.items())
-        self._base_arrays = [arrays(curve) for _, curve in self._base]
         self.contexts = [context for context, _ in self._base]
         self._saved_but_one, self._saved_all = self._savings()
         self._surcharges, self._per_context = self._request_costs()
@@ -425,15 +354,15 @@ class CostTable:
         times = self._rows_of_one_request(rows, seen / np.maximum(rows, 1))
         if 1 <= shape.samples < shape.rows:
             unsampled = (shape.rows - shape.samples) / (rows - 1)
-            times = times - on_curve_at(arrays(self._saved_but_one), rows) * unsampled
+            times = times - _on_curve_at(self._saved_but_one, rows) * unsampled
         elif shape.samples < shape.rows:
             times = times - [self._saving(int(r), n) for n, r in enumerate(rows)]
         if shape.requests > 1 and self._surcharges:
-            known = [(width, on_curve(curve, shape.requests)) for width, curve in self._surcharges]
+            known = [(width, _on_curve(curve, shape.requests)) for width, curve in self._surcharges]
             widths = np.minimum(rows / shape.requests, known[-1][0])
             read = seen / rows + (shape.requests - 1) * self.contexts[0]
             beyond = np.maximum(0.0, shape.context_sum - read)
-            times = times + on_curve_at(arrays(known), widths) + beyond * self._per_context
+            times = times + _on_curve_at(known, widths) + beyond * self._per_context
         return np.where(rows > 0, np.maximum(times, 0.0), 0.0)
 
     def cost_ratio(self, width: int, context: float = 0) -> float:
@@ -454,16 +383,16 @@ class CostTable:
     def _one_request(self, rows: float, context: float) -> float:
         """Below the shortest context as there; beyond the longest the last slope goes on."""
         if len(self._base) == 1 or context <= self.contexts[0]:
-            return on_curve(self._base[0][1], rows)
+            return _on_curve(self._base[0][1], rows)
         at = min(bisect_left(self.contexts, context), len(self._base) - 1)
         near = self._base[at - 1 : at + 1]
-        return on_curve([(c, on_curve(curve, rows)) for c, curve in near], context)
+        return _on_curve([(c, _on_curve(curve, rows)) for c, curve in near], context)
 
     def _rows_of_one_request(self, rows: Floats, contexts: Floats) -> Floats:
         """:meth:`_one_request` of many steps at once."""
         if len(self._base) == 1:
-            return on_curve_at(self._base_arrays[0], rows)
-        times = np.stack([on_curve_at(curve, rows) for curve in self._base_arrays])
+            return _on_curve_at(self._base[0][1], rows)
+        times = np.stack([_on_curve_at(curve, rows) for _, curve in self._base])
         known = np.array(self.contexts, dtype=np.float64)
         at = np.clip(np.searchsorted(known, contexts), 1, len(known) - 1)
         each = np.arange(len(rows))
@@ -479,8 +408,8 @@ class CostTable:
     def _saving(self, rows: int, samples: int) -> float:
         """What rows without samples save: linear between none, one and all of them sampled."""
         if samples < 1:
-            return on_curve(self._saved_all, rows)
-        return on_curve(self._saved_but_one, rows) * (rows - samples) / (rows - 1)
+            return _on_curve(self._saved_all, rows)
+        return _on_curve(self._saved_but_one, rows) * (rows - samples) / (rows - 1)
 
     def _savings(self) -> tuple[Curve, Curve]:
         """By rows: what it saves to sample only one of them, and none."""
@@ -491,7 +420,7 @@ class CostTable:
                 # Sampling fewer rows is never more work: less than nothing is the clock's noise.
                 saved = max(0.0, self._one_request(p.width, p.context) - p.ms)
                 (but_one if p.samples else everything).setdefault(p.width, []).append(saved)
-        return means(but_one), means(everything or but_one)
+        return _mean_curve(but_one), _mean_curve(everything or but_one)
 
     # --- the surcharge -------------------------------------------------------------------------
 
@@ -499,12 +428,12 @@ class CostTable:
         """What further requests add to the base of as many rows."""
         if not self._surcharges:
             return 0.0
-        curves = [(width, on_curve(curve, shape.requests)) for width, curve in self._surcharges]
+        curves = [(width, _on_curve(curve, shape.requests)) for width, curve in self._surcharges]
         width = min(shape.rows / shape.requests, curves[-1][0])
         # The base has read one context, the mean over the rows; the curves, the shortest ones.
         read = shape.rows_x_context / shape.rows + (shape.requests - 1) * self.contexts[0]
         beyond = max(0.0, shape.context_sum - read)
-        return on_curve(curves, width) + beyond * self._per_context
+        return _on_curve(curves, width) + beyond * self._per_context
 
     def _request_costs(self) -> tuple[list[tuple[int, Curve]], float]:
         """Surcharges at the shortest context, by width and requests, and how context adds to them.
@@ -521,7 +450,7 @@ class CostTable:
                 elif p.context > self.contexts[0]:
                     longer.append((p, more))
         slopes = [
-            (more - on_curve(curves[p.width], p.requests))
+            (more - _on_curve(curves[p.width], p.requests))
             / ((p.requests - 1) * (p.context - self.contexts[0]))
             for p, more in longer
             if p.width in curves
@@ -533,28 +462,33 @@ class CostTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, which :meth:`from_dict` takes back."""
-        columns = EXPERT_COLUMNS if self.experts else COLUMNS
+        columns = _columns(self.experts is not None)
         return {
             "name": self.name,
             "is_relative": self.is_relative,
             "columns": columns,
-            "points": to_rows(self.points, columns),
+            "points": [list(astuple(point)[: len(columns)]) for point in self.points],
             "host": asdict(self.host),
-            **({_EXPERTS: self.experts._asdict()} if self.experts else {}),
+            **({"experts": self.experts._asdict()} if self.experts else {}),
         }
 
     @classmethod
     def from_dict(cls, data: object) -> CostTable:
-        """The table that a document describes."""
-        optional = _HOST, _EXPERTS
-        if not isinstance(data, Mapping) or {*data, *optional} != {*_KEYS, *optional}:
-            raise ProfileError(f"a cost table must be an object with {', '.join(_KEYS)}")
-        columns = EXPERT_COLUMNS if _EXPERTS in data else COLUMNS
+        """The table that a document describes.
+
+        Raises:
+            ProfileError: the document is not a table's.
+        """
+        keys = ("name", "is_relative", "columns", "points")
+        optional = {"host", "experts"}
+        if not isinstance(data, Mapping) or {*data, *optional} != {*keys, *optional}:
+            raise ProfileError(f"a cost table must be an object with {', '.join(keys)}")
+        columns = _columns("experts" in data)
         if data["columns"] != columns:
             raise ProfileError(f"the columns of a cost table must be {', '.join(columns)}")
         if not isinstance(data["name"], str) or not isinstance(data["is_relative"], bool):
             raise ProfileError("a cost table's name must be text, and is_relative true or false")
-        host = HostTime.from_dict(data[_HOST]) if _HOST in data else NO_HOST_TIME
-        experts = ExpertCost.from_dict(data[_EXPERTS]) if _EXPERTS in data else None
-        points = from_rows(data["points"], columns)
+        host = HostTime.from_dict(data["host"]) if "host" in data else NO_HOST_TIME
+        experts = ExpertCost.from_dict(data["experts"]) if "experts" in data else None
+        points = _points(data["points"], columns)
         return cls(data["name"], points, data["is_relative"], host, experts)

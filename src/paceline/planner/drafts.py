@@ -1,26 +1,22 @@
-"""What was drafted for the requests of a step: estimated, made one tree each, chosen from.
+"""The drafts of a step: each estimated anew, merged into one tree per request, chosen from.
 
-Each tree that is added is estimated anew by what was learnt of its proposer; the trees of one
-request are merged; of all nodes of all requests those are chosen that pay; and what the target
-emitted teaches the estimates. Requests are named by their place in the step. The native ``Drafts``
+Every tree that is added is estimated by what was learnt of its proposer. The trees of one request
+are merged. Of all nodes :mod:`paceline.planner.choice` takes those that pay, and what the target
+emitted teaches the estimates. Requests are known by their place in the step. The native ``Drafts``
 does the same to the last bit, and drafts from texts without leaving C++.
 
-:func:`choose_nodes` maximises ``sum of path probabilities - rate x extra time``. A step's time
-depends on how many nodes it has, not on which, so the best nodes of every count are the likeliest
-ones; and as kernels have cliffs both ways, every count is looked at, up to where no further one can
-be better. By :class:`Prices` a proposer stops drafting by itself. Knows no proposer and no clock.
+:class:`Prices` tell a proposer when to stop drafting. Knows no proposer and no clock.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
 from typing import Protocol
 
 from paceline.core.errors import ProposerError
 from paceline.planner.acceptance import Calibration
+from paceline.planner.choice import DraftLimits, choose_nodes
 from paceline.request.request import NO_DRAFT
 from paceline.request.span import ROOT, DraftTree
 
@@ -32,38 +28,19 @@ class TextDrafter(Protocol):
     """Drafts for one text, which only grows, and keeps what it has read of it."""
 
     def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
-        """A draft below the text's last token, of one node and level at most or more."""
+        """A draft below the text's last token, within limits of at least one node and level."""
         ...
 
 
 Member = tuple[str, int, int, Sequence[TextDrafter | None]]
-"""One proposer's name, its most nodes and depth, and what drafts for each text; None for none."""
-LEAST_LEFT = 0.001
-"""Who leaves less than this to other tokens is taken to leave so much."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLimits:
-    """What one request may use in one step.
-
-    Attributes:
-        max_nodes: draft nodes; 0 means that it decodes plainly.
-        max_depth: tokens along a path.
-        min_path_prob: nodes less likely to be reached and accepted than this are left out.
-        is_forced: the request asked for drafts of this depth, whether they pay or not.
-    """
-
-    max_nodes: int
-    max_depth: int
-    min_path_prob: float = 0.0
-    is_forced: bool = False
+"""A proposer's name, its most nodes and depth, and what drafts for each text; None for none."""
 
 
 class Drafts:
     """The drafts of one step after another, and what is learnt of them.
 
     Args:
-        calibrates: estimate trees anew; otherwise they are as their proposers estimate them.
+        calibrates: estimate trees anew; otherwise their proposers' estimates are taken.
     """
 
     def __init__(self, calibrates: bool = True) -> None:
@@ -129,12 +106,18 @@ class Drafts:
                 self.add(index, source, DraftTree(tokens, parents, probs, [name] * len(tokens)))
 
     def trees(self, index: int) -> Sequence[DraftTree]:
-        """What was added for a request, as it was estimated. The native drafts do not show it."""
+        """What was added for a request, with its estimates. The native drafts do not show it."""
         return self._trees[index]
 
     def expected(self, index: int) -> float:
         """The most tokens that one of a request's drafts is expected to bring."""
-        return expected_tokens(self._trees[index])
+        most = 0.0
+        for tree in self._trees[index]:
+            total = 0.0
+            for prob in tree.path_probs():  # from Python 3.12 on sum() rounds otherwise than C++
+                total += prob
+            most = max(most, total)
+        return most
 
     def depth(self, source: str) -> int:
         """Levels of the deepest tree of a source; 1 where it drafted nothing."""
@@ -168,12 +151,9 @@ class Drafts:
         ahead: Sequence[float] | None = None,
         node_budget: int,
     ) -> int:
-        """Choose the nodes that are worth their time, instead of those that were chosen before.
+        """Choose nodes in place of those that were chosen before; returns how many they are.
 
-        The arguments are those of :func:`~paceline.planner.drafts.choose_nodes`.
-
-        Returns:
-            How many they are.
+        The arguments are those of :func:`~paceline.planner.choice.choose_nodes`.
         """
         self._chosen = choose_nodes(
             [self.tree(index) for index in range(len(self._ids))],
@@ -191,7 +171,7 @@ class Drafts:
         return [selected(self.tree(i), nodes) for i, nodes in enumerate(self._chosen)]
 
     def gain(self, source: str, indices: Sequence[int], price: float) -> float:
-        """What a source's chosen nodes promise some requests beyond their price, in tokens each."""
+        """Tokens that a source's chosen nodes promise some requests beyond ``price`` per node."""
         gain = 0.0
         for index in indices:
             tree = self.tree(index)
@@ -202,7 +182,7 @@ class Drafts:
         return gain
 
     def estimate(self, request_id: int, origin: str, depth: int, prob: float) -> float:
-        """How likely a node is to be accepted once its parent is, where its proposer says ``prob``.
+        """Probability that a node is accepted once its parent is, by its proposer's ``prob``.
 
         Siblings are not looked at.
         """
@@ -229,169 +209,20 @@ class Drafts:
         return self._calibration.num_invalid
 
 
-RankedNode = tuple[float, int, int]
-"""Minus the path probability, request, node: the ranking."""
-
-
-def choose_nodes(
-    trees: Sequence[DraftTree],
-    limits: Sequence[DraftLimits],
-    growth: Sequence[float],
-    rate: float,
-    *,
-    slowdown: float | None = None,
-    ahead: Sequence[float] | None = None,
-    node_budget: int,
-) -> list[list[int]]:
-    """The draft nodes that are worth their time.
-
-    Forced requests get their likeliest nodes first, whatever they cost. Ties go to the lower
-    request, then to the lower node; of equally good counts the lowest is taken.
-
-    Args:
-        trees: one per request that decodes in the step, empty where nothing was drafted, with
-            calibrated ``accept_probs`` in 0..1.
-        limits: parallel to ``trees``.
-        growth: milliseconds of the step with 0, 1, 2, ... draft nodes over all requests. More
-            nodes than it has times for are only taken when forced.
-        rate: what a millisecond is worth, in tokens; at least 0.
-        slowdown: most of its tokens per time, against the step without drafts, that a request may
-            lose to the others' nodes (0.04 is 4 %). Counts at which any loses more are left out,
-            unless the step is then no longer than with the forced nodes alone. None is no limit.
-        ahead: tokens that each request may be taken to gain besides its nodes, or lacks where it is
-            negative; None is nothing.
-        node_budget: most draft nodes over all requests, forced ones included.
-
-    Returns:
-        For each request its nodes, prefix-closed, the best path first.
-    """
-    forced: list[Iterator[RankedNode]] = []
-    wanted: list[Iterator[RankedNode]] = []
-    most = 0
-    for request, (tree, limit) in enumerate(zip(trees, limits, strict=True)):
-        if tree.token_ids and limit.max_nodes > 0:
-            ranked = _ranked(tree, limit, request)
-            (forced if limit.is_forced else wanted).append(ranked)
-            most += min(len(tree.token_ids), limit.max_nodes)
-    taken = list(islice(heapq.merge(*forced), max(0, node_budget))) if forced else []
-    most = min(most, node_budget, len(growth) - 1)
-    if len(taken) < most:
-        candidates = wanted[0] if len(wanted) == 1 else heapq.merge(*wanted)
-        gains = list(ahead) if ahead else [0.0] * len(trees)
-        _extend(taken, gains, candidates, growth[: most + 1], rate, slowdown)
-    chosen: list[list[int]] = [[] for _ in trees]
-    for _, request, node in taken:
-        chosen[request].append(node)
-    return [_in_order(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
-
-
-def _ranked(tree: DraftTree, limit: DraftLimits, request: int) -> Iterator[RankedNode]:
-    """The nodes that the limits allow, likeliest first: a parent before its children."""
-    probs = tree.path_probs()
-    order = sorted(range(len(probs)), key=probs.__getitem__, reverse=True)
-    if not limit.is_forced and probs[order[-1]] < limit.min_path_prob:
-        order = [node for node in order if probs[node] >= limit.min_path_prob]
-    if limit.max_depth < len(probs):
-        depths = tree.depths()
-        order = [node for node in order if depths[node] <= limit.max_depth]
-    return ((-probs[i], request, i) for i in order[: limit.max_nodes])
-
-
-def _extend(
-    taken: list[RankedNode],
-    gains: list[float],
-    candidates: Iterable[RankedNode],
-    growth: Sequence[float],
-    rate: float,
-    slowdown: float | None,
-) -> None:
-    """Append to the forced nodes those that pay, by the best of all counts."""
-    for minus_prob, request, _ in taken:
-        gains[request] -= minus_prob
-    plain, longest, count = growth[0], growth[len(taken)], len(taken)
-    # prices[n]: what a node of any larger count costs at least, averaged over all of that count.
-    costs = [rate * (growth[n] - plain) / n for n in range(len(growth) - 1, 0, -1)]
-    prices = list(accumulate(costs, min))[::-1]
-    value, best = 0.0, -rate * (longest - plain)
-    ahead = zip(candidates, prices[count:], growth[count + 1 :], strict=False)
-    for n, (candidate, price, time) in enumerate(ahead, start=count + 1):
-        value -= candidate[0]
-        # No later node is likelier. Where this one is below the price, so are they, and the next
-        # count is at that price better than any larger one.
-        if value - price * n <= best and -candidate[0] <= price:
-            break
-        taken.append(candidate)
-        gains[candidate[1]] -= candidate[0]
-        total = value - rate * (time - plain)
-        if total > best and (
-            slowdown is None
-            or time <= longest
-            or (1.0 + min(gains)) * plain >= (1.0 - slowdown) * time
-        ):
-            best, count = total, n
-    del taken[count:]
-
-
-def _in_order(tree: DraftTree, nodes: list[int]) -> list[int]:
-    """The best path first. Ranked nodes of a chain are in that order."""
-    if len(nodes) < 2 or tree.is_chain:
-        return nodes
-    return best_path_first(tree, sorted(nodes))
-
-
-def best_path_first(tree: DraftTree, nodes: Sequence[int]) -> list[int]:
-    """Order prefix-closed ``nodes``: the likeliest path first, parents before children.
-
-    The usual accepted path then needs no move in the KV cache.
-    """
-    children: dict[int, list[int]] = {}
-    for node in nodes:
-        children.setdefault(tree.parents[node], []).append(node)
-    path: list[int] = []
-    at = ROOT
-    while below := children.get(at):
-        at = max(below, key=lambda i: (tree.accept_probs[i], -i))
-        path.append(at)
-    on_path = set(path)
-    return path + sorted(node for node in nodes if node not in on_path)
-
-
 def selected(tree: DraftTree, nodes: list[int]) -> DraftTree:
     """The tree of these nodes, which is the tree itself where they are all of it in order."""
-    count = len(nodes)
-    if not count:
+    if not nodes:
         return NO_DRAFT
-    if nodes != list(range(count)):
-        return tree.select(nodes)
-    if count == len(tree.token_ids):
-        return tree
-    return DraftTree(
-        tree.token_ids[:count],
-        tree.parents[:count],
-        tree.accept_probs[:count],
-        tree.origins[:count],
-        tree.claims[:count],
-    )
-
-
-def expected_tokens(drafts: Sequence[DraftTree]) -> float:
-    """The most tokens that one of several drafts of a request is expected to bring."""
-    most = 0.0
-    for tree in drafts:
-        total = 0.0
-        for prob in tree.path_probs():  # from Python 3.12 on sum() rounds otherwise than C++
-            total += prob
-        most = max(most, total)
-    return most
+    return tree if nodes == list(range(len(tree))) else tree.select(nodes)
 
 
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
-    """One trie out of several trees of the same request.
+    """One tree out of several of the same request.
 
     Children of one node that carry the same token become one. It remembers what every proposer that
-    named it said, and has the origin of the surest of them. A proposer's estimate
-    is worth its odds against what it leaves to tokens that it did not draft there; the odds of all
-    are added, and shared out so that siblings' probabilities sum to less than 1.
+    named it said, and has the origin of the surest of them. An estimate becomes odds against what
+    its proposer leaves to tokens that it did not draft there. The odds of all proposers are added,
+    and turned back so that siblings' probabilities sum to less than 1.
     """
     full = [tree for tree in trees if len(tree)]
     if len(full) <= 1:
@@ -407,7 +238,6 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
             tree.token_ids, tree.parents, tree.accept_probs, tree.origins, strict=True
         ):
             above = node_of[parent] if parent >= 0 else ROOT
-            share = prob / left[parent]
             node = index.setdefault((above, token), len(odds))
             node_of.append(node)
             if node == len(odds):
@@ -416,11 +246,10 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
                 merged.origins.append(origin)
                 merged.claims.append([])
                 surest.append(prob)
-                odds.append(share)
-            else:
-                odds[node] += share
-                if prob > surest[node]:
-                    surest[node], merged.origins[node] = prob, origin
+                odds.append(0.0)
+            odds[node] += prob / left[parent]
+            if prob > surest[node]:
+                surest[node], merged.origins[node] = prob, origin
             merged.claims[node].append((origin, prob))
     merged.accept_probs = _shared_out(odds, merged.parents)
     return merged
@@ -431,15 +260,15 @@ def _left(tree: DraftTree) -> list[float]:
     left = [1.0] * (len(tree) + 1)
     for parent, prob in zip(tree.parents, tree.accept_probs, strict=True):
         left[parent] -= prob
-    return [max(rest, LEAST_LEFT) for rest in left]
+    return [max(rest, 0.001) for rest in left]  # which keeps odds finite
 
 
 def _shared_out(odds: Sequence[float], parents: Sequence[int]) -> list[float]:
     """Probabilities of nodes from their odds against tokens that were not drafted there."""
     total = [1.0] * (len(odds) + 1)  # by parent; the last place is that of ROOT, which is -1
-    for parent, each in zip(parents, odds, strict=True):
-        total[parent] += each
-    return [each / total[parent] for parent, each in zip(parents, odds, strict=True)]
+    for parent, odd in zip(parents, odds, strict=True):
+        total[parent] += odd
+    return [odd / total[parent] for parent, odd in zip(parents, odds, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,12 +276,12 @@ class Prices:
     """What further drafting must promise, in expected tokens.
 
     Attributes:
-        nodes: by how many draft nodes the step has already: of one more, the time in which the
-            target verifies it, at the further count where nodes are cheapest. Empty: nothing.
-        level: of one more level for all requests together: the time in which it is drafted.
-        estimate: (place in the request list of the proposer, depth, its own estimate) to how
-            likely the node is accepted once its parent is; infinite where a request asked for its
-            drafts whatever they cost.
+        nodes: by the number of draft nodes that the step has already: the price of verifying one
+            more, at the further count where nodes are cheapest. Empty: nothing.
+        level: the price of drafting one more level for all requests together.
+        estimate: takes a request's place in the list given to the proposer, a depth and the
+            proposer's own estimate; returns how likely the node is accepted once its parent is, or
+            infinity where a request demands drafts whatever they cost.
     """
 
     nodes: Sequence[float] = ()
@@ -462,18 +291,20 @@ class Prices:
     def are_met(self, promises: Sequence[tuple[int, Sequence[float]]]) -> list[bool]:
         """For which requests another level is worth drafting.
 
-        Nobody knows how likely its tokens are before they are drafted; they are taken to be as
-        likely as those on the way there.
+        The tokens of a level are not known before it is drafted; they are taken to be as likely as
+        those on the way there.
 
         Args:
-            promises: of each request its place in the request list of the proposer, and the
+            promises: of each request its place in the list given to the proposer, and the
                 proposer's own estimates on the way down to the likeliest node of its last level.
         """
         if not self.nodes:
             return [True] * len(promises)
         count = sum(len(path) for _, path in promises)
         price = self.nodes[min(count, len(self.nodes) - 1)]
-        surplus = [self._reached(*each) ** (1 + 1 / len(each[1])) - price for each in promises]
+        surplus = [
+            self._reached(index, path) ** (1 + 1 / len(path)) - price for index, path in promises
+        ]
         pays = sum(max(0.0, more) for more in surplus) > self.level
         return [pays and more > 0.0 for more in surplus]
 
@@ -486,27 +317,3 @@ class Prices:
 
 
 FREE = Prices()
-
-
-def cheapest_ahead(growth: Sequence[float]) -> list[float]:
-    """By node count: what each node up to the further count where they are cheapest costs, in ms.
-
-    These are the slopes of the lower convex hull of what is ahead; never less than nothing.
-
-    Args:
-        growth: milliseconds of the step with 0, 1, 2, ... draft nodes.
-    """
-    slopes = [0.0] * len(growth)
-    hull = [len(growth) - 1]
-    for n in range(len(growth) - 2, -1, -1):
-        while len(hull) > 1 and _slope(growth, n, hull[-2]) <= _slope(growth, n, hull[-1]):
-            hull.pop()
-        slopes[n] = max(0.0, _slope(growth, n, hull[-1]))
-        hull.append(n)
-    if len(slopes) > 1:
-        slopes[-1] = slopes[-2]
-    return slopes
-
-
-def _slope(growth: Sequence[float], begin: int, end: int) -> float:
-    return (growth[end] - growth[begin]) / (end - begin)

@@ -4,11 +4,11 @@
 
     sum of path probabilities - rate * (T(step + nodes) - T(step))
 
-with T from the cost model, path probabilities from the calibration, and the rate at which the
-engine makes tokens as the price of time. Whether a proposer is asked is the same rule with what
-asking it is expected to bring. What seems not to pay is tried as often as exploring it may cost.
+with T from the cost model, path probabilities from the calibration, and as the price of time the
+rate at which the engine makes tokens. Whether a proposer is asked follows the same rule, with what
+asking it is expected to bring. What does not seem to pay is tried as often as exploring allows.
 
-Knows no forwards and no clock, and nothing that is decided here can change a token.
+Knows no forwards and no clock. Nothing that is decided here can change a token.
 """
 
 from __future__ import annotations
@@ -21,51 +21,38 @@ from typing import Any, Protocol
 from paceline.config import Objective
 from paceline.planner import drafts
 from paceline.planner.acceptance import Promise
+from paceline.planner.choice import DraftLimits, cheapest_ahead
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import StepShape
-from paceline.planner.drafts import FREE, DraftLimits, Drafts, Prices, cheapest_ahead
+from paceline.planner.drafts import FREE, Drafts, Prices
 from paceline.planner.pace import Credits, Pace, StepReport
-from paceline.planner.value import (
-    UNPLANNED,
-    Asking,
-    Exploration,
-    PlannedStep,
-    Source,
-)
+from paceline.planner.value import UNPLANNED, Asking, Exploration, PlannedStep, Source
 from paceline.request.request import Request, VerifyResult
 from paceline.request.span import DraftTree
 from paceline.sampling.sampler import kernels
 
-ENOUGH_TOKENS = 1.0
-"""Expected tokens of free drafts beyond which a fixed plan does not pay for more."""
 SLOWDOWN = 0.03
 """Share of its plain speed that a request may lose to its neighbours' drafts in the long run."""
-MAX_NODES = 64
-NODES_PER_REQUEST = 8
-"""So many draft nodes of a step are considered: :data:`MAX_NODES`, or more in large batches."""
+MAX_NODES, NODES_PER_REQUEST = 64, 8
+"""Draft nodes of a step, or of each request in a large batch, that are considered."""
 MOST_NODES, NEARLY_FREE = 256, 1.5
-"""Or that many where :data:`MAX_NODES` make a step no more than so many times as long, which is so
-where weights are read from disk meanwhile."""
+"""Considered instead where :data:`MAX_NODES` make a step less than this many times as long, as they
+do where weights are read from disk meanwhile."""
 PLAIN_DOUBT = 0.13
 """Standard deviation of the logarithm of a plain step's time beyond which one is to be seen."""
-MOST_LONGER = 2.0
-"""By how many plain steps a step is taken to be longer at most: clocks have hiccups."""
 MAX_SKIPPED = 64
-"""Steps for which the planner need not be asked at most."""
+"""Most steps for which the planner need not be asked."""
 THOUGHT_MS = 0.1
-"""Time of a second choice, about."""
-THOUGHT, WIDTH = "another choice", "width"
-Pick = Callable[[Sequence[float]], int]
+"""Approximate time of a second choice."""
 
 
 class Planner(Protocol):
     """Decides for each step who drafts, for how much, and which nodes are verified.
 
-    A step calls :meth:`begin`, then :meth:`ask`, :meth:`prices` and :meth:`drafted` once per
-    source, :meth:`choose`, and, when it has committed, :meth:`observe` per request and
-    :meth:`end`. What the steps took for which it was not asked it is told at once, before the next
-    :meth:`begin`. Requests are named by their place in what :meth:`begin` was given; what is
-    drafted for them is added to :attr:`drafts`.
+    A step calls :meth:`begin`; :meth:`ask`, :meth:`prices` and :meth:`drafted` once per source;
+    :meth:`choose`; and, when it has committed, :meth:`observe` per request and :meth:`end`.
+    Requests are known by their place in what :meth:`begin` was given; what is drafted for them is
+    added to :attr:`drafts`.
     """
 
     drafts: Drafts
@@ -73,23 +60,20 @@ class Planner(Protocol):
     """All proposers that draft from texts are one source, which is asked once for all of them."""
 
     def set_sources(self, sources: Sequence[Source]) -> None:
-        """Other proposers draft from now on, whatever their names.
+        """Other proposers draft from now on.
 
-        What was learnt of a proposer stays only where all sources that there were are among these.
+        What was learnt of a proposer is kept only if all former sources are among these, because
+        one of the same name may be another proposer.
         """
-        ...
+        return
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
-        """Look at the requests that may draft.
-
-        Args:
-            step: everything that will be forwarded anyway.
-            requests: that decode, those that draft nothing included.
+        """Look at the requests that decode, given the shape of what will be forwarded anyway.
 
         Returns:
-            0 where proposers are to be asked. Else for how many steps, this one included, none of
-            them is, as long as the same requests decode, no others come and :meth:`sleeps` does not
-            say otherwise: the planner need not be called before.
+            0 where proposers are to be asked. Otherwise the number of steps, this one included, for
+            which the planner need not be called, as long as the same requests decode and
+            :meth:`sleeps` does not return 0.
         """
         ...
 
@@ -103,7 +87,7 @@ class Planner(Protocol):
         ...
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
-        """What a source's further work has to be worth.
+        """What the further work of a source that costs forwards has to be worth.
 
         Args:
             max_nodes: that it may draft for all the chosen requests together.
@@ -112,26 +96,26 @@ class Planner(Protocol):
 
     def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
         """Learn how long a source took for these requests, whose drafts are there now."""
-        ...
+        return
 
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         """The trees to verify: prefix-closed parts of what was drafted, the best path first."""
         ...
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        """Learn from what a step emitted, in which proposers were asked."""
-        ...
+        """Learn from what a step emitted in which proposers were asked."""
+        return
 
     def end(self, report: StepReport) -> None:
-        """Learn from a step as a whole, or from those for which it was not asked."""
-        ...
+        """Learn from a step as a whole, or from several for which the planner was not asked."""
+        return
 
     def finish(self, request: Request) -> None:
         """Forget a request."""
-        ...
+        return
 
 
-class FixedPlanner:
+class FixedPlanner(Planner):
     """Asks all proposers and takes the likeliest nodes up to fixed caps, at any cost.
 
     A proposer that costs forwards is not asked where others expect to bring a token already.
@@ -140,12 +124,8 @@ class FixedPlanner:
         drafts: None is those in Python, with the estimates that proposers have themselves.
     """
 
-    asks_together = True
-
     def __init__(self, drafts: Drafts | None = None) -> None:
         self.drafts = drafts or Drafts(calibrates=False)
-
-    def set_sources(self, sources: Sequence[Source]) -> None: ...
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         return 0
@@ -156,18 +136,10 @@ class FixedPlanner:
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         if not source.costs_forwards:
             return list(candidates)
-        return [i for i in candidates if self.drafts.expected(i) < ENOUGH_TOKENS]
+        return [i for i in candidates if self.drafts.expected(i) < 1.0]
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
         return FREE
-
-    def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None: ...
-
-    def observe(self, request: Request, result: VerifyResult) -> None: ...
-
-    def end(self, report: StepReport) -> None: ...
-
-    def finish(self, request: Request) -> None: ...
 
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         no_time = [0.0] * (1 + sum(self.drafts.sizes()))
@@ -175,7 +147,7 @@ class FixedPlanner:
         return self.drafts.chosen()
 
 
-class CostAwarePlanner:
+class CostAwarePlanner(Planner):
     """The draft that pays best on this machine, for each step of the whole batch.
 
     Args:
@@ -183,8 +155,6 @@ class CostAwarePlanner:
         objective: what is to be made small.
         drafts: None is those in Python.
     """
-
-    asks_together = True
 
     def __init__(
         self, cost: CostModel, objective: Objective | None = None, drafts: Drafts | None = None
@@ -198,7 +168,7 @@ class CostAwarePlanner:
         self._credits = None if is_strict else Credits()
         self._wide = WideSteps(cost, self._asking.exploration, is_strict)
         self._step = self.planned = UNPLANNED
-        """The step that is open, and the latest, for whatever shows how it was planned."""
+        """The step that is open, and the latest one, for whatever shows how it was planned."""
 
     @property
     def num_requests(self) -> int:
@@ -211,29 +181,24 @@ class CostAwarePlanner:
     # --- before drafting -----------------------------------------------------------------------
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
-        self.planned = UNPLANNED
+        self._step = self.planned = UNPLANNED
         plain_ms = self.cost.predict(step)
         rate = self._rate(step, len(requests), plain_ms)
-        self._step = PlannedStep(step, requests, plain_ms=plain_ms, rate=rate)
+        planned = PlannedStep(step, requests, plain_ms=plain_ms, rate=rate)
         if not any(map(attrgetter("is_forced"), requests)):
             if step.requests == len(requests) and self.cost.deviation(step) > PLAIN_DOUBT:
                 # An engine that always speculates never sees what it is compared with.
-                return self._pass(1)
-            pause_ms = self._asking.pause_ms(self._step)
+                return 1
+            pause_ms = self._asking.pause_ms(planned)
             if pause_ms > 0.0:
                 longest_ms = MAX_SKIPPED * self._pace.plain_ms(plain_ms)
-                return self._pass(max(1, int(MAX_SKIPPED * min(1.0, pause_ms / longest_ms))))
-        self.planned = self._step
-        self._step.slowdown = self._slowdown(plain_ms)
+                return max(1, int(MAX_SKIPPED * min(1.0, pause_ms / longest_ms)))
+        self._step = self.planned = planned
+        planned.slowdown = self._slowdown(plain_ms)
         if len(requests) > 1:
             credits, none = self._credits, [0.0] * len(requests)
-            self._step.ahead = none if credits is None else credits.ahead(requests)
+            planned.ahead = none if credits is None else credits.ahead(requests)
         return 0
-
-    def _pass(self, steps: int) -> int:
-        """Ask none of the proposers for so many steps."""
-        self._step = UNPLANNED
-        return steps
 
     def _slowdown(self, plain_ms: float) -> float:
         """Share of its plain speed that a request may lose to the drafts of others."""
@@ -257,8 +222,6 @@ class CostAwarePlanner:
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
         step = self._step
-        if not source.costs_forwards:
-            return FREE
         requests = [step.requests[i] for i in chosen]
         drafts, name = self.drafts, source.name
 
@@ -291,11 +254,11 @@ class CostAwarePlanner:
     # --- after drafting ------------------------------------------------------------------------
 
     def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
-        step = self._step
-        levels, has_levels = 1, source.has_levels
+        step, levels = self._step, 1
+        has_levels = source.costs_forwards and source.costs_levels
         if has_levels:
             levels = self.drafts.depth(source.name)
-        self._asking.drafted(step, source, levels, milliseconds)
+        self._asking.drafted(step, source, levels, milliseconds, has_levels)
         if has_levels:
             step.levels, step.level_ms = levels, self._asking.times.of(source.name).level
         step.draft_ms += milliseconds
@@ -303,7 +266,6 @@ class CostAwarePlanner:
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         step, drafts = self._step, self.drafts
         drafted = sum(drafts.sizes())
-
         kept = self._promise.kept
 
         def pick(growth: Sequence[float]) -> int:
@@ -323,8 +285,7 @@ class CostAwarePlanner:
             price = step.rate * (step.growth[longest] - step.growth[0]) / count
             for asked in step.asks:
                 for lesson in asked.lessons:
-                    gain = drafts.gain(asked.name, lesson.indices, price / kept)
-                    lesson.gain = kept * gain
+                    lesson.gain = kept * drafts.gain(asked.name, lesson.indices, price / kept)
         self._wide.widen(step, drafts, count, drafted, pick)
         return drafts.chosen()
 
@@ -360,7 +321,7 @@ class CostAwarePlanner:
         if plain_ms <= 0.0 or not step.asks:
             return 0.0
         further_ms = self.cost.predict(shape) - step.plain_ms + step.draft_ms + self._pace.ask_ms
-        return min(further_ms / plain_ms, MOST_LONGER)
+        return min(further_ms / plain_ms, 2.0)
 
     def finish(self, request: Request) -> None:
         self.drafts.finish(request.request_id)
@@ -369,12 +330,12 @@ class CostAwarePlanner:
 
 
 class WideSteps:
-    """Steps that are wider than seems to pay, where the cost of width is in doubt.
+    """Steps that are wider than seems to pay, where the cost of width is uncertain.
 
-    A planner that takes wide steps to be dear takes none, sees none, and would believe it for ever:
-    of a table that was measured while another process held a core, or with kernels that were since
-    replaced. So a draft that would pay at what its width may cost at best is verified as soon as
-    exploring may cost so much. Nothing is spent on drafts that would not pay even then.
+    A planner that believes wide steps to be expensive takes none, sees none, and would believe it
+    for ever, say of a table that was measured while another process held a core. So a draft that
+    would pay if its width cost as little as is possible is verified as soon as exploring may cost
+    that much. Nothing is spent on drafts that would not pay even then.
 
     Args:
         cost: predicts forwards.
@@ -394,54 +355,55 @@ class WideSteps:
         return (
             step.shape.requests == decoding
             and (decoding == 1 or not self._is_strict)
-            and self._exploration.covers(THOUGHT, THOUGHT_MS)
+            and self._exploration.covers("another choice", THOUGHT_MS)
         )
 
     def growth(self, step: PlannedStep, growth: Sequence[float]) -> Sequence[float]:
-        """By what further drafting is priced: hoped times where the step may be wider.
+        """The times by which drafting is priced: hoped ones where the step may be wider.
 
         Args:
-            growth: milliseconds of the step with 0, 1, 2, ... draft nodes, all that they take.
+            growth: milliseconds of the step with 0, 1, 2, ... draft nodes, the host's included.
         """
         if not self._may_be_wider(step):
             return growth
-        if not self._exploration.covers(WIDTH, growth[-1] - growth[0]):
+        if not self._exploration.covers("width", growth[-1] - growth[0]):
             return growth
         self._hopes = True
         return self._hoped(step, growth)
 
     def _hoped(self, step: PlannedStep, growth: Sequence[float]) -> list[float]:
         predicted = step.forwards[: len(growth)]
-        saved = zip(predicted, self._cost.hoped(step.shape, predicted), strict=True)
-        return [ms - (dear - cheap) for ms, (dear, cheap) in zip(growth, saved, strict=True)]
+        times = zip(growth, predicted, self._cost.hoped(step.shape, predicted), strict=True)
+        return [ms - (predicted_ms - hoped_ms) for ms, predicted_ms, hoped_ms in times]
 
     def widen(self, step: PlannedStep, drafts: Drafts, few: int, drafted: int, pick: Pick) -> None:
         """Choose more of what was drafted, where that is to be explored.
 
         Args:
-            few: nodes that are chosen, of all that were drafted.
-            pick: chooses at such a growth of the step, and says how many nodes.
+            few: nodes that are chosen, of the ``drafted`` ones.
+            pick: chooses at a given growth of the step, and returns the number of nodes.
         """
         if few == drafted:
             self._hopes = False
-        if few == drafted or not self._may_be_wider(step):
             return
-        self._exploration.spend(THOUGHT, THOUGHT_MS)
+        if not self._may_be_wider(step):
+            return
+        self._exploration.spend("another choice", THOUGHT_MS)
         drafted_ms = self._drafted_ms(step, drafts)
         growth = step.growth
         many = pick(self._hoped(step, growth))
         is_wider = few < many < len(growth) and growth[few] < growth[many]
         cost_ms = growth[many] - growth[few] if is_wider else 0.0
-        begins = is_wider and self._exploration.covers(WIDTH, cost_ms)
+        begins = is_wider and self._exploration.covers("width", cost_ms)
         if drafted_ms:
-            self._exploration.spend(WIDTH, drafted_ms)
+            self._exploration.spend("width", drafted_ms)
         if begins:
             self._running = many, cost_ms
         else:
             pick(growth)
 
     def _drafted_ms(self, step: PlannedStep, drafts: Drafts) -> float:
-        """Time of drafting that would not have been at the usual prices."""
+        """Time of drafting that would not have been spent at the usual prices."""
         hopes, self._hopes = self._hopes, False
         if not hopes:
             return 0.0
@@ -449,26 +411,21 @@ class WideSteps:
         return max(0, step.levels - used) * step.level_ms
 
     def end(self, step: PlannedStep, report: StepReport) -> None:
-        """A planned step is over; if it was explored, it is paid for, as predicted at most."""
+        """A planned step is over; if it was explored, it costs at most what was predicted."""
         (nodes, price_ms), self._running = self._running, (0, 0.0)
         if nodes and nodes == report.shape.rows - step.shape.rows:
             longer_ms = report.forward_ms - step.plain_ms
             is_known = report.forward_ms > 0.0  # which NaN is not
             cost_ms = min(price_ms, max(0.0, longer_ms)) if is_known else price_ms
-            self._exploration.spend(WIDTH, cost_ms)
+            self._exploration.spend("width", cost_ms)
 
 
+Pick = Callable[[Sequence[float]], int]
 MakePlanner = Callable[[CostModel, Objective], Planner]
 new_drafts: Any = getattr(kernels, "Drafts", drafts.Drafts)
 is_sound: Callable[[DraftTree, int], bool] = getattr(kernels, "is_sound", lambda tree, size: False)
 """Whether a tree over a vocabulary of this size is known to be valid, without a closer look."""
-
-
-def cost_aware(cost: CostModel, objective: Objective) -> CostAwarePlanner:
-    return CostAwarePlanner(cost, objective, new_drafts())
-
-
 PLANNERS: dict[str, MakePlanner] = {
-    "auto": cost_aware,
+    "auto": lambda cost, objective: CostAwarePlanner(cost, objective, new_drafts()),
     "fixed": lambda cost, objective: FixedPlanner(new_drafts(calibrates=False)),
 }

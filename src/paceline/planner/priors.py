@@ -9,11 +9,9 @@ from functools import cache
 from math import log
 
 STEPS = 256
-"""Estimates are told apart to one part in so many."""
+"""Estimates are rounded to multiples of 1 / STEPS."""
 LEAST_DEPTHS = (1, 2, 3, 5, 9)
 """The least depth of each range of depths."""
-MAX_DEPTH = LEAST_DEPTHS[-1]
-"""Depths from here on are one."""
 # Slope and intercept, per range of depths, of the log-odds of acceptance over those of the
 # proposer's estimate: logistic regressions on a half of the prompts (code, prose and edits, greedy
 # and at 0.8 and 1.3, the embedded models); the other half is in `calibration.json` of the results.
@@ -35,8 +33,6 @@ PRIORS = {
     "self": ((0.91, -0.12), (1.28, 0.17), (1.18, 0.37), (1.05, 1.09), (1.05, 1.09)),
     "suffix": ((0.97, -0.37), (1.00, -0.34), (0.89, -0.18), (0.85, 0.19), (1.21, 0.06)),
 }
-AS_ESTIMATED = ((1.0, 0.0),) * len(LEAST_DEPTHS)
-"""The prior of an unknown proposer."""
 
 
 def depth_range(depth: int) -> int:
@@ -46,10 +42,11 @@ def depth_range(depth: int) -> int:
 
 @cache
 def logits_of(origin: str) -> list[list[float]]:
-    """Log-odds of acceptance by depth, up to :data:`MAX_DEPTH`, and ``int(STEPS * estimate)``."""
-    priors = PRIORS.get(origin, AS_ESTIMATED)
+    """Log-odds of acceptance by depth and ``int(STEPS * estimate)``. From the last depth on all
+    are alike."""
+    priors = PRIORS.get(origin, ((1.0, 0.0),) * len(LEAST_DEPTHS))  # or as it is estimated
     # An estimate stands for its whole step; the last one, a certainty, is as sure as its neighbour.
     middles = [(min(at, STEPS - 1) + 0.5) / STEPS for at in range(STEPS + 1)]
     logits = [log(middle / (1.0 - middle)) for middle in middles]
     rows = [[slope * x + intercept for x in logits] for slope, intercept in priors]
-    return [rows[depth_range(depth)] for depth in range(MAX_DEPTH + 1)]
+    return [rows[depth_range(depth)] for depth in range(LEAST_DEPTHS[-1] + 1)]

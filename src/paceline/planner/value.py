@@ -1,24 +1,24 @@
-"""Who is asked for drafts: those whose drafts are expected to be worth the time they take.
+"""Which proposers are asked for drafts: those whose drafts are expected to be worth their time.
 
-A proposer's **value** is the tokens that its chosen nodes promised beyond the time of verifying
-them, less the time of drafting at the going rate, which depends on how many requests decode. All
-requests of an adapter share it, or all of none: what one of them shows, the others need not find
-out. A proposer has a value for each situation. That is how long a match it has in the request's
-text, where it knows that before it drafts, and else how much other proposers have drafted in the
-step already.
+A proposer's **value** is the number of tokens that its chosen nodes promised beyond the time of
+verifying them, less the time of drafting at the current rate, which depends on how many requests
+decode. All requests of an adapter, or all that have none, share it, so that they need not find it
+out one by one. A proposer has a value for each situation: the length of the match that it has in
+the request's text, where it knows that before it drafts, otherwise how much other proposers have
+drafted in the step already.
 
-One that does not seem to pay is asked as often as :class:`Exploration` lets it. A proposer that
-drafts from texts is looked at in each step, which takes microseconds, and asked where matches as
-long as it has have paid. Knows neither forwards nor what of a draft is verified.
+A proposer that does not seem to pay is asked as often as :class:`Exploration` allows. One that
+drafts from texts is looked at in each step, which takes microseconds, and asked where matches of
+that length have paid. This module knows neither forwards nor what of a draft is verified.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 from paceline.planner.cost import CostModel
@@ -28,61 +28,43 @@ from paceline.planner.pace import ENOUGH, Pace
 from paceline.request.request import Request
 
 SITUATIONS = (0.25, 0.75, 1.5)
-"""Expected tokens of the drafts that are there already; between these situations are told apart."""
+"""Expected tokens of existing drafts at which the next situation begins."""
 MATCHES = (2, 3, 5, 12)
-"""Lengths of matches in tokens, from which on situations are told apart."""
+"""Lengths of matches, in tokens, at which the next situation begins."""
 FIRST_VALUE = 0.5
-"""Tokens that are expected of a proposer that was never asked: enough to be asked some times."""
+"""Tokens expected of a proposer that was never asked: enough to be asked some times."""
 PACE = 0.1
 """Weight of the latest draft in what is learnt of a proposer."""
 MOST_TIMES = 3.0
-"""A measurement counts as at most this many times the expected one: the machine may have paused."""
+"""A measured time counts as at most this many times the expected one: the machine may have
+paused."""
 USUAL_LAG = 16
 """Tokens that a proposer lacks after a step; more than that is catching up."""
 SHARE = 0.004
 """Part of the time since it was last explored that exploring an estimate may cost."""
 SAVED = 4
-"""Of the dearest prices, how many can be saved up."""
-LONGEST_MS = 1e6
-"""Time that may pass at once; a clock that says more has jumped."""
-LEAST_MATCHES = 0, *MATCHES
-"""Tokens from which on a match is in each situation of a source that knows its matches."""
-NUM_SITUATIONS = len(LEAST_MATCHES)
-READ_ROWS, READ_SHARE = 64, 1 / 24
-"""A token that a source was not yet seen to catch up with takes as long as a row of so wide a step
-of the target, and as so much of its plain step, at most."""
+"""Explorations at the highest price that can be saved up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a planner decides about as one: a proposer, or all that draft from texts.
-
-    Attributes:
-        name: of the proposer, or of all of them.
-        costs_forwards: it drafts by forwards of a model.
-        lag: tokens of a request that it has to read before it can draft; None where it will not.
-        applies: whether it is for a request at all, whatever its text.
-        costs_levels: each further level of its trees takes one more forward.
-        matched: tokens at the end of a request's text that occurred before, which says beforehand
-            what a draft may be worth; None where nothing does.
-    """
+    """What a planner decides about as one: a proposer, or all that draft from texts."""
 
     name: str
-    costs_forwards: bool = False
+    costs_forwards: bool = False  # it drafts by forwards of a model
     lag: Callable[[Request], int | None] = lambda request: 0
+    """Tokens of a request that it has to read before it can draft; None where it will not."""
     applies: Callable[[Request], bool] = lambda request: True
-    costs_levels: bool = True
+    """Whether it can draft for a request at all, whatever its text."""
+    costs_levels: bool = True  # with forwards: each further level of its trees takes one more
     matched: Callable[[Request], int] | None = None
-
-    @property
-    def has_levels(self) -> bool:
-        """Whether what it takes depends on the depth of its trees."""
-        return self.costs_forwards and self.costs_levels
+    """Tokens at the end of a request's text that occurred before, which says beforehand what a
+    draft may be worth; None where the source does not know."""
 
     @property
     def num_situations(self) -> int:
-        """Over how many situations exploring is spread, where it knows its matches."""
-        return 1 if self.matched is None else NUM_SITUATIONS
+        """Number of situations that share the time for exploring it."""
+        return 1 if self.matched is None else len(MATCHES) + 1
 
 
 Explored = tuple[str, int]
@@ -91,20 +73,14 @@ Explored = tuple[str, int]
 
 @dataclass(slots=True)
 class ProposerValue:
-    """What one draft for one request brings and takes.
+    """What one draft for one request brings and takes."""
 
-    Attributes:
-        tokens: that the chosen nodes promise beyond the time in which they are verified.
-        ms: that planning and drafting take.
-        count: drafts that these rest on.
-    """
-
-    tokens: float = FIRST_VALUE
-    ms: float = 0.0
-    count: int = 0
+    tokens: float = FIRST_VALUE  # that the chosen nodes promise beyond the time of verifying them
+    ms: float = 0.0  # that planning and drafting take
+    count: int = 0  # drafts from which these were learnt
 
     def gain(self, rate: float) -> float:
-        """Tokens that asking is expected to bring, where a millisecond is worth ``rate`` tokens."""
+        """Tokens that asking is expected to bring, at ``rate`` tokens per millisecond."""
         return self.tokens - rate * self.ms
 
     def learn(self, tokens: float, ms: float, drafts: int = 1) -> None:
@@ -112,52 +88,30 @@ class ProposerValue:
         self.count += drafts
         pace = max(1.0 - (1.0 - PACE) ** drafts, drafts / (self.count + 2))
         self.ms += pace * (ms - self.ms)
-        # No less than nothing, so that a change of text is believed after few drafts.
+        # Never negative, so that few drafts are enough to believe a change of text.
         self.tokens = max(0.0, self.tokens + pace * (tokens - self.tokens))
 
 
-class ProposerValues:
-    """The values of all proposers."""
+class ProposerValues(dict[tuple[str, int, str | None], ProposerValue]):
+    """All values, by proposer, situation and adapter.
 
-    def __init__(self) -> None:
-        self._values: dict[tuple[str, int, str | None], ProposerValue] = {}
-        self._all: dict[tuple[str, str | None], list[ProposerValue]] = {}
+    The value for an adapter begins as that without one; a few drafts of its own outweigh it.
+    """
 
-    def of(self, name: str, situation: int = 0, adapter: str | None = None) -> ProposerValue:
-        """A proposer's value for requests of an adapter, or of none, whose value that of an adapter
-        is at first; a few drafts of its own outweigh it."""
-        key = name, situation, adapter
-        value = self._values.get(key)
-        if value is None:
-            known = ProposerValue() if adapter is None else self.of(name, situation)
-            value = self._values[key] = replace(known, count=0)
+    def __missing__(self, key: tuple[str, int, str | None]) -> ProposerValue:
+        name, situation, adapter = key
+        first = ProposerValue() if adapter is None else self[name, situation, None]
+        value = self[key] = replace(first, count=0)
         return value
-
-    def by_situation(self, name: str, adapter: str | None) -> list[ProposerValue]:
-        """The values of a proposer that knows its matches."""
-        known, situations = self._all.get((name, adapter)), range(NUM_SITUATIONS)
-        if known is None:
-            known = self._all[name, adapter] = [self.of(name, i, adapter) for i in situations]
-        return known
 
 
 @dataclass(slots=True)
 class DraftTime:
-    """Times of one proposer in milliseconds.
+    """Times of one proposer in milliseconds."""
 
-    Attributes:
-        call: of asking it for all requests of a step together, first level included.
-        level: of each further level of its trees; 0 for one whose time does not depend on them.
-        token: of each token that it has to catch up with beyond :data:`USUAL_LAG`.
-    """
-
-    call: float = 0.0
-    level: float = 0.0
-    token: float = 0.0
-
-
-UNKNOWN = DraftTime()
-"""Of a proposer that was not timed; shared, so never written to."""
+    call: float = 0.0  # of asking it for all requests of a step together, first level included
+    level: float = 0.0  # of each further level; 0 where the time does not depend on them
+    token: float = 0.0  # of each token that it has to catch up with beyond USUAL_LAG
 
 
 class DraftingCost:
@@ -168,12 +122,13 @@ class DraftingCost:
         self._calls: dict[str, int] = {}
 
     def of(self, name: str) -> DraftTime:
-        return self._times.get(name, UNKNOWN)
+        """A proposer's times; zeros where it was not timed."""
+        return self._times.get(name) or DraftTime()
 
     def milliseconds(self, name: str, num_levels: int = 1) -> float:
-        """Time of one call that drafts so many levels and has nothing to catch up with."""
-        time = self._times.get(name, UNKNOWN)
-        return time.call + time.level * (num_levels - 1) if num_levels > 1 else time.call
+        """Time of one call that drafts this many levels and has nothing to catch up with."""
+        time = self._times.get(name)
+        return time.call + time.level * (num_levels - 1) if time else 0.0
 
     def catch_up(self, name: str, lag: int) -> float:
         """Time in which a proposer reads what it lacks beyond the usual."""
@@ -186,7 +141,7 @@ class DraftingCost:
 
         Args:
             lag: tokens that its requests lacked together beyond the usual, 0 for none.
-            has_levels: each level takes a forward; without, the time does not depend on them.
+            has_levels: each level takes a forward; otherwise the time does not depend on them.
         """
         if milliseconds <= 0.0:
             return
@@ -197,11 +152,11 @@ class DraftingCost:
         if time is None:
             time = self._times[name] = DraftTime()
         levels = num_levels if has_levels else 1
-        expected = self.milliseconds(name, levels)
+        expected = time.call + time.level * (levels - 1)
         if lag:
-            each = max(0.0, milliseconds - expected) / lag
-            each = min(each, MOST_TIMES * time.token) if time.token else each
-            time.token += (0.5 if time.token else 1.0) * (each - time.token)
+            token_ms = max(0.0, milliseconds - expected) / lag
+            token_ms = min(token_ms, MOST_TIMES * time.token) if time.token else token_ms
+            time.token += (0.5 if time.token else 1.0) * (token_ms - time.token)
             return
         if expected == 0.0:
             time.call = milliseconds / levels
@@ -209,130 +164,99 @@ class DraftingCost:
             return
         pace = max(PACE, 1 / count)
         error = pace * (min(milliseconds, MOST_TIMES * expected) - expected)
-        time.call += error * time.call / expected  # each as far as it contributed
+        time.call += error * time.call / expected  # each in proportion to its part
         time.level += error * time.level / expected
 
 
 class Exploration:
     """Time for choices that do not seem best, so that no estimate is believed for ever.
 
-    What was not seen for long may have become good. Exploring an estimate may cost a small part of
-    the time that has passed since that was last done: what is cheap to see again is seen soon, what
-    is dear seldom. Estimates are told apart by any names.
+    What was not seen for long may have improved. Exploring an estimate may cost a small part of the
+    time since that was last done: what is cheap is seen again soon, what is expensive seldom.
+    Estimates are told apart by any hashable names.
     """
 
     def __init__(self) -> None:
         self._now_ms = 0.0
         self._paid_until: dict[Hashable, float] = {}
-        self._dearest_ms: dict[Hashable, float] = {}  # that was asked for
+        self._highest_ms: dict[Hashable, float] = {}  # price that was asked for
 
     def passed(self, milliseconds: float) -> None:
-        """Let time pass; what no step takes does not count."""
-        if 0.0 < milliseconds <= LONGEST_MS:
+        """Let time pass. More than a step can take is a clock's jump, and ignored."""
+        if 0.0 < milliseconds <= 1e6:
             self._now_ms += milliseconds
 
     def covers(self, what: Hashable, cost_ms: float) -> bool:
-        """Whether exploring something may cost so much."""
+        """Whether exploring something may cost this much."""
         return self.milliseconds_until(what, cost_ms) <= 0.0
 
     def milliseconds_until(self, what: Hashable, cost_ms: float) -> float:
-        """Time that has to pass before exploring something may cost so much."""
-        if cost_ms > self._dearest_ms.get(what, 0.0):
-            self._dearest_ms[what] = cost_ms
+        """Time that has to pass before exploring something may cost this much."""
+        if cost_ms > self._highest_ms.get(what, 0.0):
+            self._highest_ms[what] = cost_ms
         return self._paid_until.get(what, 0.0) + cost_ms / SHARE - self._now_ms
 
     def spend(self, what: Hashable, cost_ms: float) -> None:
-        """Something was explored. What was saved beyond some of the dearest prices is lost."""
-        longest = SAVED * (self._dearest_ms.get(what, 0.0) / SHARE)
+        """Something was explored. Savings beyond :data:`SAVED` explorations are lost."""
+        longest = SAVED * (self._highest_ms.get(what, 0.0) / SHARE)
         begun = max(self._paid_until.get(what, 0.0), self._now_ms - longest)
         self._paid_until[what] = begun + cost_ms / SHARE
 
 
 class Candidate(NamedTuple):
-    """A request for which a source may be asked.
+    """A request for which a source may be asked."""
 
-    Attributes:
-        place: in the step.
-        value: what the source is expected to bring, and what learns from what it does.
-        lag: tokens that the source has to catch up with, where they are more than usual.
-        what: is explored where it is asked against this value.
-    """
-
-    place: int
-    value: ProposerValue
-    lag: int
-    what: Explored
+    place: int  # in the step
+    value: ProposerValue  # what the source is expected to bring; it learns from the draft
+    lag: int  # tokens that the source has to catch up with, where they are more than usual
+    explored: Explored  # what is explored where it is asked against this value
 
 
 @dataclass(slots=True)
 class Lesson:
-    """What the drafts of some requests say of a source's value.
-
-    Attributes:
-        gain: what their chosen nodes promise beyond the time in which they are verified, in tokens.
-    """
+    """What the drafts of some requests say of a source's value."""
 
     value: ProposerValue
     indices: list[int] = field(default_factory=list)
-    gain: float = 0.0
+    gain: float = 0.0  # tokens that the chosen nodes promise beyond the time of verifying them
 
 
 @dataclass(slots=True)
 class Asked:
     """A source that is asked for drafts in a step.
 
-    Attributes:
-        name: of the source.
-        count: requests for which it is asked.
-        lag: tokens that it has to catch up with for these, beyond the usual.
-        able: requests for which it could have been asked.
-        lessons: what is learnt of it, by value. Requests that are still caught up with, or asked
-            for drafts at any price, say nothing of others.
-        cost_ms: the part of each request in the drafting time, were all of these asked: who shares
-            a call with few is not to be charged for those who do not.
+    Requests that are still caught up with, or that demand drafts at any price, are no lesson.
     """
 
-    name: str
-    count: int
-    lag: int
-    able: int
+    name: str  # of the source
+    count: int  # requests for which it is asked
+    lag: int  # tokens that it has to catch up with for these, beyond the usual
+    able: int  # requests for which it could have been asked
     lessons: Sequence[Lesson] = ()
     cost_ms: float = 0.0
+    """Each request's part of the drafting time if all ``able`` ones were asked: those that share a
+    call with few others are not charged for that."""
 
 
 @dataclass(slots=True)
 class PlannedStep:
-    """The step that is being planned.
-
-    Attributes:
-        requests: that may draft.
-        forwards: milliseconds of the forward with 0, 1, 2, ... draft nodes; empty until needed.
-        growth: the same with what else takes longer where there are some.
-        plain_ms: predicted forward without drafts.
-        rate: tokens that a millisecond is worth.
-        slowdown: share of its plain speed that a request may lose to the drafts of others.
-        ahead: tokens that each request has had beyond what it is owed; None where all may be held
-            up.
-        asks: who was asked.
-        explored: who is asked to see whether it pays by now.
-        levels, level_ms: of the proposer that drafts by forwards: how many, and the time of a
-            further one.
-        draft_ms: time of the proposers.
-    """
+    """The step that is being planned."""
 
     shape: StepShape = NO_STEP
-    requests: Sequence[Request] = ()
+    requests: Sequence[Request] = ()  # that may draft
     forwards: Sequence[float] = ()
-    growth: Sequence[float] = ()
-    plain_ms: float = 0.0
-    rate: float = 0.0
-    slowdown: float = 0.0
+    """Milliseconds of the forward with 0, 1, 2, ... draft nodes; empty until needed."""
+    growth: Sequence[float] = ()  # the same, with what the host takes longer for drafts
+    plain_ms: float = 0.0  # predicted forward without drafts
+    rate: float = 0.0  # tokens that a millisecond is worth
+    slowdown: float = 0.0  # share of its speed that a request may lose to the drafts of others
     ahead: Sequence[float] | None = None
+    """Tokens that each request has had beyond its due; None where all may be held up."""
     asks: list[Asked] = field(default_factory=list)
     explored: set[Explored] = field(default_factory=set)
-    levels: int = 1
-    level_ms: float = 0.0
-    draft_ms: float = 0.0
+    levels: int = 1  # of the proposer that drafts by forwards
+    level_ms: float = 0.0  # of a further one
+    draft_ms: float = 0.0  # time of the proposers
 
 
 UNPLANNED = PlannedStep()
@@ -354,79 +278,83 @@ class Asking:
         self._values = ProposerValues()
         self.times, self.exploration = DraftingCost(), Exploration()
         self._watched: list[tuple[Source, str | None, list[bool]]] = []
-        """While none is asked: sources that know their matches, and in which situations each is for
-        requests of an adapter."""
+        """While no source is asked: those that know their matches, and in which situations each is
+        to be asked for requests of an adapter."""
 
     def set_sources(self, sources: Sequence[Source]) -> None:
         if not all(source in sources for source in self._sources):
-            self._values = ProposerValues()  # what one brought says nothing of another
+            self._values.clear()  # what one brought says nothing of another
         self._sources = list(sources)
 
     # --- when to ask next ----------------------------------------------------------------------
 
     def pause_ms(self, step: PlannedStep) -> float:
-        """Time that has to pass before any proposer is worth asking first, or may be explored.
+        """Time that has to pass before any proposer is worth asking, or may be explored.
 
         Until then :meth:`sleeps` says whether a text has come to where one may be.
         """
         self._watched = []
-        least_ms = inf if self._sources else 0.0  # a planner that was told of none asks all
+        least_ms = inf if self._sources else 0.0  # without sources the pause would never end
         for source in self._sources:
             able: dict[str | None, list[int]] = {}  # by adapter
-            for i, request in enumerate(step.requests):
+            for place, request in enumerate(step.requests):
                 if request.params.speculative.enabled and source.applies(request):
-                    able.setdefault(request.adapter_name, []).append(i)
+                    able.setdefault(request.adapter_name, []).append(place)
             pause = self._pause_of if source.matched is None else self._pause_until_matched
-            for adapter, alike in able.items():
-                least_ms = min(least_ms, pause(step, source, alike, adapter))
+            for adapter, places in able.items():
+                least_ms = min(least_ms, pause(step, source, places, adapter))
                 if least_ms <= 0.0:
                     return least_ms
         return least_ms
 
     def _pause_of(
-        self, step: PlannedStep, source: Source, able: Sequence[int], adapter: str | None
+        self, step: PlannedStep, source: Source, places: Sequence[int], adapter: str | None
     ) -> float:
         """Milliseconds for which a source is asked for none of these requests of an adapter."""
-        what, cost_ms = (source.name, 0), self._ask_ms(source)
-        pause_ms = self.exploration.milliseconds_until(what, cost_ms)
-        is_hopeful = self._values.of(source.name, 0, adapter).gain(step.rate) > 0.0
+        explored, cost_ms = (source.name, 0), self._ask_ms(source)
+        pause_ms = self.exploration.milliseconds_until(explored, cost_ms)
+        is_hopeful = self._values[source.name, 0, adapter].gain(step.rate) > 0.0
         if pause_ms > 0.0 and not is_hopeful:
             return pause_ms
-        candidates = self._candidates(step, source, able)
-        is_worth = [each for each in candidates if is_hopeful and self._is_worth(step, each)]
-        if is_worth or (is_hopeful and not candidates):
-            return 0.0  # where there is none, one may come from the next token on
-        if candidates:
-            cost_ms = self._ask_ms(source, min([each.lag for each in candidates]))
+        least_lag = None
+        for candidate in self._candidates(step, source, places):
+            if is_hopeful and self._is_worth(step, candidate):
+                return 0.0
+            least_lag = candidate.lag if least_lag is None else min(least_lag, candidate.lag)
+        if least_lag is not None:
+            cost_ms = self._ask_ms(source, least_lag)
+        elif is_hopeful:
+            return 0.0  # there may be a candidate after the next token
         else:  # looking in vain is exploring too
-            self.exploration.spend(what, self._pace.ask_ms)
-        return self.exploration.milliseconds_until(what, cost_ms)
+            self.exploration.spend(explored, self._pace.ask_ms)
+        return self.exploration.milliseconds_until(explored, cost_ms)
 
     def _pause_until_matched(
-        self, step: PlannedStep, source: Source, able: Sequence[int], adapter: str | None
+        self, step: PlannedStep, source: Source, places: Sequence[int], adapter: str | None
     ) -> float:
         """The same for a source that knows its matches."""
         ask_ms, until = self._ask_ms(source), self.exploration.milliseconds_until
-        is_asked, least_ms = [True] * NUM_SITUATIONS, inf
-        for situation, value in enumerate(self._values.by_situation(source.name, adapter)):
+        is_asked, least_ms = [True] * source.num_situations, inf
+        for situation in range(source.num_situations):
+            value = self._values[source.name, situation, adapter]
             if value.tokens - step.rate * value.ms <= 0.0:
                 pause_ms = until((source.name, situation), ask_ms)
                 if pause_ms > 0.0:
                     is_asked[situation], least_ms = False, min(least_ms, pause_ms)
-        for candidate in self._candidates(step, source, able):
-            if is_asked[candidate.what[1]]:
+        for candidate in self._candidates(step, source, places):
+            if is_asked[candidate.explored[1]]:
                 return 0.0
         if any(is_asked):
             self._watched.append((source, adapter, is_asked))
         return least_ms
 
     def sleeps(self, requests: Sequence[Request]) -> int:
-        """For how many steps no source that knows its matches is to be asked before the pause is
-        over; 0 where one is now. A match grows by a token per step at most."""
+        """Number of steps in which no source that knows its matches is to be asked before the pause
+        is over; 0 where one is now. A match grows by one token per step at most."""
         shortest = MATCHES[-1]
         for source, adapter, is_asked in self._watched:
             assert source.matched is not None
-            least = LEAST_MATCHES[is_asked.index(True)]
+            least = (0, *MATCHES)[is_asked.index(True)]
             for request in requests:
                 if request.adapter_name != adapter:
                     continue
@@ -445,7 +373,7 @@ class Asking:
         for candidate in self._candidates(step, source, places):
             (worth if self._is_worth(step, candidate) else doubtful).append(candidate)
         if step.ahead and source.costs_forwards and _holds_up(step, worth):
-            worth = [each for each in worth if step.requests[each.place].is_forced]
+            worth = [candidate for candidate in worth if step.requests[candidate.place].is_forced]
         elif doubtful:
             worth += self._explored(step, source, doubtful)
             worth.sort()
@@ -453,20 +381,22 @@ class Asking:
             step.asks.append(_asked(step, source, worth, len(places)))
         return [*map(itemgetter(0), worth)]
 
-    def drafted(self, step: PlannedStep, source: Source, levels: int, milliseconds: float) -> None:
-        """Learn how long it took to draft trees of so many levels."""
+    def drafted(
+        self, step: PlannedStep, source: Source, levels: int, milliseconds: float, has_levels: bool
+    ) -> None:
+        """Learn how long it took to draft trees of this many levels."""
         asked = step.asks[-1]
-        self.times.observe(source.name, levels, asked.lag, milliseconds, source.has_levels)
+        self.times.observe(source.name, levels, asked.lag, milliseconds, has_levels)
         asked.cost_ms = self.times.milliseconds(source.name, levels) / asked.able
-        for what in step.explored:
-            if what[0] == source.name:
+        for explored in step.explored:
+            if explored[0] == source.name:
                 cost_ms = (milliseconds + self._pace.ask_ms) * source.num_situations
-                self.exploration.spend(what, cost_ms)
+                self.exploration.spend(explored, cost_ms)
 
     def learn(self, step: PlannedStep) -> None:
         """Learn from a step's drafts what they are worth."""
         if step.asks:
-            shared_ms = self._pace.ask_ms / sum(map(attrgetter("count"), step.asks))
+            shared_ms = self._pace.ask_ms / sum([asked.count for asked in step.asks])
         for asked in step.asks:
             for lesson in asked.lessons:
                 count = len(lesson.indices)
@@ -481,72 +411,73 @@ class Asking:
 
     def _candidates(
         self, step: PlannedStep, source: Source, places: Sequence[int]
-    ) -> list[Candidate]:
+    ) -> Iterator[Candidate]:
         """Those of some requests for which a source could draft."""
-        candidates = []
-        for i in places:
-            request, situation, what = step.requests[i], 0, (source.name, 0)
+        name, matched, values = source.name, source.matched, self._values
+        explored = name, 0
+        for place in places:
+            request, situation = step.requests[place], 0
             lag = source.lag(request)
             if lag is None or (lag > USUAL_LAG and not self._has_time(step, source, request, lag)):
                 continue
-            if source.matched is not None:
-                situation = bisect_right(MATCHES, source.matched(request))
-                what = source.name, situation
+            if matched is not None:
+                situation = bisect_right(MATCHES, matched(request))
+                explored = name, situation
             elif step.asks:
-                situation = bisect_right(SITUATIONS, self._drafts.expected(i))
-            value = self._values.of(source.name, situation, request.adapter_name)
-            lag = lag if lag > USUAL_LAG else 0
-            candidates.append(Candidate(i, value, lag, what))
-        return candidates
+                situation = bisect_right(SITUATIONS, self._drafts.expected(place))
+            value = values[name, situation, request.adapter_name]
+            yield Candidate(place, value, lag if lag > USUAL_LAG else 0, explored)
 
     def _has_time(self, step: PlannedStep, source: Source, request: Request, lag: int) -> bool:
-        """Whether reading what it lacks does not take longer than to do without."""
+        """Whether reading what it lacks does not take longer than the rest without drafts."""
         if request.is_forced or not step.rate:
             return True
         return self._read_ms(step, source.name, lag) <= request.remaining / step.rate
 
     def _is_worth(self, step: PlannedStep, candidate: Candidate) -> bool:
-        request, value = step.requests[candidate.place], candidate.value
+        value, request = candidate.value, step.requests[candidate.place]
         gain = value.tokens - step.rate * value.ms
         if (gain > 0.0 and not candidate.lag) or request.is_forced:
             return True
         if gain <= 0.0:
             return False
-        # Catching up is an investment: it has to come back before the request ends, in the usual
+        # Catching up is an investment. It has to come back before the request ends, in the usual
         # situation, in which no other proposer drafts.
-        name = candidate.what[0]
-        gain = min(gain, self._values.of(name, 0, request.adapter_name).gain(step.rate))
+        name = candidate.explored[0]
+        gain = min(gain, self._values[name, 0, request.adapter_name].gain(step.rate))
         steps = request.remaining / (1 + gain)
         return gain * steps > step.rate * self._read_ms(step, name, candidate.lag)
 
     def _read_ms(self, step: PlannedStep, name: str, lag: int) -> float:
-        """Time in which a source reads so many tokens, more than usual.
+        """Time in which a source reads the tokens that it has to catch up with.
 
-        Where none was timed, a token takes no longer than a row of the target, which a draft is
-        smaller than: next to nothing of a step whose weights come from disk.
+        If that was not measured, a token takes as long as a row of the target in a wide step, but
+        no more than 1/24 of a plain step: the source is smaller than the target, whose time may be
+        that of reading weights from disk.
         """
         token_ms = self.times.of(name).token
         if token_ms:
             return token_ms * lag
-        plain_ms, *_, wide_ms = self._cost.growth(step.shape, READ_ROWS)
-        return lag * min((wide_ms - plain_ms) / READ_ROWS, READ_SHARE * plain_ms)
+        rows = 64
+        plain_ms, *_, wide_ms = self._cost.growth(step.shape, rows)
+        return lag * min((wide_ms - plain_ms) / rows, 1 / 24 * plain_ms)
 
     def _explored(
         self, step: PlannedStep, source: Source, doubtful: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """Those of these that are asked to see whether it pays by now: who is not behind first."""
-        ready = [each for each in doubtful if not each.lag]
-        ready = ready or [min(doubtful, key=lambda each: each.lag)]
+        """Those that are asked to see whether it pays by now, first those without a lag."""
+        ready = [candidate for candidate in doubtful if not candidate.lag]
+        ready = ready or [min(doubtful, key=lambda candidate: candidate.lag)]
         cost_ms = self._ask_ms(source, ready[0].lag)
-        covered = {each.what for each in ready if self.exploration.covers(each.what, cost_ms)}
+        covered = {c.explored for c in ready if self.exploration.covers(c.explored, cost_ms)}
         step.explored |= covered
-        return [each for each in ready if each.what in covered]
+        return [candidate for candidate in ready if candidate.explored in covered]
 
 
 def _holds_up(step: PlannedStep, candidates: Sequence[Candidate]) -> bool:
     """Whether drafts for these hold up a request that cannot wait for them."""
-    indices = {each.place for each in candidates}
-    return any(has < ENOUGH and i not in indices for i, has in enumerate(step.ahead or ()))
+    places = {candidate.place for candidate in candidates}
+    return any(has < ENOUGH and i not in places for i, has in enumerate(step.ahead or ()))
 
 
 def _asked(step: PlannedStep, source: Source, candidates: Sequence[Candidate], able: int) -> Asked:

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
-from paceline.engine.engine import Engine, from_disk
+from paceline.engine.engine import Engine
+from paceline.engine.statistics import from_disk
+from paceline.planner.choice import DraftLimits, choose_nodes
 from paceline.planner.cost_table import StepShape
-from paceline.planner.drafts import DraftLimits, Prices, choose_nodes
+from paceline.planner.drafts import Prices
 from paceline.planner.pace import StepReport
 from paceline.planner.planner import CostAwarePlanner, Planner
 from paceline.planner.value import Source

@@ -186,11 +186,9 @@ class EngineStats:
     decode_steps_by_rows: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def count_width(self, rows: int, samples: int) -> None:
-        """Count a forward of so many rows, of which so many were sampled."""
-        if rows == samples:  # a prefill chunk has rows that nobody samples
-            by_rows = self.decode_steps_by_rows
-            by_rows[rows] = by_rows.get(rows, 0) + 1
+    def clear(self) -> None:
+        """Set everything to zero."""
+        EngineStats.__init__(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from paceline.core.errors import ConfigError, StageError
 from paceline.models.backend import AdaptedLayers, Forward, KVMemory, Ops, Slots, StateSpan, Taps
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.planner.micro_batches import MicroBatch, MicroBatching
 from paceline.request.span import Span
 from paceline.stages.link import Journey, Message, RemoteStage
+from paceline.stages.micro_batches import MicroBatch, MicroBatching
 from paceline.tensors.arrays import Array, Floats
 
 

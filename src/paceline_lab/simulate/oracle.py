@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.config import EngineConfig
+from paceline.planner.choice import DraftLimits
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import NO_STEP, StepShape
-from paceline.planner.drafts import DraftLimits
 from paceline.planner.pace import StepReport
 from paceline.planner.value import DraftingCost, Source
 from paceline.proposers.base import Proposer

@@ -20,7 +20,7 @@ from paceline.cache.kv_cache import KVCache
 from paceline.config import EngineConfig
 from paceline.core.errors import ProposerError, TraceError
 from paceline.engine.commit import count_step
-from paceline.engine.drafting import Draft, Drafting
+from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import Scheduled, step_shape
 from paceline.planner.cost import CostModel
@@ -248,7 +248,7 @@ class _Replay:
         self._kv = EndlessKV()
         self._scheduler = Scheduler(config, cast(KVCache, self._kv), cost)
         self._stats = EngineStats()
-        self._drafting = Drafting(proposers, planner, ANY_TOKEN, lambda: self._stats, clock)
+        self._drafting = Drafting(proposers, planner, ANY_TOKEN, self._stats, clock)
         self._waiting: deque[Request] = deque()
         self._logs: list[list[int]] = []
         self._result = ReplayResult([])
@@ -330,10 +330,10 @@ class _Replay:
             trace.wall_ms += forward_ms + draft_ms + host_ms
         return forward_ms + draft_ms + host_ms
 
-    def _plan(self, drafts: Sequence[Draft], room: int) -> None:
-        for draft, tree in zip(drafts, self._drafting.choose(drafts, room), strict=True):
-            draft.item.request.counters.num_pruned_tokens += draft.size - len(tree)
-            draft.item.draft = tree
+    def _plan(self, drafted: Sequence[Scheduled], room: int) -> None:
+        for item, tree in zip(drafted, self._drafting.choose(drafted, room), strict=True):
+            item.request.counters.num_pruned_tokens += item.num_drafted - len(tree)
+            item.draft = tree
 
     def _commit(self, item: Scheduled) -> int:
         """Let a request go on as its log says; returns how many tokens it emitted."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paceline.planner.micro_batches import MicroBatch, MicroBatching, cut
+from paceline.stages.micro_batches import MicroBatch, MicroBatching, cut
 
 
 def widths(step: Sequence[MicroBatch]) -> list[int]:
