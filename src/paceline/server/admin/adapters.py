@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from paceline.core.errors import ModelLoadError, NoAdapterError
 from paceline.core.files import read_as
-from paceline.server.hosting.answering import PlainRoute, received
+from paceline.server.hosting.answering import received
 from paceline.server.hosting.models import Models
 from paceline.server.http.errors import NOT_FOUND, ApiError
-from paceline.server.http.openapi import BODY_ERRORS, errors, takes
+from paceline.server.http.openapi import BODY_ERRORS, posts
 from paceline.server.protocol.generation import ApiModel
 
 
@@ -39,15 +39,16 @@ class UnloadAdapterRequest(ApiModel):
     lora_int_id: int | None = None
 
 
-router = APIRouter(route_class=PlainRoute)
-_ERRORS = errors(*BODY_ERRORS, 403, 500, 503)
+router = APIRouter()
+_STATUSES = (*BODY_ERRORS, 403, 500, 503)
 
 
-@router.post(
+@posts(
+    router,
+    LoadAdapterRequest,
     "/v1/load_lora_adapter",
+    statuses=_STATUSES,
     response_class=PlainTextResponse,
-    responses=_ERRORS,
-    openapi_extra=takes(LoadAdapterRequest),
 )
 async def load_lora_adapter(request: Request) -> Response:
     _check_allowed(request)
@@ -83,11 +84,12 @@ def _absolute(path: str) -> str:
         return os.path.abspath(os.path.expanduser(path))
 
 
-@router.post(
+@posts(
+    router,
+    UnloadAdapterRequest,
     "/v1/unload_lora_adapter",
+    statuses=_STATUSES,
     response_class=PlainTextResponse,
-    responses=_ERRORS,
-    openapi_extra=takes(UnloadAdapterRequest),
 )
 async def unload_lora_adapter(request: Request) -> Response:
     _check_allowed(request)

@@ -15,9 +15,8 @@ from starlette.responses import Response
 
 from paceline.core.machine import Load
 from paceline.core.speedup import Arm, Round, claim
-from paceline.server.hosting.answering import PlainRoute
 from paceline.server.http.body import read_body
-from paceline.server.http.openapi import BODY_ERRORS, errors, takes
+from paceline.server.http.openapi import posts
 from paceline.server.http.sse import encode_json
 from paceline.server.protocol.generation import TAKES_FLOATS, ApiModel
 
@@ -81,15 +80,10 @@ class SpeedupResponse(BaseModel):
     sentence: str
 
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 
 
-@router.post(
-    "/speedup",
-    response_model=SpeedupResponse,
-    responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(SpeedupRequest),
-)
+@posts(router, SpeedupRequest, "/speedup", answer=SpeedupResponse)
 async def speedup(request: Request) -> Response:
     body = await read_body(request, SpeedupRequest)
     claimed = claim([body.measured])

@@ -24,43 +24,42 @@ from paceline.server.anthropic.request import (
     chat_of,
 )
 from paceline.server.chat.tool_calls.values import values_of
-from paceline.server.hosting.answering import PlainRoute, Usage, received, respond
+from paceline.server.hosting.answering import Usage, received, respond
 from paceline.server.hosting.serving import Serving
+from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import anthropic_document, to_api_error
-from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
-from paceline.server.http.sse import Deadline, encode_json
+from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.sse import EVENTS, Deadline, named_event
 from paceline.server.openai.chat import ServedChat, num_prompt_tokens
 
 
 def error_event(error: BaseException) -> bytes:
     """The end of a stream that failed."""
     api_error = to_api_error(error)
-    return event(anthropic_document(api_error.status, api_error.message))
+    return named_event(anthropic_document(api_error.status, api_error.message))
 
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 
 
-@router.post(
+@posts(
+    router,
+    MessagesRequest,
     "/v1/messages",
-    responses=answers(Message) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(MessagesRequest),
+    answer=Message,
+    events=EVENTS.media_type,
+    statuses=GENERATION_ERRORS,
 )
 async def messages(request: Request) -> Response:
     serving, body, deadline = await received(request, MessagesRequest)
     return await respond(request, Messages(serving, body, deadline), error_event)
 
 
-@router.post(
-    "/v1/messages/count_tokens",
-    response_model=TokenCount,
-    responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(AnthropicConversation),
-)
+@posts(router, AnthropicConversation, "/v1/messages/count_tokens", answer=TokenCount)
 async def count_tokens(request: Request) -> Response:
     serving, body, _ = await received(request, AnthropicConversation)
     count = await num_prompt_tokens(serving, chat_of(body))
-    return Response(encode_json({"input_tokens": count}), media_type="application/json")
+    return WholeAnswer.of(request, {"input_tokens": count})
 
 
 class Messages(ServedChat):
@@ -93,26 +92,22 @@ class Messages(ServedChat):
                 parts = await self._parts(answers, piece)
                 begin = b"" if has_begun else self._begin()
                 has_begun = True
-                events = [event(each) for part in parts for each in self._content.take(part)]
+                events = [named_event(each) for part in parts for each in self._content.take(part)]
                 yield begin + b"".join(events)
         usage = usage_of(self._usage)
         last = {"type": "message_delta", "delta": self._content.end, "usage": usage}
-        yield event(last) + event({"type": "message_stop"})
+        yield named_event(last) + named_event({"type": "message_stop"})
 
     def _begin(self) -> bytes:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._message, **empty, "usage": usage_of(self._usage)}
-        return event({"type": "message_start", "message": message}) + event({"type": "ping"})
+        return named_event({"type": "message_start", "message": message}) + named_event(
+            {"type": "ping"}
+        )
 
 
 Event = dict[str, Any]
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-def event(value: Event) -> bytes:
-    """One event, named by its type."""
-    name: str = value["type"]
-    return b"event: " + name.encode() + b"\ndata: " + encode_json(value) + b"\n\n"
 
 
 def usage_of(counted: Usage) -> dict[str, Any]:

@@ -11,11 +11,10 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -46,14 +45,6 @@ from paceline.text.tokenizer import LONG_TEXT
 log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=GenerationFields)
-
-
-class PlainRoute(APIRoute):
-    """Of an endpoint that takes the request alone and returns a response."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return endpoint
 
 
 async def received(request: Request, kind: type[Model]) -> tuple[Serving, Model, Deadline]:

@@ -6,19 +6,23 @@ bodies are entered here.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from paceline import __version__
 from paceline.server.http.config import OPEN_PATHS
 from paceline.server.http.errors import is_anthropic, is_ollama
-from paceline.server.http.sse import EVENTS
 from paceline.server.protocol.generation import ErrorBody
 
+Endpoint = TypeVar("Endpoint", bound=Callable[[Request], Coroutine[Any, Any, Response]])
 _PREFIX = "#/components/schemas/"
 _MEANING = {
     400: "The request is not valid, or asks for what cannot be served.",
@@ -69,25 +73,56 @@ GENERATION_ERRORS = (*BODY_ERRORS, 429, 500, 503, 504)
 """Of every endpoint that generates."""
 
 
-def takes(body: type[BaseModel]) -> dict[str, Any]:
-    """The ``openapi_extra`` of an endpoint that reads this body."""
+class PlainRoute(APIRoute):
+    """Of an endpoint that takes the request alone and returns a response."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return endpoint
+
+
+def posts(
+    router: APIRouter,
+    body: type[BaseModel],
+    *paths: str,
+    answer: Any = None,
+    events: str = "",
+    statuses: Sequence[int] = BODY_ERRORS,
+    response_class: type[Response] = JSONResponse,
+) -> Callable[[Endpoint], Endpoint]:
+    """Decorate an endpoint that reads a body itself and returns a response.
+
+    Args:
+        paths: where it is; ``/openapi.json`` describes the first.
+        answer: the model of what it answers.
+        events: media type of a stream of such answers, where ``stream: true`` asks for one.
+        statuses: of its errors.
+    """
     _bodies[body.__name__] = body
     schema = {"$ref": f"{_PREFIX}{body.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    content = {"content": {"application/json": {"schema": schema}}}
+    responses = errors(*statuses)
+    if events:
+        # No schema: some readers take it for that of an event, others for that of all of them.
+        description = "The answer; with stream: true as events of the same shape."
+        responses[200] = {"description": description, "content": {events: {}}}
 
+    def decorated(endpoint: Endpoint) -> Endpoint:
+        for path in paths:
+            router.add_api_route(
+                path,
+                endpoint,
+                methods=["POST"],
+                response_model=answer,
+                response_class=response_class,
+                responses=responses,
+                openapi_extra={"requestBody": {"required": True, **content}},
+                include_in_schema=path == paths[0],
+                route_class_override=PlainRoute,
+            )
+        return endpoint
 
-def answers(
-    model: type[BaseModel], media_type: str = EVENTS.media_type
-) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` entry of an endpoint that answers in one body or in events."""
-    return {
-        200: {
-            "model": model,
-            "description": "The answer; with stream: true as events of the same shape.",
-            # No schema: some readers take it for that of an event, others for that of all of them.
-            "content": {media_type: {}},
-        }
-    }
+    return decorated
 
 
 def install_openapi(app: FastAPI) -> None:

@@ -47,6 +47,12 @@ def event(value: Any) -> bytes:
     return b"data: " + encode_json(value) + b"\n\n"
 
 
+def named_event(value: dict[str, Any]) -> bytes:
+    """One event, named by its ``type``."""
+    name: str = value["type"]
+    return b"event: " + name.encode() + b"\n" + event(value)
+
+
 class ChoiceEvents:
     """Events of one choice each. What is the same in all of them is encoded once.
 

@@ -19,10 +19,10 @@ from paceline.request.request import TokenLogprobs
 from paceline.request.sampling_params import SamplingParams
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts, finite
-from paceline.server.hosting.answering import PlainRoute, check_length, received, respond
+from paceline.server.hosting.answering import check_length, received, respond
 from paceline.server.hosting.serving import EncodedPrompt
-from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
-from paceline.server.http.sse import event
+from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.sse import EVENTS, event
 from paceline.server.llama_cpp.model import mixed_ids, text_of
 from paceline.server.llama_cpp.request import (
     ORDER,
@@ -73,24 +73,30 @@ _OFF: dict[str, Any] = {
 }
 """Settings of llama.cpp that are always the same here, unless a request repeats them."""
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 
 
-@router.post("/completions", include_in_schema=False)
-@router.post(
+@posts(
+    router,
+    NativeCompletionRequest,
     "/completion",
-    responses=answers(NativeAnswer) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(NativeCompletionRequest),
+    "/completions",
+    answer=NativeAnswer,
+    events=EVENTS.media_type,
+    statuses=GENERATION_ERRORS,
 )
 async def completion(request: Request) -> Response:
     serving, body, deadline = await received(request, NativeCompletionRequest)
     return await respond(request, NativeCompletion(serving, body, deadline))
 
 
-@router.post(
+@posts(
+    router,
+    InfillRequest,
     "/infill",
-    responses=answers(NativeAnswer) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(InfillRequest),
+    answer=NativeAnswer,
+    events=EVENTS.media_type,
+    statuses=GENERATION_ERRORS,
 )
 async def infill(request: Request) -> Response:
     serving, body, deadline = await received(request, InfillRequest)

@@ -20,11 +20,10 @@ from paceline.request.sampling_params import NEUTRAL
 from paceline.server.admin.health import Health, health
 from paceline.server.chat.prompt import prompt_text, with_defaults
 from paceline.server.engine_process.tokens import TokenTexts
-from paceline.server.hosting.answering import PlainRoute, check_length, encode, known, received
+from paceline.server.hosting.answering import check_length, encode, known, received
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.body import WholeAnswer
-from paceline.server.http.openapi import BODY_ERRORS, errors, takes
-from paceline.server.http.sse import encode_json
+from paceline.server.http.openapi import errors, posts
 from paceline.server.llama_cpp.request import (
     ContentTokens,
     DetokenizeRequest,
@@ -36,7 +35,7 @@ from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.generation import ErrorBody
 from paceline.text.tokenizer import Tokenizer
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 reports = APIRouter()
 
 
@@ -90,27 +89,17 @@ def _spelled(tokenizer: Tokenizer, token_id: int | None) -> str | None:
     return None if token_id is None else tokenizer.id_to_token(token_id)
 
 
-@router.post(
-    "/apply-template",
-    response_model=dict[str, str],
-    responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(ChatCompletionRequest),
-)
+@posts(router, ChatCompletionRequest, "/apply-template", answer=dict[str, str])
 async def apply_template(request: Request) -> Response:
     """The text that a chat's messages become; nothing is generated."""
     serving, body, _ = await received(request, ChatCompletionRequest)
     body = with_defaults(body, serving.config.default_chat_template_kwargs)
     async with serving.using():
         text = await asyncio.to_thread(prompt_text, serving.tokenizer, body, serving.formats)
-    return Response(encode_json({"prompt": text}), media_type="application/json")
+    return WholeAnswer.of(request, {"prompt": text})
 
 
-@router.post(
-    "/tokenize",
-    response_model=TokenizeResponse | ContentTokens,
-    responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(TokenizeRequest),
-)
+@posts(router, TokenizeRequest, "/tokenize", answer=TokenizeResponse | ContentTokens)
 async def tokenize(request: Request) -> Response:
     serving, body, _ = await received(request, TokenizeRequest)
     async with serving.using():
@@ -187,12 +176,7 @@ def _piece(raw: bytes) -> str | list[int]:
         return list(raw)
 
 
-@router.post(
-    "/detokenize",
-    response_model=DetokenizeResponse,
-    responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(DetokenizeRequest),
-)
+@posts(router, DetokenizeRequest, "/detokenize", answer=DetokenizeResponse)
 async def detokenize(request: Request) -> Response:
     serving, body, _ = await received(request, DetokenizeRequest)
     async with serving.using():

@@ -21,9 +21,9 @@ from paceline.server.admin.health import Version
 from paceline.server.hosting.answering import known
 from paceline.server.hosting.models import Models
 from paceline.server.hosting.serving import LATEST, Serving, used_memory
-from paceline.server.http.body import read_body
+from paceline.server.http.body import WholeAnswer, read_body
 from paceline.server.http.errors import ApiError
-from paceline.server.http.openapi import BODY_ERRORS, errors, takes
+from paceline.server.http.openapi import errors, posts
 from paceline.server.ollama.endpoints import timestamp
 from paceline.server.ollama.request import ShowRequest
 
@@ -99,20 +99,15 @@ def _expiry(serving: Serving) -> str:
     return FOR_EVER if seconds > _LONGEST_SECONDS else timestamp(time.time() + seconds)
 
 
-@reports.post(
-    "/api/show",
-    responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(ShowRequest),
-    response_model=dict[str, Any],
-)
-async def show(request: Request) -> dict[str, Any]:
+@posts(reports, ShowRequest, "/api/show", answer=dict[str, Any])
+async def show(request: Request) -> Response:
     body = await read_body(request, ShowRequest)
     serving = await known(request, body.model or body.name)
     info, tokenizer = serving.client.info, serving.client.tokenizer
     family = info.architecture
     sampling = info.sampling.values if info.sampling.is_stated else OLLAMA
     defaults = [f"{_NAMES.get(name, name)} {value}" for name, value in sampling.items()]
-    return {
+    document = {
         "modelfile": "",
         "parameters": "\n".join(defaults),
         "template": (tokenizer and tokenizer.chat_template) or "",
@@ -129,6 +124,7 @@ async def show(request: Request) -> dict[str, Any]:
         "capabilities": _capabilities(serving),
         "modified_at": timestamp(serving.created),
     }
+    return WholeAnswer.of(request, document)
 
 
 def _opening(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from paceline.server.chat.tool_calls.values import values_of
 from paceline.server.hosting.answering import (
     Answering,
     Body,
-    PlainRoute,
     encode_all,
     received,
     respond,
@@ -28,7 +27,7 @@ from paceline.server.hosting.answering import (
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import to_api_error
-from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.http.openapi import GENERATION_ERRORS, posts
 from paceline.server.http.sse import Deadline, StreamForm, encode_json, while_connected
 from paceline.server.ollama.request import (
     ChatAnswer,
@@ -48,45 +47,52 @@ from paceline.server.openai.completions import ServedCompletion
 from paceline.server.openai.embeddings import Pooling, floats
 
 NDJSON = "application/x-ndjson"
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 
 
-@router.post(
+@posts(
+    router,
+    ChatRequest,
     "/api/chat",
-    responses=answers(ChatAnswer, NDJSON) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(ChatRequest),
+    answer=ChatAnswer,
+    events=NDJSON,
+    statuses=GENERATION_ERRORS,
 )
 async def chat(request: Request) -> Response:
-    serving, body, deadline = await received(request, ChatRequest)
-    if not body.messages:
-        return await _settled(request, serving, body, deadline)
-    name = serving.adapter_of(body.model) or serving.name
-    asked = ToldChat(serving, chat_of(body, name), deadline, body)
-    return await _respond(request, asked)
+    return await _respond(request, ChatRequest)
 
 
-@router.post(
+@posts(
+    router,
+    GenerateRequest,
     "/api/generate",
-    responses=answers(GenerateAnswer, NDJSON) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(GenerateRequest),
+    answer=GenerateAnswer,
+    events=NDJSON,
+    statuses=GENERATION_ERRORS,
 )
 async def generate(request: Request) -> Response:
-    serving, body, deadline = await received(request, GenerateRequest)
-    if not body.prompt:
+    return await _respond(request, GenerateRequest)
+
+
+async def _respond(request: Request, kind: type[ChatRequest] | type[GenerateRequest]) -> Response:
+    serving, body, deadline = await received(request, kind)
+    if not (body.messages if isinstance(body, ChatRequest) else body.prompt):
         return await _settled(request, serving, body, deadline)
     name = serving.adapter_of(body.model) or serving.name
-    if body.is_plain:
-        asked = completion_of(body, name)
-        return await _respond(request, ToldCompletion(serving, asked, deadline, body))
-    chat = ToldChat(serving, chat_of(body, name), deadline, body)
-    return await _respond(request, chat)
+    asked: ToldChat | ToldCompletion
+    if isinstance(body, GenerateRequest) and body.is_plain:
+        asked = ToldCompletion(serving, completion_of(body, name), deadline, body)
+    else:
+        asked = ToldChat(serving, chat_of(body, name), deadline, body)
+    idle = line(asked.piece({"content": ""}))
+    return await respond(request, asked, _error_line, StreamForm(NDJSON, idle))
 
 
 async def _settled(
     request: Request, serving: Serving, body: ChatRequest | GenerateRequest, deadline: Deadline
 ) -> Response:
     """Load the model, or with a ``keep_alive`` of 0 unload it; that is all that is asked for."""
-    shape, is_over = _shape(body), body.keep_alive == 0
+    is_over = body.keep_alive == 0
 
     async def settle() -> None:
         if serving.resident.is_here or not is_over:
@@ -95,8 +101,8 @@ async def _settled(
 
     await while_connected(request.receive, settle(), deadline)
     reason = "unload" if is_over else "load"
-    document = piece(body.model, shape, {"content": ""}, done=True, done_reason=reason)
-    return Response(encode_json(document), media_type="application/json")
+    document = piece(body.model, _shape(body), {"content": ""}, done=True, done_reason=reason)
+    return WholeAnswer.of(request, document)
 
 
 def _shape(body: OllamaRequest) -> Shape:
@@ -161,11 +167,6 @@ class ToldChat(_Told[Any], ServedChat):
 
 class ToldCompletion(_Told[Any], ServedCompletion):
     """A prompt that is continued as it is."""
-
-
-async def _respond(request: Request, asked: ToldChat | ToldCompletion) -> Response:
-    idle = line(asked.piece({"content": ""}))
-    return await respond(request, asked, _error_line, StreamForm(NDJSON, idle))
 
 
 Shape = Literal["message", "response"]
@@ -294,28 +295,10 @@ def _nanoseconds(seconds: float) -> int:
     return max(1, int(seconds * 1e9))
 
 
-@router.post(
-    "/api/embed",
-    response_model=EmbedAnswer,
-    responses=errors(*GENERATION_ERRORS),
-    openapi_extra=takes(EmbedRequest),
-)
+@posts(router, EmbedRequest, "/api/embed", answer=EmbedAnswer, statuses=GENERATION_ERRORS)
 async def embed(request: Request) -> Response:
     serving, body, deadline = await received(request, EmbedRequest)
-
-    async def embedded() -> tuple[list[bytes], int]:
-        async with serving.using(body.keep_alive):
-            pooling = Pooling(
-                request,
-                serving,
-                deadline,
-                body.pooling,
-                body.dimensions,
-                adapter=serving.adapter_of(body.model),
-            )
-            return await _vectors(serving, pooling, body.texts, body.truncate is not False)
-
-    vectors, count = await while_connected(request.receive, embedded(), deadline)
+    vectors, count = await _embedded(request, serving, body, deadline)
     totals = Times(deadline.began).totals({"prompt_tokens": count, "completion_tokens": 0})
     shown = ("total_duration", "load_duration", "prompt_eval_count")
     document = {
@@ -326,25 +309,34 @@ async def embed(request: Request) -> Response:
     return WholeAnswer.of(request, document)
 
 
-@router.post(
+@posts(
+    router,
+    OllamaEmbeddingRequest,
     "/api/embeddings",
-    response_model=EmbeddingAnswer,
-    responses=errors(*GENERATION_ERRORS),
-    openapi_extra=takes(OllamaEmbeddingRequest),
+    answer=EmbeddingAnswer,
+    statuses=GENERATION_ERRORS,
 )
 async def embedding(request: Request) -> Response:
     serving, body, deadline = await received(request, OllamaEmbeddingRequest)
-    texts = [body.prompt] if body.prompt else []
+    same = EmbedRequest(model=body.model, input=body.prompt, keep_alive=body.keep_alive)
+    vectors, _ = await _embedded(request, serving, same, deadline)
+    return WholeAnswer.of(request, {"embedding": floats(vectors[0]) if vectors else ()})
+
+
+async def _embedded(
+    request: Request, serving: Serving, body: EmbedRequest, deadline: Deadline
+) -> tuple[list[bytes], int]:
+    """The vectors of a request's texts, and how many tokens these are."""
 
     async def embedded() -> tuple[list[bytes], int]:
         async with serving.using(body.keep_alive):
             adapter = serving.adapter_of(body.model)
-            pooling = Pooling(request, serving, deadline, adapter=adapter)
-            return await _vectors(serving, pooling, texts, is_cut=True)
+            pooling = Pooling(
+                request, serving, deadline, body.pooling, body.dimensions, adapter=adapter
+            )
+            return await _vectors(serving, pooling, body.texts, body.truncate is not False)
 
-    vectors, _ = await while_connected(request.receive, embedded(), deadline)
-    vector = floats(vectors[0]) if vectors else ()
-    return WholeAnswer.of(request, {"embedding": vector})
+    return await while_connected(request.receive, embedded(), deadline)
 
 
 async def _vectors(

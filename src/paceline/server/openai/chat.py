@@ -26,17 +26,17 @@ from paceline.server.chat.response_formats import blamed, shape_param
 from paceline.server.engine_process.client import Answers
 from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs
-from paceline.server.hosting.answering import Answering, PlainRoute, encode, received, respond
+from paceline.server.hosting.answering import Answering, encode, received, respond
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.errors import ApiError
-from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
-from paceline.server.http.sse import Deadline
+from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.sse import EVENTS, Deadline
 from paceline.server.protocol.chat import ChatCompletionRequest, MessageToolCall
 from paceline.server.protocol.completions import UsageBody
 from paceline.server.protocol.generation import UNENFORCED
 from paceline.server.protocol.sampling import answer_limit, sampling_params, truncated
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 
 
 class ChatResponseMessage(BaseModel):
@@ -66,11 +66,14 @@ class ChatCompletionResponse(BaseModel):
     usage: UsageBody | None
 
 
-@router.post("/chat/completions", include_in_schema=False)
-@router.post(
+@posts(
+    router,
+    ChatCompletionRequest,
     "/v1/chat/completions",
-    responses=answers(ChatCompletionResponse) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(ChatCompletionRequest),
+    "/chat/completions",
+    answer=ChatCompletionResponse,
+    events=EVENTS.media_type,
+    statuses=GENERATION_ERRORS,
 )
 async def chat_completions(request: Request) -> Response:
     serving, body, deadline = await received(request, ChatCompletionRequest)

@@ -20,21 +20,20 @@ from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import LegacyLogprobs, OriginTokens, prompt_logprobs
 from paceline.server.hosting.answering import (
     Answering,
-    PlainRoute,
     check_length,
     encode_all,
     received,
     respond,
 )
 from paceline.server.hosting.serving import EncodedPrompt, Serving
-from paceline.server.http.openapi import GENERATION_ERRORS, answers, errors, takes
-from paceline.server.http.sse import Deadline
+from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.sse import EVENTS, Deadline
 from paceline.server.protocol.completions import CompletionRequest, UsageBody
 from paceline.server.protocol.generation import UNENFORCED
 from paceline.server.protocol.sampling import answer_limit, sampling_params, truncated
 from paceline.text.tokenizer import Tokenizer
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 
 
 class CompletionLogprobs(BaseModel):
@@ -66,10 +65,13 @@ class CompletionResponse(BaseModel):
     usage: UsageBody | None
 
 
-@router.post(
+@posts(
+    router,
+    CompletionRequest,
     "/v1/completions",
-    responses=answers(CompletionResponse) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(CompletionRequest),
+    answer=CompletionResponse,
+    events=EVENTS.media_type,
+    statuses=GENERATION_ERRORS,
 )
 async def completions(request: Request) -> Response:
     serving, body, deadline = await received(request, CompletionRequest)

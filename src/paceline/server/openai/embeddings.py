@@ -19,17 +19,17 @@ from starlette.responses import Response
 
 from paceline.core.errors import EngineClosedError
 from paceline.request.sampling_params import POOLINGS, SamplingParams, SpeculativeParams
-from paceline.server.hosting.answering import PlainRoute, encode_all, received
+from paceline.server.hosting.answering import encode_all, received
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import ApiError
-from paceline.server.http.openapi import GENERATION_ERRORS, errors, takes
+from paceline.server.http.openapi import GENERATION_ERRORS, posts
 from paceline.server.http.sse import Deadline, while_connected
 from paceline.server.protocol.completions import Dimensions, PoolingKind, PromptField, batch_of
 from paceline.server.protocol.generation import ApiModel, CacheSalt, KeptTokens
 from paceline.server.protocol.sampling import answer_limit, truncated
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 _PLAIN = SpeculativeParams(enabled=False)
 
 
@@ -72,12 +72,13 @@ class EmbeddingResponse(BaseModel):
     usage: EmbeddingUsage
 
 
-@router.post("/embeddings", include_in_schema=False)
-@router.post(
+@posts(
+    router,
+    EmbeddingRequest,
     "/v1/embeddings",
-    response_model=EmbeddingResponse,
-    responses=errors(*GENERATION_ERRORS),
-    openapi_extra=takes(EmbeddingRequest),
+    "/embeddings",
+    answer=EmbeddingResponse,
+    statuses=GENERATION_ERRORS,
 )
 async def embeddings(request: Request) -> Response:
     serving, body, deadline = await received(request, EmbeddingRequest)

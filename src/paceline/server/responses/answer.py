@@ -19,7 +19,7 @@ from starlette.requests import Request
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.errors import to_api_error
 from paceline.server.http.security import partition
-from paceline.server.http.sse import Deadline, encode_json
+from paceline.server.http.sse import Deadline, encode_json, named_event
 from paceline.server.openai.chat import ServedChat
 from paceline.server.responses.request import (
     ENCRYPTED,
@@ -140,10 +140,8 @@ class Responses(ServedChat):
         )
 
     def _event(self, value: dict[str, Any]) -> bytes:
-        name: str = value["type"]
-        numbered = {**value, "sequence_number": self._num_events}
         self._num_events += 1
-        return b"event: " + name.encode() + b"\ndata: " + encode_json(numbered) + b"\n\n"
+        return named_event({**value, "sequence_number": self._num_events - 1})
 
     def _ended(self, request: Request) -> dict[str, Any]:
         """The whole response, kept where it may be."""

@@ -11,12 +11,12 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.hosting.answering import PlainRoute, received, respond
+from paceline.server.hosting.answering import received, respond
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import NOT_FOUND, ApiError
-from paceline.server.http.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
-from paceline.server.http.sse import encode_json
+from paceline.server.http.openapi import GENERATION_ERRORS, errors, posts
+from paceline.server.http.sse import EVENTS
 from paceline.server.openai.chat import num_prompt_tokens
 from paceline.server.responses.answer import Kept, Responses, caller_of, store_of
 from paceline.server.responses.request import (
@@ -31,16 +31,19 @@ from paceline.server.responses.request import (
 )
 
 MAX_LISTED = 100
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter()
 kept = APIRouter()
 _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 
 
-@router.post("/responses", include_in_schema=False)
-@router.post(
+@posts(
+    router,
+    ResponsesRequest,
     "/v1/responses",
-    responses=answers(ResponseBody) | errors(*GENERATION_ERRORS),
-    openapi_extra=takes(ResponsesRequest),
+    "/responses",
+    answer=ResponseBody,
+    events=EVENTS.media_type,
+    statuses=GENERATION_ERRORS,
 )
 async def responses(request: Request) -> Response:
     asked, _ = await _asked(request)
@@ -57,18 +60,18 @@ async def _asked(request: Request) -> tuple[Responses, Serving]:
     return Responses(serving, body, deadline, _items(request, body), before), serving
 
 
-@router.post("/responses/input_tokens", include_in_schema=False)
-@router.post(
+@posts(
+    router,
+    ResponsesRequest,
     "/v1/responses/input_tokens",
-    response_model=InputTokens,
-    responses=errors(*BODY_ERRORS),
-    openapi_extra=takes(ResponsesRequest),
+    "/responses/input_tokens",
+    answer=InputTokens,
 )
 async def input_tokens(request: Request) -> Response:
     """How many tokens a response with this body would read; nothing is generated or kept."""
     asked, serving = await _asked(request)
     counted = InputTokens(input_tokens=await num_prompt_tokens(serving, asked.body))
-    return Response(encode_json(counted.model_dump()), media_type="application/json")
+    return WholeAnswer.of(request, counted.model_dump())
 
 
 @kept.post("/responses/compact", include_in_schema=False)
