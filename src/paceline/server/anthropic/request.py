@@ -218,7 +218,7 @@ class TokenCount(BaseModel):
 
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stream", "speculative")
+_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stream")
 
 
 class _MessagesChat(ChatCompletionRequest):
@@ -230,7 +230,8 @@ class _MessagesChat(ChatCompletionRequest):
 
 def chat_of(body: AnthropicConversation) -> ChatCompletionRequest:
     """The chat with the same words, tools and options."""
-    messages = [*_system(body), *(message for each in body.messages for message in _told(each))]
+    system = [{"role": "system", "content": _joined(body.system, "\n")}] if body.system else []
+    messages = [*system, *(message for each in body.messages for message in _told(each))]
     chat: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
     last = messages[-1]
     if last["role"] == "assistant" and "tool_calls" not in last:
@@ -247,17 +248,11 @@ def chat_of(body: AnthropicConversation) -> ChatCompletionRequest:
     if output is not None and output.effort is not None:
         chat["reasoning_effort"] = output.effort
     if isinstance(body, MessagesRequest):
-        chat |= {name: getattr(body, name) for name in _SAME if name != "speculative"}
+        chat |= {name: getattr(body, name) for name in _SAME}
         chat["stop"] = body.stop_sequences or None
         if body.speculative is not None:
             chat["speculative"] = body.speculative.model_dump()
     return _MessagesChat.model_validate(chat)
-
-
-def _system(body: AnthropicConversation) -> list[dict[str, Any]]:
-    if not body.system:
-        return []
-    return [{"role": "system", "content": _joined(body.system, "\n")}]
 
 
 def _joined(content: str | Sequence[TextBlock] | None, between: str) -> str:

@@ -72,6 +72,9 @@ _OFF: dict[str, Any] = {
     "lora": [],
 }
 """Settings of llama.cpp that are always the same here, unless a request repeats them."""
+_AS_SAMPLED = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos"),
+)
 
 router = APIRouter()
 
@@ -300,17 +303,12 @@ def settings(body: NativeRequest, params: SamplingParams) -> dict[str, Any]:
         **_OFF,
         **{name: value for name, value in repeated.items() if value is not None},
         "seed": LLAMA_CPP_DRAWN_SEED if params.seed is None else params.seed,
-        "temperature": params.temperature,
+        **{name: getattr(params, name) for name in _AS_SAMPLED},
         "top_k": max(0, params.top_k),
-        "top_p": params.top_p,
-        "min_p": params.min_p,
         "repeat_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "stop": stop,
         "max_tokens": limit,
         "n_predict": limit,
-        "ignore_eos": params.ignore_eos,
         "stream": bool(body.stream),
         "logit_bias": biases,
         "n_probs": body.logprobs or 0,

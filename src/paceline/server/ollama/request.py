@@ -59,14 +59,26 @@ KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(seconds_
 """Seconds that a model stays loaded after a request, infinite for ever."""
 
 _OTHER_SAMPLING = "use temperature, top_k, top_p and min_p"
+_WITHOUT_EFFECT = (
+    *("num_ctx", "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all"),
+    *("vocab_only", "use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
+    *("mirostat_tau", "mirostat_eta"),
+)
+"""Options that are taken: how a model is loaded is the server's to say, and a text that reaches the
+end of the context is not shifted."""
 _USUAL_WINDOW = 64
 """Ollama's ``repeat_last_n`` where a request says nothing; it changes nothing here."""
 _READS_TEXT = "the models served here read text"
 
 
+def _with_all(schema: dict[str, Any]) -> None:
+    schema["properties"] |= {name: {} for name in _WITHOUT_EFFECT}
+
+
 class Options(ApiModel):
     """How to sample; what is left out is as with ``/v1``, and what is not known without effect."""
 
+    model_config = ConfigDict(json_schema_extra=_with_all)
     refused: ClassVar[Mapping[str, str]] = {
         "mirostat": _OTHER_SAMPLING,
         "typical_p": _OTHER_SAMPLING,
@@ -91,24 +103,6 @@ class Options(ApiModel):
     seed: Seed | None = None
     stop: StopString | StopStrings | None = None
     num_predict: Whole | None = None
-    # Taken and without effect: how a model is loaded is the server's to say, and a text that
-    # reaches the end of the context is not shifted.
-    num_ctx: Any = None
-    numa: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    main_gpu: Any = None
-    low_vram: Any = None
-    f16_kv: Any = None
-    logits_all: Any = None
-    vocab_only: Any = None
-    use_mmap: Any = None
-    use_mlock: Any = None
-    embedding_only: Any = None
-    num_thread: Any = None
-    num_keep: Any = None
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
 
     @model_validator(mode="before")
     @classmethod
@@ -117,7 +111,7 @@ class Options(ApiModel):
         if not isinstance(values, dict):
             return values
         known = {*cls._names(), *cls.refused, *cls.neutral}
-        unknown = [name for name in values if name not in known]
+        unknown = [name for name in values if name not in known and name not in _WITHOUT_EFFECT]
         if unknown:
             shown = ", ".join(ascii(name[:MAX_NAME_LENGTH]) for name in unknown[:MAX_NAMES_NOTED])
             log.warning("options that are not known are without effect: %s", shown)
@@ -316,33 +310,25 @@ class EmbeddingAnswer(BaseModel):
     embedding: list[float]
 
 
-_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "num_predict": "max_tokens",
-}
-"""Options, and what they are in a body of OpenAI's."""
+_RENAMED = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+"""Options that have another name in a body of OpenAI's."""
 
 
-_WORDING = {"response_format": "format", "structured_outputs": "format"}
-
-
-class _CutChat(ChatCompletionRequest):
-    wording: ClassVar[Mapping[str, str]] = _WORDING
+class _Cut:
+    wording: ClassVar[Mapping[str, str]] = {
+        "response_format": "format",
+        "structured_outputs": "format",
+    }
     is_cut_to_context: ClassVar[bool] = True
     unstated_sampling: ClassVar[Mapping[str, float]] = OLLAMA
 
 
-class _CutCompletion(CompletionRequest):
-    wording: ClassVar[Mapping[str, str]] = _WORDING
-    is_cut_to_context: ClassVar[bool] = True
-    unstated_sampling: ClassVar[Mapping[str, float]] = OLLAMA
+class _CutChat(_Cut, ChatCompletionRequest):
+    """A chat whose limit ends at the latest where the context does."""
+
+
+class _CutCompletion(_Cut, CompletionRequest):
+    """The same of a completion."""
 
 
 def chat_of(body: ChatRequest | GenerateRequest, model: str) -> ChatCompletionRequest:
@@ -387,11 +373,11 @@ def completion_of(body: GenerateRequest, model: str) -> CompletionRequest:
 
 
 def _common(body: OllamaRequest) -> dict[str, Any]:
-    options = {} if body.options is None else body.options.model_dump(include={*_NAMES, "stop"})
-    common = {_NAMES[name]: value for name, value in options.items() if name in _NAMES}
-    if (common.get("max_tokens") or 0) <= 0:  # as far as the context goes
+    options = (body.options or Options()).model_dump(exclude={"repeat_last_n"})
+    common = {_RENAMED.get(name, name): value for name, value in options.items()}
+    if (common["max_tokens"] or 0) <= 0:  # as far as the context goes
         common["max_tokens"] = None
-    common["stop"] = options.get("stop") or None
+    common["stop"] = common["stop"] or None
     if body.speculative is not None:
         common["speculative"] = body.speculative.model_dump()
     return {**common, "stream": body.is_streamed}

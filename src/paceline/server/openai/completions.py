@@ -229,7 +229,7 @@ class TextChoice:
         self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> dict[str, Any]:
         """The prompt, which comes first where it was asked for."""
-        part = self._part(text, self._logprobs_of(token_ids, entries), None, None)
+        part = self._part(text, self._logprobs_of(token_ids, entries))
         if self._origins is not None:
             part["tokens"] = []
         return part
@@ -244,7 +244,7 @@ class TextChoice:
 
     def end(self) -> dict[str, Any]:
         """Nothing more, for an answer of no tokens."""
-        return self._part("", None, "length", None)
+        return self._part("", None, "length")
 
     def _logprobs_of(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
@@ -255,8 +255,8 @@ class TextChoice:
         self,
         text: str,
         logprobs: dict[str, list[Any]] | None,
-        finish_reason: str | None,
-        stop_reason: str | int | None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
     ) -> dict[str, Any]:
         return {
             "index": self._index,
@@ -276,8 +276,6 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         whole["logprobs"] = {
             name: [each for part in lists for each in part[name]] for name in lists[0]
         }
-    if any("tokens" in part for part in parts):
-        whole["tokens"] = [token for part in parts for token in part.get("tokens", ())]
-    if any("token_ids" in part for part in parts):
-        whole["token_ids"] = [each for part in parts for each in part.get("token_ids", ())]
+    for name in whole.keys() & {"tokens", "token_ids"}:
+        whole[name] = [token for part in parts for token in part.get(name, ())]
     return whole

@@ -17,12 +17,22 @@ from paceline.request.sampling_params import (
     SpeculativeParams,
 )
 from paceline.request.structured_outputs import StructuredOutputs
-from paceline.server.protocol.generation import MAX_LOGIT_BIAS, GenerationFields, LogitBias
+from paceline.server.protocol.generation import (
+    MAX_LOGIT_BIAS,
+    GenerationFields,
+    LogitBias,
+    Speculation,
+)
 from paceline.text.tokenizer import Tokenizer
 
 LLAMA_CPP_DRAWN_SEED = 2**32 - 1
 """As llama.cpp's ``/props`` says that a seed is drawn, and as it takes it (b11549: two answers with
 it differ, while those with 2**32 - 2 are equal)."""
+_SAME = (
+    *("min_tokens", "presence_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
+    *("include_stop_str_in_output", "ignore_eos", "logprob_token_ids", "n"),
+)
+"""Fields that parameters have under the same name and with the same default."""
 MAX_DIGITS = 10
 """Of a token id that is written as a text."""
 
@@ -48,34 +58,22 @@ def sampling_params(
         RequestError: fields cannot be used together or are out of range.
     """
     biases, banned = _logit_bias(fields.logit_bias or {}, tokenizer)
+    stop = [fields.stop] if isinstance(fields.stop, str) else fields.stop or ()
+    given = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
     return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=fields.min_tokens or 0,
+        **given,
         **_with_defaults(fields, info),
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
+        max_tokens=max_tokens,
         logit_bias=biases,
         banned_token_ids=banned,
-        allowed_token_ids=(
-            None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids)
-        ),
-        bad_words=fields.bad_words or (),
         seed=None if fields.seed == LLAMA_CPP_DRAWN_SEED else fields.seed,
-        stop=(*_listed(fields.stop), *more_stops)[:MAX_STOP_STRINGS],
+        stop=(*stop, *more_stops)[:MAX_STOP_STRINGS],
         stop_token_ids=(*(fields.stop_token_ids or ()), *more_stop_ids),
-        include_stop_str_in_output=fields.include_stop_str_in_output,
-        ignore_eos=fields.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
-        logprob_token_ids=fields.logprob_token_ids,
-        n=fields.n or 1,
         speculative=speculative_params(fields),
         structured_outputs=structured,
     )
-
-
-def _listed(stop: str | list[str] | None) -> list[str]:
-    return [stop] if isinstance(stop, str) else stop or []
 
 
 def truncated(
@@ -194,25 +192,19 @@ def speculative_params(fields: GenerationFields) -> SpeculativeParams:
     Raises:
         RequestError: an alias contradicts the object, or a method is unknown.
     """
-    wish = fields.speculative
-    enabled = None if wish is None or "enabled" not in wish.model_fields_set else wish.enabled
-    if fields.disable_spec_decode is not None:
-        if enabled is not None and enabled == fields.disable_spec_decode:
-            message = "disable_spec_decode contradicts speculative.enabled; send one of them"
-            raise RequestError(message, "disable_spec_decode")
-        enabled = not fields.disable_spec_decode
-    depth = None if wish is None else wish.num_speculative_tokens
-    if fields.num_speculative_tokens is not None:
-        if depth is not None and depth != fields.num_speculative_tokens:
-            raise RequestError(
-                "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one "
-                "of them",
-                "num_speculative_tokens",
-            )
-        depth = fields.num_speculative_tokens
-    methods = None if wish is None else wish.method if wish.methods is None else wish.methods
+    wish = fields.speculative or Speculation()
+    is_off, depth = fields.disable_spec_decode, fields.num_speculative_tokens
+    if is_off is not None and "enabled" in wish.model_fields_set and wish.enabled == is_off:
+        message = "disable_spec_decode contradicts speculative.enabled; send one of them"
+        raise RequestError(message, "disable_spec_decode")
+    if depth is not None and wish.num_speculative_tokens not in (None, depth):
+        raise RequestError(
+            "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one of "
+            "them",
+            "num_speculative_tokens",
+        )
     return SpeculativeParams(
-        enabled=True if enabled is None else enabled,
-        methods=methods,
-        num_speculative_tokens=depth,
+        enabled=wish.enabled if is_off is None else not is_off,
+        methods=wish.method if wish.methods is None else wish.methods,
+        num_speculative_tokens=wish.num_speculative_tokens if depth is None else depth,
     )
