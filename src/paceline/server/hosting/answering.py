@@ -83,8 +83,10 @@ async def encode_all(
     serving: Serving, texts: Sequence[str], add_special_tokens: bool = True
 ) -> list[list[int]]:
     """Token ids of several texts; raises as :func:`encode`."""
+    if not texts:
+        return []
     tokenizer = serving.tokenizer
-    longest = max(map(len, texts), default=0)
+    longest = max(map(len, texts))
     check_length(serving, longest)
     if len(texts) == 1 and longest < LONG_TEXT:  # sooner done than a thread is woken
         return [tokenizer.encode(texts[0], add_special_tokens)]

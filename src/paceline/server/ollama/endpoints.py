@@ -44,7 +44,7 @@ from paceline.server.ollama.request import (
 )
 from paceline.server.openai.chat import ServedChat
 from paceline.server.openai.completions import ServedCompletion
-from paceline.server.openai.embeddings import Pooling, floats
+from paceline.server.openai.embeddings import floats, pooled, pooling_params
 
 NDJSON = "application/x-ndjson"
 router = APIRouter()
@@ -330,36 +330,28 @@ async def _embedded(
 
     async def embedded() -> tuple[list[bytes], int]:
         async with serving.using(body.keep_alive):
-            adapter = serving.adapter_of(body.model)
-            pooling = Pooling(
-                request, serving, deadline, body.pooling, body.dimensions, adapter=adapter
-            )
-            return await _vectors(serving, pooling, body.texts, body.truncate is not False)
+            params = pooling_params(serving, body.pooling, body.dimensions)
+            inputs = await _inputs(serving, body)
+            asked = request, serving, deadline, serving.adapter_of(body.model)
+            vectors = await pooled(inputs, params, body.dimensions, *asked)
+            return vectors, sum(map(len, inputs))
 
     return await while_connected(request.receive, embedded(), deadline)
 
 
-async def _vectors(
-    serving: Serving, pooling: Pooling, texts: list[str], is_cut: bool
-) -> tuple[list[bytes], int]:
-    """The vectors of texts, and how many tokens these are.
+async def _inputs(serving: Serving, body: EmbedRequest) -> list[list[int]]:
+    """The token ids of each text.
 
-    Args:
-        is_cut: the ends of texts that do not fit into the context are left out; what encoding puts
-            behind a text stays.
+    Unless the request says otherwise, the ends of texts that do not fit into the context are left
+    out, but not what encoding puts behind a text.
     """
-    if not texts:
-        return [], 0
-    context = serving.client.info.max_model_len
-    if is_cut:
-        # No encoding of the rest could begin within the context.
-        most = context * serving.client.info.longest_token
-        texts = [text[:most] for text in texts]
-    inputs = await encode_all(serving, texts)
-    if is_cut:
-        end = serving.tokenizer.end_ids
-        inputs = [_cut(token_ids, context - 1, end) for token_ids in inputs]
-    return await pooling.vectors(inputs), sum(map(len, inputs))
+    if body.truncate is False or not body.texts:
+        return await encode_all(serving, body.texts)
+    info, end = serving.client.info, serving.tokenizer.end_ids
+    # No encoding of the rest could begin within the context.
+    longest = info.max_model_len * info.longest_token
+    inputs = await encode_all(serving, [text[:longest] for text in body.texts])
+    return [_cut(token_ids, info.max_model_len - 1, end) for token_ids in inputs]
 
 
 def _cut(token_ids: list[int], most: int, end: Sequence[int]) -> list[int]:

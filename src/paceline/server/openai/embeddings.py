@@ -97,16 +97,9 @@ async def _document(
             given = await encode_all(serving, given, body.add_special_tokens)
         info = serving.client.info
         inputs = [truncated(each, body.truncate_prompt_tokens, info) for each in given]
-        pooling = Pooling(
-            request,
-            serving,
-            deadline,
-            body.pooling,
-            body.dimensions,
-            body.cache_salt,
-            serving.adapter_of(body.model),
-        )
-        vectors = await pooling.vectors(inputs)
+        params = pooling_params(serving, body.pooling, body.dimensions)
+        asked = request, serving, deadline, serving.adapter_of(body.model), body.cache_salt
+        vectors = await pooled(inputs, params, body.dimensions, *asked)
     encoded = in_base64 if body.encoding_format == "base64" else floats
     count = sum(map(len, inputs))
     return {
@@ -119,8 +112,8 @@ async def _document(
     }
 
 
-class Pooling:
-    """What one HTTP request wants of its inputs, and how they are sent to the engine.
+def pooling_params(serving: Serving, kind: str | None, dimensions: int | None) -> SamplingParams:
+    """What the engine is asked for.
 
     Args:
         kind: one of :data:`paceline.request.sampling_params.POOLINGS`; None is the server's or the
@@ -129,71 +122,58 @@ class Pooling:
     Raises:
         ApiError: the model has not so many dimensions, or its own pooling is not offered.
     """
+    most = serving.client.info.hidden_size
+    if dimensions is not None and dimensions > most:
+        message = f"dimensions is {dimensions}; the model has {most}: ask for at most so many"
+        raise ApiError(400, message, param="dimensions")
+    kind = kind or serving.pooling
+    if kind not in POOLINGS:
+        raise ApiError(
+            400,
+            f"the model was made for pooling by {kind!r}, which is not offered; to get other "
+            f"vectors from it, send pooling; allowed: {', '.join(POOLINGS)}",
+            param="pooling",
+        )
+    return SamplingParams(
+        max_tokens=1, temperature=0.0, ignore_eos=True, pooling=kind, speculative=_PLAIN
+    )
 
-    def __init__(
-        self,
-        request: Request,
-        serving: Serving,
-        deadline: Deadline,
-        kind: str | None = None,
-        dimensions: int | None = None,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> None:
-        self._request, self._deadline, self._salt = request, deadline, cache_salt
-        self._serving, self._adapter = serving, adapter
-        self._dimensions = dimensions
-        most = serving.client.info.hidden_size
-        if dimensions is not None and dimensions > most:
-            message = f"dimensions is {dimensions}; the model has {most}: ask for at most so many"
-            raise ApiError(400, message, param="dimensions")
-        kind = kind or serving.pooling
-        if kind not in POOLINGS:
-            raise ApiError(
-                400,
-                f"the model was made for pooling by {kind!r}, which is not offered; to get other "
-                f"vectors from it, send pooling; allowed: {', '.join(POOLINGS)}",
-                param="pooling",
+
+async def pooled(
+    inputs: Sequence[list[int]],
+    params: SamplingParams,
+    dimensions: int | None,
+    request: Request,
+    serving: Serving,
+    deadline: Deadline,
+    adapter: str | None,
+    cache_salt: str | None = None,
+) -> list[bytes]:
+    """One vector for each input, as float32 values with the lowest byte first.
+
+    Many inputs are sent a batch at a time, for which places in the queue are held.
+
+    Raises:
+        RequestError, ApiError: an input is empty or too long, or the queue is full.
+    """
+    info, vectors = serving.client.info, list[bytes]()
+    for token_ids in inputs:
+        answer_limit(len(token_ids), 1, info)
+    size = info.max_num_seqs
+    with serving.admitted(min(size, len(inputs))):
+        for first in range(0, len(inputs), size):
+            prompts = [EncodedPrompt(each, params) for each in inputs[first : first + size]]
+            batch = [b""] * len(prompts)
+            answering = serving.answering(
+                request, prompts, deadline, cache_salt, "embeddings", adapter
             )
-        self._params = SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            ignore_eos=True,
-            pooling=kind,
-            speculative=_PLAIN,
-        )
-
-    async def vectors(self, inputs: Sequence[list[int]]) -> list[bytes]:
-        """One vector for each input, as float32 values with the lowest byte first.
-
-        Many inputs are sent a batch at a time, for which places in the queue are held.
-
-        Raises:
-            RequestError, ApiError: an input is empty or too long, or the queue is full.
-        """
-        info, vectors = self._serving.client.info, list[bytes]()
-        for each in inputs:
-            answer_limit(len(each), 1, info)
-        size = info.max_num_seqs
-        with self._serving.admitted(min(size, len(inputs))):
-            for first in range(0, len(inputs), size):
-                vectors += await self._batch(inputs[first : first + size])
-        if self._dimensions is None:
-            return vectors
-        return [shortened(vector, self._dimensions) for vector in vectors]
-
-    async def _batch(self, inputs: Sequence[list[int]]) -> list[bytes]:
-        prompts = [EncodedPrompt(each, self._params) for each in inputs]
-        vectors = [b""] * len(inputs)
-        answering = self._serving.answering(
-            self._request, prompts, self._deadline, self._salt, "embeddings", self._adapter
-        )
-        async with answering as answers:
-            async for piece in answers:
-                vectors[piece.sample] = piece.embedding
-        if not all(vectors):
-            raise EngineClosedError("the engine ended before the answer did")
-        return vectors
+            async with answering as answers:
+                async for piece in answers:
+                    batch[piece.sample] = piece.embedding
+            if not all(batch):
+                raise EngineClosedError("the engine ended before the answer did")
+            vectors += batch
+    return [shortened(vector, dimensions) for vector in vectors] if dimensions else vectors
 
 
 def floats(vector: bytes) -> tuple[float, ...]:
