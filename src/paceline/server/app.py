@@ -34,8 +34,8 @@ def create_app(
     """
     config = config or ServerConfig()
     apis = (chat, completions, embeddings, models, completion, model, adapters, health, speedup)
-    routers = [*(api.router for api in apis), model.reports]
-    routers += [anthropic.router, *responses.routers, *ollama.routers, page_router()]
+    routers = [*(api.router for api in apis), anthropic.router, responses.router]
+    routers += [*ollama.routers, page_router()]
     routes = [route for router in routers for route in router.routes]
     # As they are: ``include_router`` would make each of them anew, in every application.
     app = FastAPI(docs_url=None, redoc_url=None, routes=routes)

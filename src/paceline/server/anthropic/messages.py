@@ -28,7 +28,7 @@ from paceline.server.hosting.answering import Usage, received, respond
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import anthropic_document, to_api_error
-from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.openapi import posts
 from paceline.server.http.sse import EVENTS, Deadline, named_event
 from paceline.server.openai.chat import ServedChat, num_prompt_tokens
 
@@ -42,14 +42,7 @@ def error_event(error: BaseException) -> bytes:
 router = APIRouter()
 
 
-@posts(
-    router,
-    MessagesRequest,
-    "/v1/messages",
-    answer=Message,
-    events=EVENTS.media_type,
-    statuses=GENERATION_ERRORS,
-)
+@posts(router, MessagesRequest, "/v1/messages", answer=Message, events=EVENTS)
 async def messages(request: Request) -> Response:
     serving, body, deadline = await received(request, MessagesRequest)
     return await respond(request, Messages(serving, body, deadline), error_event)

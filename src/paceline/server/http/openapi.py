@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from paceline import __version__
 from paceline.server.http.config import OPEN_PATHS
 from paceline.server.http.errors import is_anthropic, is_ollama
+from paceline.server.http.sse import StreamForm
 from paceline.server.protocol.generation import ErrorBody
 
 Endpoint = TypeVar("Endpoint", bound=Callable[[Request], Coroutine[Any, Any, Response]])
@@ -86,8 +87,8 @@ def posts(
     body: type[BaseModel],
     *paths: str,
     answer: Any = None,
-    events: str = "",
-    statuses: Sequence[int] = BODY_ERRORS,
+    events: StreamForm | None = None,
+    statuses: Sequence[int] = (),
     response_class: type[Response] = JSONResponse,
 ) -> Callable[[Endpoint], Endpoint]:
     """Decorate an endpoint that reads a body itself and returns a response.
@@ -95,17 +96,17 @@ def posts(
     Args:
         paths: where it is; ``/openapi.json`` describes the first.
         answer: the model of what it answers.
-        events: media type of a stream of such answers, where ``stream: true`` asks for one.
-        statuses: of its errors.
+        events: the form of a stream of such answers, if it can be asked for.
+        statuses: of its errors; by default those of a body, and with events of generating.
     """
     _bodies[body.__name__] = body
     schema = {"$ref": f"{_PREFIX}{body.__name__}"}
     content = {"content": {"application/json": {"schema": schema}}}
-    responses = errors(*statuses)
+    responses = errors(*(statuses or (GENERATION_ERRORS if events else BODY_ERRORS)))
     if events:
         # No schema: some readers take it for that of an event, others for that of all of them.
         description = "The answer; with stream: true as events of the same shape."
-        responses[200] = {"description": description, "content": {events: {}}}
+        responses[200] = {"description": description, "content": {events.media_type: {}}}
 
     def decorated(endpoint: Endpoint) -> Endpoint:
         for path in paths:

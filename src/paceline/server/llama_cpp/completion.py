@@ -21,7 +21,7 @@ from paceline.server.engine_process.messages import Piece
 from paceline.server.engine_process.tokens import TokenTexts, finite
 from paceline.server.hosting.answering import check_length, received, respond
 from paceline.server.hosting.serving import EncodedPrompt
-from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.openapi import posts
 from paceline.server.http.sse import EVENTS, event
 from paceline.server.llama_cpp.model import mixed_ids, text_of
 from paceline.server.llama_cpp.request import (
@@ -85,22 +85,14 @@ router = APIRouter()
     "/completion",
     "/completions",
     answer=NativeAnswer,
-    events=EVENTS.media_type,
-    statuses=GENERATION_ERRORS,
+    events=EVENTS,
 )
 async def completion(request: Request) -> Response:
     serving, body, deadline = await received(request, NativeCompletionRequest)
     return await respond(request, NativeCompletion(serving, body, deadline))
 
 
-@posts(
-    router,
-    InfillRequest,
-    "/infill",
-    answer=NativeAnswer,
-    events=EVENTS.media_type,
-    statuses=GENERATION_ERRORS,
-)
+@posts(router, InfillRequest, "/infill", answer=NativeAnswer, events=EVENTS)
 async def infill(request: Request) -> Response:
     serving, body, deadline = await received(request, InfillRequest)
     return await respond(request, NativeCompletion(serving, body, deadline))

@@ -36,16 +36,15 @@ from paceline.server.protocol.generation import ErrorBody
 from paceline.text.tokenizer import Tokenizer
 
 router = APIRouter()
-reports = APIRouter()
 
 
-@reports.get("/ping", responses={503: {"model": ErrorBody}})
-@reports.post("/ping", responses={503: {"model": ErrorBody}})
+@router.get("/ping", responses={503: {"model": ErrorBody}})
+@router.post("/ping", responses={503: {"model": ErrorBody}})
 async def ping(request: Request) -> Health:
     return await health(request)
 
 
-@reports.get("/props", responses=errors(404), response_model=dict[str, Any])
+@router.get("/props", responses=errors(404), response_model=dict[str, Any])
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     serving = await known(request, model)
     info, tokenizer = serving.client.info, serving.client.tokenizer
@@ -63,7 +62,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     }
 
 
-@reports.get("/tokenizer_info", responses=errors(400, 404), response_model=dict[str, Any])
+@router.get("/tokenizer_info", responses=errors(400, 404), response_model=dict[str, Any])
 async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
     serving = await known(request, model)
     tokenizer = serving.tokenizer

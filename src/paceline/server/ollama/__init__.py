@@ -4,9 +4,8 @@
 in Ollama's form, ``about`` tells of the model. Owns its exports.
 """
 
-from paceline.server.ollama import endpoints
-from paceline.server.ollama.about import reports
+from paceline.server.ollama import about, endpoints
 
-routers = (endpoints.router, reports)
+routers = (endpoints.router, about.router)
 
 __all__ = ["routers"]

@@ -45,7 +45,7 @@ _CHOSEN_AT_START = {
 }
 """What to type or send where Ollama would change which models there are."""
 
-reports = APIRouter()
+router = APIRouter()
 
 
 async def refuse_change(request: Request) -> Response:
@@ -56,15 +56,15 @@ async def refuse_change(request: Request) -> Response:
 
 for _path in _CHOSEN_AT_START:
     _method = "DELETE" if _path == "/api/delete" else "POST"
-    reports.add_api_route(_path, refuse_change, methods=[_method], include_in_schema=False)
+    router.add_api_route(_path, refuse_change, methods=[_method], include_in_schema=False)
 
 
-@reports.get("/api/version", responses=errors())
+@router.get("/api/version", responses=errors())
 async def version() -> Version:
     return Version(version=API_VERSION)
 
 
-@reports.get("/api/tags", responses=errors(), response_model=dict[str, Any])
+@router.get("/api/tags", responses=errors(), response_model=dict[str, Any])
 async def tags(request: Request) -> dict[str, Any]:
     models = Models.of(request)
     named = [(models.find(name), name) for name in models.names]
@@ -76,7 +76,7 @@ async def tags(request: Request) -> dict[str, Any]:
     }
 
 
-@reports.get("/api/ps", responses=errors(), response_model=dict[str, Any])
+@router.get("/api/ps", responses=errors(), response_model=dict[str, Any])
 async def loaded(request: Request) -> dict[str, Any]:
     return {
         "models": [
@@ -99,7 +99,7 @@ def _expiry(serving: Serving) -> str:
     return FOR_EVER if seconds > _LONGEST_SECONDS else timestamp(time.time() + seconds)
 
 
-@posts(reports, ShowRequest, "/api/show", answer=dict[str, Any])
+@posts(router, ShowRequest, "/api/show", answer=dict[str, Any])
 async def show(request: Request) -> Response:
     body = await read_body(request, ShowRequest)
     serving = await known(request, body.model or body.name)

@@ -46,30 +46,16 @@ from paceline.server.openai.chat import ServedChat
 from paceline.server.openai.completions import ServedCompletion
 from paceline.server.openai.embeddings import floats, pooled, pooling_params
 
-NDJSON = "application/x-ndjson"
+PIECES = StreamForm("application/x-ndjson")
 router = APIRouter()
 
 
-@posts(
-    router,
-    ChatRequest,
-    "/api/chat",
-    answer=ChatAnswer,
-    events=NDJSON,
-    statuses=GENERATION_ERRORS,
-)
+@posts(router, ChatRequest, "/api/chat", answer=ChatAnswer, events=PIECES)
 async def chat(request: Request) -> Response:
     return await _respond(request, ChatRequest)
 
 
-@posts(
-    router,
-    GenerateRequest,
-    "/api/generate",
-    answer=GenerateAnswer,
-    events=NDJSON,
-    statuses=GENERATION_ERRORS,
-)
+@posts(router, GenerateRequest, "/api/generate", answer=GenerateAnswer, events=PIECES)
 async def generate(request: Request) -> Response:
     return await _respond(request, GenerateRequest)
 
@@ -85,7 +71,7 @@ async def _respond(request: Request, kind: type[ChatRequest] | type[GenerateRequ
     else:
         asked = ToldChat(serving, chat_of(body, name), deadline, body)
     idle = line(asked.piece({"content": ""}))
-    return await respond(request, asked, _error_line, StreamForm(NDJSON, idle))
+    return await respond(request, asked, _error_line, StreamForm(PIECES.media_type, idle))
 
 
 async def _settled(

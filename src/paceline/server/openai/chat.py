@@ -29,7 +29,7 @@ from paceline.server.engine_process.tokens import OriginTokens, prompt_logprobs
 from paceline.server.hosting.answering import Answering, encode, received, respond
 from paceline.server.hosting.serving import EncodedPrompt, Serving
 from paceline.server.http.errors import ApiError
-from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.openapi import posts
 from paceline.server.http.sse import EVENTS, Deadline
 from paceline.server.protocol.chat import ChatCompletionRequest, MessageToolCall
 from paceline.server.protocol.completions import UsageBody
@@ -72,8 +72,7 @@ class ChatCompletionResponse(BaseModel):
     "/v1/chat/completions",
     "/chat/completions",
     answer=ChatCompletionResponse,
-    events=EVENTS.media_type,
-    statuses=GENERATION_ERRORS,
+    events=EVENTS,
 )
 async def chat_completions(request: Request) -> Response:
     serving, body, deadline = await received(request, ChatCompletionRequest)

@@ -26,7 +26,7 @@ from paceline.server.hosting.answering import (
     respond,
 )
 from paceline.server.hosting.serving import EncodedPrompt, Serving
-from paceline.server.http.openapi import GENERATION_ERRORS, posts
+from paceline.server.http.openapi import posts
 from paceline.server.http.sse import EVENTS, Deadline
 from paceline.server.protocol.completions import CompletionRequest, UsageBody
 from paceline.server.protocol.generation import UNENFORCED
@@ -65,14 +65,7 @@ class CompletionResponse(BaseModel):
     usage: UsageBody | None
 
 
-@posts(
-    router,
-    CompletionRequest,
-    "/v1/completions",
-    answer=CompletionResponse,
-    events=EVENTS.media_type,
-    statuses=GENERATION_ERRORS,
-)
+@posts(router, CompletionRequest, "/v1/completions", answer=CompletionResponse, events=EVENTS)
 async def completions(request: Request) -> Response:
     serving, body, deadline = await received(request, CompletionRequest)
     return await respond(request, ServedCompletion(serving, body, deadline))

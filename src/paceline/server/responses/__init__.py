@@ -5,8 +5,6 @@ chat's answer and keeps them, ``endpoints`` serves both. Owns its exports.
 """
 
 from paceline.server.responses.answer import ResponseStore
-from paceline.server.responses.endpoints import kept, router
+from paceline.server.responses.endpoints import router
 
-__all__ = ["ResponseStore", "routers"]
-
-routers = (router, kept)
+__all__ = ["ResponseStore", "router"]

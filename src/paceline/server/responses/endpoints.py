@@ -15,7 +15,7 @@ from paceline.server.hosting.answering import received, respond
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.body import WholeAnswer
 from paceline.server.http.errors import NOT_FOUND, ApiError
-from paceline.server.http.openapi import GENERATION_ERRORS, errors, posts
+from paceline.server.http.openapi import errors, posts
 from paceline.server.http.sse import EVENTS
 from paceline.server.openai.chat import num_prompt_tokens
 from paceline.server.responses.answer import Kept, Responses, caller_of, store_of
@@ -32,19 +32,10 @@ from paceline.server.responses.request import (
 
 MAX_LISTED = 100
 router = APIRouter()
-kept = APIRouter()
 _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 
 
-@posts(
-    router,
-    ResponsesRequest,
-    "/v1/responses",
-    "/responses",
-    answer=ResponseBody,
-    events=EVENTS.media_type,
-    statuses=GENERATION_ERRORS,
-)
+@posts(router, ResponsesRequest, "/v1/responses", "/responses", answer=ResponseBody, events=EVENTS)
 async def responses(request: Request) -> Response:
     asked, _ = await _asked(request)
     return await respond(request, asked, asked.failure)
@@ -74,8 +65,8 @@ async def input_tokens(request: Request) -> Response:
     return WholeAnswer.of(request, counted.model_dump())
 
 
-@kept.post("/responses/compact", include_in_schema=False)
-@kept.post("/v1/responses/compact", responses=errors(400))
+@router.post("/responses/compact", include_in_schema=False)
+@router.post("/v1/responses/compact", responses=errors(400))
 async def compact() -> None:
     raise ApiError(
         400,
@@ -86,8 +77,8 @@ async def compact() -> None:
     )
 
 
-@kept.post("/responses/{response_id}/cancel", include_in_schema=False)
-@kept.post("/v1/responses/{response_id}/cancel", responses=errors(400, 404))
+@router.post("/responses/{response_id}/cancel", include_in_schema=False)
+@router.post("/v1/responses/{response_id}/cancel", responses=errors(400, 404))
 async def cancel(request: Request, response_id: str) -> None:
     _find(request, response_id)
     raise ApiError(
@@ -98,8 +89,8 @@ async def cancel(request: Request, response_id: str) -> None:
     )
 
 
-@kept.get("/responses/{response_id}", include_in_schema=False)
-@kept.get("/v1/responses/{response_id}", responses=errors(400, 404), response_model=ResponseBody)
+@router.get("/responses/{response_id}", include_in_schema=False)
+@router.get("/v1/responses/{response_id}", responses=errors(400, 404), response_model=ResponseBody)
 async def response(request: Request, response_id: str, stream: str = "false") -> Response:
     if stream.lower() != "false":
         message = f"stream is {stream[:40]!r}; a response that is kept is told whole: send false"
@@ -107,16 +98,16 @@ async def response(request: Request, response_id: str, stream: str = "false") ->
     return WholeAnswer.of_json(request, _find(request, response_id).document)
 
 
-@kept.delete("/responses/{response_id}", include_in_schema=False)
-@kept.delete("/v1/responses/{response_id}", responses=errors(404))
+@router.delete("/responses/{response_id}", include_in_schema=False)
+@router.delete("/v1/responses/{response_id}", responses=errors(404))
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
     _find(request, response_id)
     store_of(request).drop(caller_of(request), response_id)
     return DeletedResponse(id=response_id)
 
 
-@kept.get("/responses/{response_id}/input_items", include_in_schema=False)
-@kept.get("/v1/responses/{response_id}/input_items", responses=errors(400, 404))
+@router.get("/responses/{response_id}/input_items", include_in_schema=False)
+@router.get("/v1/responses/{response_id}/input_items", responses=errors(400, 404))
 async def input_items(
     request: Request, response_id: str, order: str = "desc", limit: str = "20", after: str = ""
 ) -> ItemList:
