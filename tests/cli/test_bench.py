@@ -217,7 +217,12 @@ def test_nothing_completed_is_exit_code_1(bench: Callable[..., Result], fake: Fa
         (("--api-key", ""), "--api-key is empty"),
         (("--header", "nonsense"), "write KEY=VALUE"),
         (("--result-filename", "x"), "needs --save-result"),
+        (("--extra-body", "[" * 100_000), "--extra-body is not valid JSON"),
         (("--compare-extra-body", "{}"), "--compare-with"),
+        (
+            ("--compare-with", "http://host:1", "--compare-extra-body", "{"),
+            "--compare-extra-body is not valid JSON",
+        ),
         (("--compare-with", "host:1"), "write http://HOST:PORT"),
         (("--dataset-name", "custom"), "needs --dataset-path"),
         (("--tokenizer", "/nowhere"), "/nowhere"),

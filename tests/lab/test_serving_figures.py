@@ -171,6 +171,7 @@ def test_traces(tmp_path: Path) -> None:
         ("1,2,3\nnow,2,3\n", "line 2"),
         ("1,2,3\n1,2\n", "line 2"),
         ("1,2,3\n1,x,3\n", "line 2"),
+        ("1,2,3\ninf,2,3\n", "line 2"),
     ],
 )
 def test_damaged_traces(tmp_path: Path, text: str, problem: str) -> None:

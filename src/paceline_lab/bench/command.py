@@ -55,8 +55,8 @@ def _check(options: BenchServeOptions) -> None:
     goodput(options)
     if options.result_filename is not None and not options.save_result:
         raise ConfigError("--result-filename needs --save-result")
-    for text in (options.extra_body, options.compare_extra_body):
-        _json_object(text, "--extra-body")
+    _json_object(options.extra_body, "--extra-body")
+    _json_object(options.compare_extra_body, "--compare-extra-body")
     _headers(options)
     _urls(options)
 
@@ -145,12 +145,12 @@ def _headers(options: BenchServeOptions) -> dict[str, str]:
 
 def _json_object(text: str | None, name: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text or "{}")
-    except ValueError as error:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a JSON object, not {text}")
-    return found
+    return value
 
 
 def _workload(options: BenchServeOptions, counter: TokenCounter) -> Workload:

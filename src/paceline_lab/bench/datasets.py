@@ -242,7 +242,10 @@ def _trace_rows(lines: Iterable[list[str]], path: str | Path) -> Iterator[TraceR
             continue  # An empty line, or the names of the columns.
         try:
             time, prompt_len, output_len = cells
-            yield TraceRow(_seconds(time), max(1, int(prompt_len)), max(1, int(output_len)))
+            seconds = _seconds(time)
+            if not math.isfinite(seconds):
+                raise ValueError(time)
+            yield TraceRow(seconds, max(1, int(prompt_len)), max(1, int(output_len)))
         except ValueError as error:
             raise RequestError(
                 f"{path}, line {number}: a row is a time, prompt tokens and output tokens, not "

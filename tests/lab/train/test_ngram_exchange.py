@@ -132,6 +132,7 @@ def test_counts_come_back_from_a_lookup_cache(tmp_path: Path) -> None:
         struct.pack("<5i", 1, -1, -1, -1, 1),
         struct.pack("<4i", 1, -1, -1, -1),
         struct.pack("<5i", 1, -1, -1, -1, -1),
+        struct.pack("<5i", 1, -1, -1, -1, 0),
         struct.pack("<7i", 1, -1, -1, -1, 1 << 30, 1, 1),
         struct.pack("<7i", -1, -1, -1, -1, 1, 1, 1),
         struct.pack("<7i", 1, -1, 2, -1, 1, 1, 1),

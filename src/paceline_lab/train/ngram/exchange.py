@@ -104,7 +104,8 @@ def read_llama_lookup(path: str | Path, vocab_size: int) -> NgramCounts:
     """
     grams: list[Grams] = [{} for _ in range(LLAMA_CONTEXT + 1)]
     for context, continuations in _llama_records(_read(path), str(path)):
-        grams[len(context)].setdefault(context, {}).update(continuations)
+        if continuations:
+            grams[len(context)].setdefault(context, {}).update(continuations)
     while len(grams) > 1 and not grams[-1]:
         grams.pop()
     if len(grams) == 1:
