@@ -214,8 +214,8 @@ class NgramLookup:
         return left
 
     def _lower(self, probs: dict[int, float], rest: float, token: int) -> float:
-        found = probs.get(token)
-        return rest * self._unigram(token) if found is None else found
+        known = probs.get(token)
+        return rest * self._unigram(token) if known is None else known
 
     def _unigram(self, token: int) -> float:
         return self._unigrams[token] if token < len(self._unigrams) else 0.0

@@ -106,10 +106,10 @@ class PromptIndex:
             limit = max(0, oldest + n - 1)
             if at <= limit:
                 continue
-            found = [at]
-            while (at := links[at - self._base]) > limit and len(found) < MAX_ALTERNATIVES:
-                found.append(at)
-            return n, found
+            places = [at]
+            while (at := links[at - self._base]) > limit and len(places) < MAX_ALTERNATIVES:
+                places.append(at)
+            return n, places
         return 0, []
 
 
@@ -158,11 +158,11 @@ class PromptDrafter:
     ) -> Drafted:
         """A draft below a text's last token; the index takes in the text first."""
         index.extend(tokens)
-        length, found = index.occurrences(tokens)
-        if not found:
+        length, places = index.occurrences(tokens)
+        if not places:
             return [], [], []
-        length = _full_length(tokens, found[0], length)
-        runs = [_continuation(tokens, at, max_depth) for at in found]
+        length = _full_length(tokens, places[0], length)
+        runs = [_continuation(tokens, at, max_depth) for at in places]
         if runs.count(runs[0]) < len(runs):
             return self._grow(runs, length, max_nodes)
         probs = self._along(self._unanimous[len(runs) - 1][length:], min(max_depth, max_nodes))

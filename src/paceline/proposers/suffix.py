@@ -486,9 +486,9 @@ def _contexts(
     automata: Sequence[SuffixAutomaton], places: Sequence[Position]
 ) -> list[tuple[int, int, Edges]]:
     """The longest suffixes at some places that were continued, the longest first."""
-    found = [
+    contexts = [
         context
         for automaton, place in zip(automata, places, strict=True)
         for context in automaton.contexts(place)
     ]
-    return sorted(found, key=lambda context: -context[0])
+    return sorted(contexts, key=lambda context: -context[0])

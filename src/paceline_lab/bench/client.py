@@ -48,8 +48,8 @@ class EventParser:
         *events, self._rest = (self._rest + data).split(b"\n\n")
         if len(self._rest) > self._limit:
             raise ValueError(f"an event of more than {self._limit} bytes")
-        found = (_data_of(event) for event in events)
-        return [data for data in found if data]
+        payloads = (_data_of(event) for event in events)
+        return [data for data in payloads if data]
 
     def _without_returns(self, data: bytes) -> bytes:
         """Lines that end with CR LF, as if they ended with LF; a last CR waits for its LF."""

@@ -80,8 +80,8 @@ def _spread(rng: random.Random, length: int, ratio: float) -> int:
 def _random_sample(
     counter: TokenCounter, rng: random.Random, length: int, output_len: int, prefix: str = ""
 ) -> Sample:
-    text, found = text_of_length(counter, rng, length, prefix)
-    return Sample(text, found, output_len)
+    text, prompt_len = text_of_length(counter, rng, length, prefix)
+    return Sample(text, prompt_len, output_len)
 
 
 def _sonnet(

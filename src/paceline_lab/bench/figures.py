@@ -71,7 +71,7 @@ def figures_of(
     done = [outcome for outcome in outcomes if not outcome.error]
     seconds = max(duration, 1e-9)
     inputs, outputs = sum(o.prompt_len for o in done), sum(o.output_len for o in done)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "duration": duration,
         "completed": len(done),
         "failed": len(outcomes) - len(done),
@@ -86,8 +86,8 @@ def figures_of(
         "max_concurrent_requests": peak_concurrency(done),
     }
     for metric, samples in METRICS.items():
-        found |= _statistics(metric, [s for o in done for s in samples(o)], percentiles)
-    return found | _details(outcomes)
+        figures |= _statistics(metric, [s for o in done for s in samples(o)], percentiles)
+    return figures | _details(outcomes)
 
 
 def _num_good(outcomes: Sequence[Outcome], limits: dict[str, float]) -> int:
@@ -104,11 +104,11 @@ def _statistics(
     """In milliseconds; None where there are no samples."""
     ms = np.array(samples) * 1e3
     named = {"mean": np.mean, "median": np.median, "std": np.std}
-    found = {f"{name}_{metric}_ms": _or_none(function, ms) for name, function in named.items()}
+    statistics = {f"{name}_{metric}_ms": _or_none(function, ms) for name, function in named.items()}
     for each in percentiles:
         key = f"{percentile_name(each).lower()}_{metric}_ms"
-        found[key] = _or_none(lambda values, q=each: np.percentile(values, q), ms)
-    return found
+        statistics[key] = _or_none(lambda values, q=each: np.percentile(values, q), ms)
+    return statistics
 
 
 def _or_none(function: Any, values: np.ndarray[Any, Any]) -> float | None:

@@ -155,8 +155,8 @@ class ServerArm:
         self, percentiles: Sequence[float], goodput: dict[str, float] | None
     ) -> dict[str, Any]:
         """Under vLLM's keys."""
-        found = figures_of(self.outcomes, self.seconds, percentiles, goodput)
-        return found | server.speculation_figures(self.speculation or {})
+        load = figures_of(self.outcomes, self.seconds, percentiles, goodput)
+        return load | server.speculation_figures(self.speculation or {})
 
 
 async def run_benchmark(
@@ -195,12 +195,12 @@ class Comparison:
 
     def ratios(self) -> dict[str, Ratio]:
         """Ours over theirs: output tokens per second by block, times by request."""
-        found: dict[str, Ratio | None] = {"output_throughput": self._throughput()}
+        ratios_by_name: dict[str, Ratio | None] = {"output_throughput": self._throughput()}
         for name in PER_REQUEST:
             both = [(METRICS[name](a), METRICS[name](b)) for _, a, b in self.pairs]
             pairs = [(*ours, *theirs) for ours, theirs in both if ours and theirs]
-            found[name] = ratio_of_medians([a for a, _ in pairs], [b for _, b in pairs])
-        return {name: ratio for name, ratio in found.items() if ratio is not None}
+            ratios_by_name[name] = ratio_of_medians([a for a, _ in pairs], [b for _, b in pairs])
+        return {name: ratio for name, ratio in ratios_by_name.items() if ratio is not None}
 
     def _throughput(self) -> Ratio | None:
         """Over blocks that both arms answered in full: a failed request would count as speed."""
@@ -240,16 +240,18 @@ async def run_comparison(
     for arm in arms:
         await arm.prepare(workload)
     count = len(workload.samples)
-    found = Comparison(ours, theirs, block_size(count, workload.max_concurrency or 1))
+    comparison = Comparison(ours, theirs, block_size(count, workload.max_concurrency or 1))
     bodies = [make_bodies(arm.target, workload.samples, workload.sampling) for arm in arms]
     done = 0
-    for number, first in enumerate(range(0, count, found.block)):
+    for number, first in enumerate(range(0, count, comparison.block)):
         for which in (0, 1) if number % 2 == 0 else (1, 0):
-            arm, part = arms[which], bodies[which][first : first + found.block]
-            found.flushed[which] &= await server.flush_prefix_cache(arm.session, arm.target.url)
+            arm, part = arms[which], bodies[which][first : first + comparison.block]
+            comparison.flushed[which] &= await server.flush_prefix_cache(
+                arm.session, arm.target.url
+            )
             await arm.measure(part, workload, first, after(done, on_finished))
             done += len(part)
-    return found
+    return comparison
 
 
 MIN_PAIRS = 2

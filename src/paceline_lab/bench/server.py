@@ -35,15 +35,15 @@ _SHORT = aiohttp.ClientTimeout(total=30.0)
 
 def parse_counters(text: str) -> Counters | None:
     """The counters in Prometheus text, series of one name summed; None where there are none."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, labels, value in _LINE.findall(text):
         position = _POSITION.search(labels)
         with suppress(ValueError):
             key = position[1] if position else name
-            found[key] = found.get(key, 0.0) + float(value)
-    if found.keys().isdisjoint(_COUNTED):
+            totals[key] = totals.get(key, 0.0) + float(value)
+    if totals.keys().isdisjoint(_COUNTED):
         return None
-    return found | {"num_drafts": found.get(_DRAFT_STEPS, found.get("num_drafts", 0.0))}
+    return totals | {"num_drafts": totals.get(_DRAFT_STEPS, totals.get("num_drafts", 0.0))}
 
 
 def growth(before: Counters, after: Counters, total: Counters) -> Counters:

@@ -48,8 +48,8 @@ def _tasks(
     """Prompts as token ids, and the length and seed of each."""
     counter = LocalTokenCounter(llm.tokenizer, llm.model)
     samples = make_samples(options, counter, options.num_prompts, options.seed)
-    told = parse_template_options(options.default_chat_template_kwargs)
-    encoder = Encoder(llm.tokenizer, template_options=told)
+    template_options = parse_template_options(options.default_chat_template_kwargs)
+    encoder = Encoder(llm.tokenizer, template_options=template_options)
     prompts, params = [], []
     for index, sample in enumerate(samples):
         is_text = isinstance(sample.prompt, str) and not options.chat
@@ -140,17 +140,17 @@ def _line(document: dict[str, Any]) -> str:
     )
 
 
-def _compared(found: ArmComparison, document: dict[str, Any]) -> str:
+def _compared(comparison: ArmComparison, document: dict[str, Any]) -> str:
     """Add the ratio and what differs to the document, and say it."""
     ratio = ratio_of_medians(
-        [pair.speculative.tokens_per_second for pair in found.pairs],
-        [pair.plain.tokens_per_second for pair in found.pairs],
+        [pair.speculative.tokens_per_second for pair in comparison.pairs],
+        [pair.plain.tokens_per_second for pair in comparison.pairs],
     )
     document |= {
         "output_tokens_per_second_ratio": None if ratio is None else asdict(ratio),
-        "outputs_differing": found.differing,
+        "outputs_differing": comparison.differing,
     }
-    count, total = len(found.differing), document["num_requests"]
+    count, total = len(comparison.differing), document["num_requests"]
     same = f"DIFFERENT output for {count}" if count else "identical output for all"
     blocks = "" if ratio is None else f"; by block {ratio.value:.3f}, 95 %: {ratio.interval}"
-    return f"{same} of {total} prompts, {found.claim.sentence(found.load)}{blocks}"
+    return f"{same} of {total} prompts, {comparison.claim.sentence(comparison.load)}{blocks}"

@@ -133,10 +133,10 @@ def text_of_length(
     """
     missing = length - (counter.count(prefix) if prefix else 0)
     text = prefix + counter.draw(rng, max(1, missing))
-    best, found = text, counter.count(text)
-    count = found
+    best, best_count = text, counter.count(text)
+    count = best_count
     for _ in range(ATTEMPTS):
-        if found == length:
+        if best_count == length:
             break
         if count < length:
             text += counter.draw(rng, length - count)
@@ -145,6 +145,6 @@ def text_of_length(
             cut = -(-own * (count - length) // count)
             text = text[: max(len(prefix) + 1, len(text) - cut)]
         count = counter.count(text)
-        if abs(count - length) < abs(found - length):
-            best, found = text, count
-    return best, found
+        if abs(count - length) < abs(best_count - length):
+            best, best_count = text, count
+    return best, best_count

@@ -63,12 +63,12 @@ def percentiles(options: BenchServeOptions) -> list[float]:
     """The percentiles to report; ``ConfigError`` where they are none."""
     text = options.metric_percentiles
     try:
-        found = [float(each) for each in text.split(",")]
+        numbers = [float(each) for each in text.split(",")]
     except ValueError:
-        found = [math.nan]
-    if not all(0 <= each <= 100 for each in found):
+        numbers = [math.nan]
+    if not all(0 <= each <= 100 for each in numbers):
         raise ConfigError(f"--metric-percentiles is {text!r}; write numbers like 50,90,99")
-    return found
+    return numbers
 
 
 def goodput(options: BenchServeOptions) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Result:
     def document(self) -> dict[str, Any]:
         """What is saved: settings, figures, and the other arm under ``comparison``."""
         options, rate = self.options, self.options.request_rate
-        found = {
+        document = {
             "date": self.date.strftime("%Y%m%d-%H%M%S"),
             "tokenizer_id": self.counter,
             "num_prompts": len(self.arm.outcomes),
@@ -106,8 +106,8 @@ class Result:
             **self._kept(self.arm),
         }
         if self.comparison is not None:
-            found["comparison"] = self._comparison(self.comparison)
-        return found
+            document["comparison"] = self._comparison(self.comparison)
+        return document
 
     def _kept(self, arm: ServerArm) -> dict[str, Any]:
         target, dropped = arm.target, () if self.options.save_detailed else DETAILED_KEYS
@@ -118,14 +118,14 @@ class Result:
             **{name: each for name, each in self.figures(arm).items() if name not in dropped},
         }
 
-    def _comparison(self, found: Comparison) -> dict[str, Any]:
+    def _comparison(self, comparison: Comparison) -> dict[str, Any]:
         return {
-            "figures": self._kept(found.theirs),
-            "block": found.block,
-            "prefix_cache_flushed": found.flushed,
-            "ratios": {name: asdict(ratio) for name, ratio in found.ratios().items()},
-            "texts_compared": len(found.pairs),
-            "texts_differing": found.differing,
+            "figures": self._kept(comparison.theirs),
+            "block": comparison.block,
+            "prefix_cache_flushed": comparison.flushed,
+            "ratios": {name: asdict(ratio) for name, ratio in comparison.ratios().items()},
+            "texts_compared": len(comparison.pairs),
+            "texts_differing": comparison.differing,
         }
 
     def lines(self) -> Iterator[str]:
@@ -163,10 +163,10 @@ def _row(name: str, value: float | str) -> str:
     return f"{name + ':':<{LABEL}} {shown}"
 
 
-def comparison_lines(found: Comparison) -> Iterator[str]:
+def comparison_lines(comparison: Comparison) -> Iterator[str]:
     """Medians side by side, their ratio, and whether the answers are the same."""
     rows = []
-    for name, ratio in found.ratios().items():
+    for name, ratio in comparison.ratios().items():
         title, scale = _RATIOS[name]
         ours, theirs = (f"{median * scale:.2f}" for median in (ratio.ours, ratio.theirs))
         rows.append(
@@ -181,7 +181,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
         )
     if rows:
         yield table(rows)
-    pairs, differing = len(found.pairs), found.differing
+    pairs, differing = len(comparison.pairs), comparison.differing
     if not pairs:
         yield "no request was completed by both"
     elif differing:
@@ -190,6 +190,6 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
         yield f"DIFFERENT text for {len(differing)} of {pairs} prompts: {shown}{more}"
     else:
         yield f"the same text for all of {pairs} prompts"
-    for arm, flushed in zip((found.ours, found.theirs), found.flushed, strict=True):
+    for arm, flushed in zip((comparison.ours, comparison.theirs), comparison.flushed, strict=True):
         if not flushed:
             yield f"{arm.target.url} cannot flush its prefix cache: prompts may have been in it"

@@ -122,12 +122,12 @@ def libraries() -> Iterator[Path]:
 def folders() -> list[Path]:
     """Where this environment may have the library."""
     named = os.environ.get(LIBRARY_VARIABLE)
-    found = [Path(named)] if named else []
+    places = [Path(named)] if named else []
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)  # imports nothing
         for place in (spec and spec.submodule_search_locations) or ():
-            found += [Path(place) / "lib", Path(place) / "lib64", Path(place)]
-    return [*found, Path(sys.prefix) / "lib", Path(sys.prefix) / "bin"]
+            places += [Path(place) / "lib", Path(place) / "lib64", Path(place)]
+    return [*places, Path(sys.prefix) / "lib", Path(sys.prefix) / "bin"]
 
 
 def opened(paths: list[Path]) -> Any:
@@ -229,24 +229,24 @@ class Model:
         """Read a window on its own and write the float32 logits that predict ``tokens[first:]``."""
         self.forget()
         wanted = range(first - 1, len(tokens) - 1)
-        found = self.decode(tokens, 0, wanted)
+        logits = self.decode(tokens, 0, wanted)
         size = len(wanted) * self.width * FLOAT_BYTES
-        Path(self.task["out"]).write_bytes((c_ubyte * size).from_address(address(found)))
+        Path(self.task["out"]).write_bytes((c_ubyte * size).from_address(address(logits)))
         return len(wanted)
 
     def greedy(self, prompt: list[int], max_tokens: int) -> list[int]:
         """The prompt as one batch, then one token after another."""
         self.forget()
-        found: list[int] = []
+        written: list[int] = []
         rows = prompt
-        while len(found) < max_tokens:
-            start = len(prompt) + len(found) - len(rows)
+        while len(written) < max_tokens:
+            start = len(prompt) + len(written) - len(rows)
             logits = self.decode(rows, start, range(len(rows) - 1, len(rows)))
             row = (c_float * self.width).from_address(address(logits))
             values = array("f", bytes(row))
             rows = [values.index(max(values))]
-            found += rows
-        return found
+            written += rows
+        return written
 
 
 def address(pointer: Any) -> int:
@@ -255,16 +255,16 @@ def address(pointer: Any) -> int:
 
 def version_of(lib: Any) -> str:
     """Of the package that the library came with, and of the library where it says it."""
-    found = []
+    versions = []
     for package in DISTRIBUTIONS:
         with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
     for name in ("ggml_version", "ggml_commit"):
         function = getattr(lib, name, None)
         if function is not None:
             function.restype = c_char_p
-            found.append(f"{name.replace('_', ' ')} {function().decode()}")
-    return ", ".join(found)
+            versions.append(f"{name.replace('_', ' ')} {function().decode()}")
+    return ", ".join(versions)
 
 
 def float32_kv(lib: Any) -> dict[int, int]:

@@ -61,14 +61,14 @@ def windows(
     assert 1 <= stride < length
     begun = [] if bos_token_id is None else [bos_token_id]
     room = length - len(begun)
-    found = []
+    pieces = []
     if len(begun) + len(token_ids[:room]) > 1:
-        found.append(Window([*begun, *token_ids[:room]], 1))
+        pieces.append(Window([*begun, *token_ids[:room]], 1))
     for done in range(room, len(token_ids), stride):
         end = min(done + stride, len(token_ids))
         begin = end - room
-        found.append(Window([*begun, *token_ids[begin:end]], len(begun) + done - begin))
-    return found
+        pieces.append(Window([*begun, *token_ids[begin:end]], len(begun) + done - begin))
+    return pieces
 
 
 def engine_arm(engine: Engine, piece: Window, out: Logits) -> None:
@@ -101,8 +101,8 @@ def log_softmax(logits: Logits, temperature: float = 1.0) -> Floats:
     """Log-probabilities at a temperature above 0, ``[rows, vocab]`` in float64."""
     shifted = logits.astype(np.float64) / temperature
     shifted -= shifted.max(axis=1, keepdims=True)
-    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return found
+    log_probs: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return log_probs
 
 
 def score(targets: Sequence[int], logits: Logits, reference: Logits) -> WindowScore:
@@ -178,7 +178,7 @@ def measure(
     Returns:
         The reference's own row under :data:`REFERENCE`, and one row per arm.
     """
-    found = {name: Quality() for name in (REFERENCE, *arms)}
+    rows = {name: Quality() for name in (REFERENCE, *arms)}
     room: list[Logits] = []
     for piece in pieces:
         shape = len(piece.targets), vocab_size
@@ -186,11 +186,11 @@ def measure(
             room = [np.empty(shape, np.float32) for _ in range(2)]
         base, own = (each[: shape[0]] for each in room)
         reference(piece, base)
-        found[REFERENCE].windows.append(score(piece.targets, base, base))
+        rows[REFERENCE].windows.append(score(piece.targets, base, base))
         for name, arm in arms.items():
             arm(piece, own)
-            found[name].windows.append(score(piece.targets, own, base))
-    return found
+            rows[name].windows.append(score(piece.targets, own, base))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

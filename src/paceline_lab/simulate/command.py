@@ -213,8 +213,8 @@ def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> dict[str, 
 def _experts(simulator: Simulator, result: ReplayResult) -> dict[str, str]:
     """Those that a decoding step of a mixture read."""
     read = list(filter(None, result.experts))
-    found = f"{sum(read) / len(read):.0f}" if read else "-"
-    return {"experts/step": found} if simulator.unions else {}
+    mean = f"{sum(read) / len(read):.0f}" if read else "-"
+    return {"experts/step": mean} if simulator.unions else {}
 
 
 def _document(
@@ -249,9 +249,9 @@ def facts(simulator: Simulator) -> dict[str, Any]:
 
 def counted(simulator: Simulator, result: ReplayResult) -> dict[str, Any]:
     """What a document says of a replay; there are no seconds where costs are multiples."""
-    found = figures(result).document()
+    document = figures(result).document()
     no_time = {"seconds": None, "tokens_per_second": None}
-    return found | no_time if simulator.table.is_relative else found
+    return document | no_time if simulator.table.is_relative else document
 
 
 def _row(simulator: Simulator, result: ReplayResult, plain: ReplayResult) -> dict[str, Any]:

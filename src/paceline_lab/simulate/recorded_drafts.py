@@ -160,11 +160,11 @@ class TracePlace:
 
     def levels(self, count: int) -> list[Candidates]:
         """What was kept of each depth, each below the likeliest of the one before."""
-        found, node = list[Candidates](), ROOT
+        levels, node = list[Candidates](), ROOT
         for _ in range(count):
-            found.append(self._candidates(node))
+            levels.append(self._candidates(node))
             node = next(iter(self._children.get(node, ())), NOWHERE)
-        return found
+        return levels
 
 
 class _NoMemory:
@@ -187,8 +187,8 @@ class CachedParallelDrafts(ParallelDrafter, CachedDrafts):
         self.num_forwards += 1
         self.num_rows += sum(len(span.token_ids) for span in spans) + sum(depths) - len(depths)
         places = (self.place(row.request) for row in rows)
-        found = zip(places, depths, strict=True)
-        return [level for place, depth in found for level in place.levels(depth)]
+        wanted = zip(places, depths, strict=True)
+        return [level for place, depth in wanted for level in place.levels(depth)]
 
 
 class _CachedShadows(CachedDrafts):

@@ -131,20 +131,20 @@ def record_all(
 
     Configurations whose trees are parts of the same largest ones share a recording.
     """
-    found = {
+    recordings = {
         _kind(config): record(config)
         for config in widest(each for each in wanted if isinstance(each, ForwardingConfig))
     }
-    return lambda config: found[_kind(config)]
+    return lambda config: recordings[_kind(config)]
 
 
 def widest(configs: Iterable[Config]) -> list[Config]:
     """Of configurations that differ in size alone the largest, whose drafts hold the others'."""
-    found: dict[Config, Config] = {}
+    widest_of_kind: dict[Config, Config] = {}
     for config in configs:
         kind = _kind(config)
-        found[kind] = _wider(found.get(kind, config), config)
-    return list(found.values())
+        widest_of_kind[kind] = _wider(widest_of_kind.get(kind, config), config)
+    return list(widest_of_kind.values())
 
 
 def _kind(config: Config) -> Config:

@@ -207,14 +207,14 @@ class _Costs:
         name, shape, config = self.checkpoint.name, self.checkpoint.config, self.config
         placement = placement_for(self.checkpoint, config, self.ops)
         kept_as = name, shape, self.ops, config.dtype, config.kv_cache_dtype, placement
-        found = self._measured(*kept_as) or stored_table(*kept_as)
-        if found is None:
+        table = self._measured(*kept_as) or stored_table(*kept_as)
+        if table is None:
             self.notes.append(
                 f"there is no profile of {name} on this machine: what wide steps cost is assumed; "
                 "measure it with paceline profile, or name one with --cost"
             )
         streamed = placement.share_streamed if placement else 0.0
-        return found or prior_table(self.ops.name, expert_cost(shape), streamed)
+        return table or prior_table(self.ops.name, expert_cost(shape), streamed)
 
     def _measured(
         self,
@@ -228,8 +228,8 @@ class _Costs:
         if not self.measured:
             return None
         key = profile_key(name, shape, ops, dtype, kv_dtype, num_threads(), placement)
-        found = [profile.table for profile in self.measured if profile.key == key]
-        return found[-1] if found else None
+        tables = [profile.table for profile in self.measured if profile.key == key]
+        return tables[-1] if tables else None
 
     def of_drafts(
         self,
@@ -252,9 +252,9 @@ class _Costs:
         )
         kv_dtype, shape = ops.default_kv_dtype, checkpoint.config
         kept_as = checkpoint.name, shape, ops, dtype, kv_dtype
-        found = self._measured(*kept_as) or stored_table(*kept_as)
-        if found and not self.is_elsewhere and found.is_relative == table.is_relative:
-            return found
+        measured = self._measured(*kept_as) or stored_table(*kept_as)
+        if measured and not self.is_elsewhere and measured.is_relative == table.is_relative:
+            return measured
         own = Work.of(
             self.checkpoint.config,
             self.config.dtype,
@@ -286,11 +286,11 @@ def learnt_prompts(
         [context_key(trace.token_ids[: trace.prompt_len].tolist()) for trace in traces], np.uint64
     )
     files = {each.model for each in configs if each.method == "ngram_model" and each.model}
-    found = {
+    numbers_by_file = {
         file: frozenset(np.flatnonzero(np.isin(keys, read_tables(file).prompts)).tolist())
         for file in sorted(files)
     }
-    return {file: numbers for file, numbers in found.items() if numbers}
+    return {file: numbers for file, numbers in numbers_by_file.items() if numbers}
 
 
 def num_learnt(configs: Iterable[SpeculativeConfig], learnt: Mapping[str, frozenset[int]]) -> int:

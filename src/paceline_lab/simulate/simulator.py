@@ -229,17 +229,17 @@ def fixed_configs(configs: Configs) -> dict[str, tuple[SpeculativeConfig, ...]]:
 
     The latter as chains of :data:`LENGTHS`, and those that need no forwards as :data:`TREES` too.
     """
-    found: dict[str, tuple[SpeculativeConfig, ...]] = {"plain": ()}
+    by_name: dict[str, tuple[SpeculativeConfig, ...]] = {"plain": ()}
     for number, config in enumerate(configs, start=1):
         twins = sum(other.method == config.method for other in configs) > 1
         name = f"{config.method} ({number})" if twins else config.method
-        found |= {f"{name} {length}": (_sized(config, length),) for length in LENGTHS}
+        by_name |= {f"{name} {length}": (_sized(config, length),) for length in LENGTHS}
         if not config.needs_forwards:
             sized = {nodes: _sized(config, LENGTHS[-1], nodes, width) for nodes, width in TREES}
-            found |= {f"{name}, tree of {nodes}": (each,) for nodes, each in sized.items()}
+            by_name |= {f"{name}, tree of {nodes}": (each,) for nodes, each in sized.items()}
     if configs:
-        found["as configured"] = tuple(configs)
-    return found
+        by_name["as configured"] = tuple(configs)
+    return by_name
 
 
 def _sized(

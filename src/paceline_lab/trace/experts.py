@@ -33,25 +33,25 @@ def with_experts(engine: Engine, traces: Sequence[Trace]) -> list[Trace]:
     Raises:
         ConfigError: the KV cache has no room for a text.
     """
-    experts, found = engine.runner.decoder.config.mlp.experts, []
+    experts, recorded = engine.runner.decoder.config.mlp.experts, []
     assert experts is not None
     for trace in traces:
         sizes = union_sizes(_chosen(engine, trace.token_ids.tolist()), experts.number)
-        found.append(replace(trace, experts_read=sizes[trace.prompt_len - 1 : -1]))
-    return found
+        recorded.append(replace(trace, experts_read=sizes[trace.prompt_len - 1 : -1]))
+    return recorded
 
 
 def _chosen(engine: Engine, token_ids: Sequence[int]) -> NDArray[Any]:
     """The experts of each token, ``[layers, tokens, per_token]``."""
-    found = []
+    slices = []
     engine.kv.open(SEQUENCE)
     try:
         for start in range(0, len(token_ids), SLICE_ROWS):
             forced_slice(engine, token_ids, start, min(start + SLICE_ROWS, len(token_ids)), ())
-            found.append(np.stack(engine.runner.chosen_experts))
+            slices.append(np.stack(engine.runner.chosen_experts))
     finally:
         engine.kv.free(SEQUENCE)
-    return np.concatenate(found, axis=1)
+    return np.concatenate(slices, axis=1)
 
 
 def union_sizes(chosen: NDArray[Any], number: int) -> NDArray[Any]:
@@ -69,13 +69,13 @@ def union_sizes(chosen: NDArray[Any], number: int) -> NDArray[Any]:
     layers, count, _ = chosen.shape
     is_read = np.zeros((count, layers, number), bool)
     np.put_along_axis(is_read, chosen.transpose(1, 0, 2), True, axis=2)
-    places, found, rows = np.arange(count), [], 1
+    places, columns, rows = np.arange(count), [], 1
     for wanted in UNION_ROWS:  # each twice the one before
         is_read |= is_read[np.minimum(places + rows, max(0, count - rows))]
         rows = wanted
         sizes = is_read.sum(axis=(1, 2), dtype=np.int32)
-        found.append(sizes[np.minimum(places, max(0, count - rows))])
-    return np.stack(found, axis=1)
+        columns.append(sizes[np.minimum(places, max(0, count - rows))])
+    return np.stack(columns, axis=1)
 
 
 class ExpertUnions:

@@ -230,12 +230,12 @@ def read_answers(folder: str | Path, vocab_size: int) -> list[TokenArray]:
         TraceError: there is no trace in the folder, a shard is damaged, or holds a token outside
             the vocabulary.
     """
-    found = [trace.token_ids for trace in read_traces(folder)]
-    if any(tokens.max() >= vocab_size for tokens in found):
+    answers = [trace.token_ids for trace in read_traces(folder)]
+    if any(tokens.max() >= vocab_size for tokens in answers):
         raise TraceError(
             f"{folder} has token ids outside the vocabulary of {vocab_size}; it is of another model"
         )
-    return found
+    return answers
 
 
 def split_held_out(

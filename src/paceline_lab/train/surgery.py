@@ -364,8 +364,8 @@ class HybridRows:
         tokens = {"input_ids": input_ids.view(batch.size, batch.time), "use_cache": False}
         with self._precision():
             out = functional_call(self._layers, params, (), tokens)
-        found: Tensor = out.last_hidden_state.float().flatten(0, 1)
-        return found
+        rows: Tensor = out.last_hidden_state.float().flatten(0, 1)
+        return rows
 
     def logits(self, hidden: Tensor) -> Tensor:
         with self._precision():

@@ -70,19 +70,19 @@ def tune_command(options: TuneOptions) -> int:
         qualities = _qualities(options, simulator, drafts)
     _show(simulator, tuning, qualities, drafts, screen)
     screen.note(", ".join(f"{name}: {each:.1f} s" for name, each in seconds.items()))
-    found, few = configuration(options, tuning), doubt(tuning)
+    best_options, few = configuration(options, tuning), doubt(tuning)
     if options.output is not None:
-        write_config_file(options.output, found)
+        write_config_file(options.output, best_options)
         screen.note(f"written to {options.output}")
         if few is not None and tuning.best is not None:
             screen.note("note: what was written may not pay: " + few)
     if options.plot is not None:
         title = f"Ways to speculate with {facts(simulator)['model']}"
         plot_tuning(tuning, options.plot, title, next(iter(verdict(tuning, drafts))))
-    use = how_to_use(found, options.output)
+    use = how_to_use(best_options, options.output)
     screen.say(f"to use it: {printable(use)}")
     if options.json:
-        more = {"notes": [*notes, *filter(None, [few])], "seconds": seconds, "config": found}
+        more = {"notes": [*notes, *filter(None, [few])], "seconds": seconds, "config": best_options}
         screen.document(_document(simulator, tuning, qualities) | more | {"use": use})
     return 0
 
@@ -98,14 +98,14 @@ def _qualities(
     options: TuneOptions, simulator: Simulator, drafts: Drafts
 ) -> dict[str, DraftQuality | None]:
     """By name; None of what has no distribution over the target's tokens."""
-    found: dict[str, DraftQuality | None] = dict.fromkeys(drafts)
+    qualities: dict[str, DraftQuality | None] = dict.fromkeys(drafts)
     comparable = {
         name: draft
         for name, draft in drafts.items()
         if isinstance(draft, ForwardingConfig) and not draft.may_translate
     }
     if not comparable:
-        return found
+        return qualities
     with LLM(options.model, speculative_config=[], **engine_options(options)) as llm:
         for name, draft in comparable.items():
             measure = partial(
@@ -116,8 +116,8 @@ def _qualities(
                 max_tokens=QUALITY_TOKENS,
                 checkpoint=simulator.target.checkpoint,
             )
-            found[name] = llm.call(measure)
-    return found
+            qualities[name] = llm.call(measure)
+    return qualities
 
 
 def _show(
@@ -153,12 +153,12 @@ def _document(
             for first, *larger in tuning.distinct()
         ],
         "oracles": [row(each) for each in tuning.oracles],
-        "drafts": {name: found and asdict(found) for name, found in qualities.items()},
+        "drafts": {name: quality and asdict(quality) for name, quality in qualities.items()},
     }
 
 
 def _row(simulator: Simulator, row: TuningRow) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": row.name,
         **_speedup(row.speedup),
         "nodes_per_step": nodes_per_step(row),
@@ -167,12 +167,12 @@ def _row(simulator: Simulator, row: TuningRow) -> dict[str, Any]:
     }
     if row.candidate is not None:
         configs = [asdict(config) for config in row.candidate.configs]
-        found |= {"planner": row.candidate.planner, "speculative_config": configs}
-    return found
+        document |= {"planner": row.candidate.planner, "speculative_config": configs}
+    return document
 
 
-def _speedup(found: SpeedUp) -> dict[str, Any]:
+def _speedup(speedup: SpeedUp) -> dict[str, Any]:
     return {
-        "speedup": found.value,
-        "interval": None if found.low is None else [found.low, found.high],
+        "speedup": speedup.value,
+        "interval": None if speedup.low is None else [speedup.low, speedup.high],
     }

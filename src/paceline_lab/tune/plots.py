@@ -48,11 +48,11 @@ def plot_tuning(tuning: Tuning, path: str | Path, title: str = "", sentence: str
     save_figure(figure, title, "", path)
 
 
-def _bars(found: list[SpeedUp]) -> list[list[float]] | None:
+def _bars(speedups: list[SpeedUp]) -> list[list[float]] | None:
     """How far down and up the intervals reach; None where there are none."""
     intervals = [
         (each.value - each.low, each.high - each.value)
-        for each in found
+        for each in speedups
         if each.low is not None and each.high is not None
     ]
     return [list(side) for side in zip(*intervals, strict=True)] or None
@@ -61,11 +61,11 @@ def _bars(found: list[SpeedUp]) -> list[list[float]] | None:
 def _draw_families(panel: Any, tuning: Tuning) -> None:
     colours: dict[str, str] = {}
     for (family, planner), rows in tuning.by_budget().items():
-        found = [row.speedup for row in rows]
+        speedups = [row.speedup for row in rows]
         panel.errorbar(
             [row.candidate.nodes for row in rows if row.candidate],
-            [each.value for each in found],
-            _bars(found),
+            [each.value for each in speedups],
+            _bars(speedups),
             fmt=STYLES[planner],
             color=colours.setdefault(family, f"C{len(colours)}"),
             marker=".",

@@ -149,7 +149,7 @@ def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list
     """
     free, drafts = (_best_by_nodes(scores, family) for family in (SUFFIX, name))
     pairs = {(free[nodes], drafts[nodes]): None for nodes in sorted(free.keys() & drafts)}
-    best = [list(found.values())[:JOINED] for found in (free, drafts)]
+    best = [list(by_nodes.values())[:JOINED] for by_nodes in (free, drafts)]
     pairs |= dict.fromkeys((one, draft) for one in best[0] for draft in best[1])
     return [
         Setting((SUFFIX, name), max(c.tree_nodes for c in pair), pair, planner)
@@ -159,11 +159,11 @@ def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list
 
 def _best_by_nodes(scores: Scores, family: str) -> dict[int, SpeculativeConfig]:
     """The best configuration of each budget, the best of all first."""
-    found: dict[int, SpeculativeConfig] = {}
+    best: dict[int, SpeculativeConfig] = {}
     ours = [candidate for candidate in scores if candidate.family == family]
     for candidate in sorted(ours, key=lambda each: -scores[each]):
-        found.setdefault(candidate.nodes, candidate.configs[0])
-    return found
+        best.setdefault(candidate.nodes, candidate.configs[0])
+    return best
 
 
 def all_configs(candidates: Iterable[Setting]) -> list[SpeculativeConfig]:
@@ -199,14 +199,14 @@ def search(
     alive = list(candidates)
     random.Random(0).shuffle(alive)  # what there is no time for is then not of one kind
     strides = [s for s in STRIDES if s == 1 or _fits(simulator, s)]
-    found = Found({})
+    outcome = Found({})
     for index, stride in enumerate(strides):
         now, rounds = clock(), len(strides) - index
         part = simulator.every(stride)
-        found.results = _replayed(part, alive, now + (until - now) / rounds, clock)
-        found.num_left_out += len(alive) - len(found.results)
-        alive = _survivors(found.results, to_one=rounds == 2)
-    return found
+        outcome.results = _replayed(part, alive, now + (until - now) / rounds, clock)
+        outcome.num_left_out += len(alive) - len(outcome.results)
+        alive = _survivors(outcome.results, to_one=rounds == 2)
+    return outcome
 
 
 def _fits(simulator: Simulator, stride: int) -> bool:

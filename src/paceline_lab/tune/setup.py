@@ -185,7 +185,7 @@ def _profile(
     from paceline.profiling.profile import measure_profiles
     from paceline.profiling.profile_store import keep_profiles
 
-    found: list[Profile] = []
+    kept: list[Profile] = []
     # For any number of requests: the profile serves more than this command.
     config = EngineConfig(**engine_options(options) | {"max_num_seqs": DEFAULTS.max_num_seqs})
     models: list[SpeculativeConfig | None] = [*drafts] or [None]
@@ -194,10 +194,10 @@ def _profile(
             profiles, remarks = measure_profiles(
                 options.model, config, model, None, lambda share: advance(int(share * 100))
             )
-        found += profiles
+        kept += profiles
         for remark in [*remarks, *keep_profiles(profiles)[1]]:
             screen.note(printable(remark))
-    return found
+    return kept
 
 
 def drafts_to_try(options: TuneOptions) -> Drafts:
@@ -212,17 +212,17 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
     target = load_checkpoint(options.model)
     own = [config for config in drafts_of(options.model) if config.method not in HEAD_METHODS]
     named = options.draft or [config.model for config in own if config.model is not None]
-    found: dict[str, SpeculativeConfig] = {}
+    by_name: dict[str, SpeculativeConfig] = {}
     for path in dict.fromkeys(named):
         name, config = _draft(path, target)
-        found[path if name in found else name] = config
+        by_name[path if name in by_name else name] = config
     layers, dtype = options.draft_layers, options.draft_dtype
     if layers is not None or dtype is not None:
         config = SelfDraftConfig(draft_layers=layers, dtype=dtype or "auto")
         num_draft_layers(config, target.config.num_layers)
         said = [f"{layers} layers"] if layers is not None else []
-        found[", ".join(["self", *said, *([dtype] if dtype else [])])] = config
-    return found
+        by_name[", ".join(["self", *said, *([dtype] if dtype else [])])] = config
+    return by_name
 
 
 def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:

@@ -108,12 +108,12 @@ class Tuning:
         n-grams were learnt from these prompts are never it. A row surely beats another only if
         there are enough answers (:attr:`is_sure`).
         """
-        found = next((row for row in self.rows if is_recommendable(row)), None)
+        fastest = next((row for row in self.rows if is_recommendable(row)), None)
         default = self.default
         if default is None or not is_recommendable(default):
-            return found
-        gain = self.gain(found)
-        return found if gain is not None and is_clear(gain) else default
+            return fastest
+        gain = self.gain(fastest)
+        return fastest if gain is not None and is_clear(gain) else default
 
     def gain(self, row: TuningRow | None) -> SpeedUp | None:
         """How much faster a row is than the default."""
@@ -128,10 +128,10 @@ class Tuning:
 
     def distinct(self) -> list[list[TuningRow]]:
         """Rows of one family and planner whose replays took the same steps, the smallest first."""
-        found: dict[tuple[object, ...], list[TuningRow]] = {}
+        by_steps: dict[tuple[object, ...], list[TuningRow]] = {}
         for row in self.rows:
-            found.setdefault(_steps_of(row), []).append(row)
-        return list(found.values())
+            by_steps.setdefault(_steps_of(row), []).append(row)
+        return list(by_steps.values())
 
     def best_of(self, family: str) -> TuningRow | None:
         """The fastest candidate of a family, whether it pays or not."""
@@ -139,16 +139,16 @@ class Tuning:
 
     def by_budget(self) -> dict[tuple[str, str], list[TuningRow]]:
         """The fastest candidate of every node budget, by family and planner."""
-        found: dict[tuple[str, str], dict[int, TuningRow]] = {}
+        by_family: dict[tuple[str, str], dict[int, TuningRow]] = {}
         for row in self.rows:
             each = _candidate(row)
-            found.setdefault((each.family, each.planner), {}).setdefault(each.nodes, row)
-        return {key: [rows[n] for n in sorted(rows)] for key, rows in sorted(found.items())}
+            by_family.setdefault((each.family, each.planner), {}).setdefault(each.nodes, row)
+        return {key: [rows[n] for n in sorted(rows)] for key, rows in sorted(by_family.items())}
 
 
-def is_clear(found: SpeedUp) -> bool:
+def is_clear(gain: SpeedUp) -> bool:
     """Whether the interval, or without one the speed-up, lies above :data:`WORTHWHILE`."""
-    return (found.value if found.low is None else found.low) > WORTHWHILE
+    return (gain.value if gain.low is None else gain.low) > WORTHWHILE
 
 
 def is_worthwhile(row: TuningRow) -> bool:
@@ -180,7 +180,7 @@ def wanted_configs(
     candidates = [draft_candidates(name, draft, ("auto",)) for name, draft in drafts.items()]
     if default:
         candidates.append([configured_candidate(default, drafts, DEFAULT_PLANNER)])
-    return all_configs(each for found in candidates for each in found)
+    return all_configs(each for group in candidates for each in group)
 
 
 def tune(
@@ -205,12 +205,12 @@ def tune(
     for name, draft in drafts.items():
         singles += draft_candidates(name, draft, planners)
     share = SINGLE_SHARE if drafts else 1.0
-    found = search(simulator, singles, began + share * budget_seconds, clock)
+    singly = search(simulator, singles, began + share * budget_seconds, clock)
     plain = simulator.plain()
-    scores = {each: plain.ms / result.ms for each, result in found.results.items()}
+    scores = {each: plain.ms / result.ms for each, result in singly.results.items()}
     joint = [each for name in drafts for each in joint_candidates(scores, name, planners)]
     more = search(simulator, joint, began + budget_seconds, clock)
-    results = found.results | more.results
+    results = singly.results | more.results
     rows = [_row(simulator, plain, c, result) for c, result in results.items()]
     rows.sort(key=lambda row: planners.index(_candidate(row).planner))
     return Tuning(
@@ -218,7 +218,7 @@ def tune(
         rows=sorted(rows, key=lambda row: (-row.speedup.value, _candidate(row).size)),
         oracles=_oracles(simulator, drafts, plain, results),
         num_candidates=len(singles) + len(joint),
-        num_left_out=found.num_left_out + more.num_left_out,
+        num_left_out=singly.num_left_out + more.num_left_out,
         seconds=clock() - began,
         default=_default(simulator, plain, drafts, default) if default else None,
     )
@@ -258,12 +258,12 @@ def _oracles(
         return row(f"{BEST_STEPS}: {name}", simulator.best_steps(configs), configs)
 
     fixed = {each: result for each, result in results.items() if each.planner == "fixed"}
-    found = [row(BEST_FIXED, best_of_each([plain, *fixed.values()]), all_configs(fixed))]
+    rows = [row(BEST_FIXED, best_of_each([plain, *fixed.values()]), all_configs(fixed))]
     free = suffix_candidates(("fixed",))
     for name, draft in drafts.items():
         candidates = [*free, *draft_candidates(name, draft, ("fixed",))]
-        found.append(best_steps(f"{SUFFIX} + {name}", candidates))
-    return found if drafts else [*found, best_steps(SUFFIX, free)]
+        rows.append(best_steps(f"{SUFFIX} + {name}", candidates))
+    return rows if drafts else [*rows, best_steps(SUFFIX, free)]
 
 
 def speedup(plain: ReplayResult, result: ReplayResult) -> SpeedUp:

@@ -73,9 +73,9 @@ def nodes_per_step(row: TuningRow) -> float:
     return row.result.total("num_draft_tokens") / row.result.total("num_steps")
 
 
-def _interval(found: SpeedUp) -> str:
+def _interval(speedup: SpeedUp) -> str:
     """Empty where there is none."""
-    return "" if found.low is None else f"{found.low:.3f} to {found.high:.3f}"
+    return "" if speedup.low is None else f"{speedup.low:.3f} to {speedup.high:.3f}"
 
 
 def doubt(tuning: Tuning) -> str | None:
@@ -125,8 +125,8 @@ def _said(row: TuningRow) -> str:
     return _times(row.speedup, "plain decoding")
 
 
-def _times(found: SpeedUp, other: str) -> str:
-    return f"{found.value:.3f} times {other} ({_interval(found) or 'no interval'})"
+def _times(speedup: SpeedUp, other: str) -> str:
+    return f"{speedup.value:.3f} times {other} ({_interval(speedup) or 'no interval'})"
 
 
 def quality_table(qualities: Mapping[str, DraftQuality | None], tuning: Tuning) -> str:
@@ -134,25 +134,25 @@ def quality_table(qualities: Mapping[str, DraftQuality | None], tuning: Tuning) 
     columns = list(dict.fromkeys(name for each in qualities.values() for name in _figures(each)))
     rows = []
     for name, each in qualities.items():
-        alone, found = tuning.best_of(name), _figures(each)
+        alone, shown = tuning.best_of(name), _figures(each)
         rows.append(
             {
                 "draft": printable(name),
-                **{column: found.get(column, "-") for column in columns},
+                **{column: shown.get(column, "-") for column in columns},
                 "speed-up alone": "-" if alone is None else f"{alone.speedup.value:.3f}",
             }
         )
     return table(rows)
 
 
-def _figures(found: DraftQuality | None) -> dict[str, str]:
-    if found is None:
+def _figures(quality: DraftQuality | None) -> dict[str, str]:
+    if quality is None:
         return {}
     return {
-        "tokens": str(found.num_tokens),
-        "KL (nats)": f"{found.kl:.3f}",
-        **{f"top {k}": f"{found.agreement[k]:.1%}" for k in TOP},
-        f"accepted at {TEMPERATURE:g}": f"{found.coupled_acceptance:.1%}",
+        "tokens": str(quality.num_tokens),
+        "KL (nats)": f"{quality.kl:.3f}",
+        **{f"top {k}": f"{quality.agreement[k]:.1%}" for k in TOP},
+        f"accepted at {TEMPERATURE:g}": f"{quality.coupled_acceptance:.1%}",
     }
 
 
@@ -169,19 +169,19 @@ def configuration(options: TuneOptions, tuning: Tuning) -> dict[str, Any]:
     pays.
     """
     best = tuning.best
-    found: dict[str, Any] = {
+    run_options: dict[str, Any] = {
         field.name: getattr(options, field.name)
         for field in fields(EngineOptions)
         if field.name not in NOT_WRITTEN and getattr(options, field.name) != field.default
     }
-    found["model"] = options.model
+    run_options["model"] = options.model
     if best is None:
-        return found | {"no_speculation": True}
+        return run_options | {"no_speculation": True}
     if best is tuning.default:
-        return found
+        return run_options
     assert best.candidate is not None
     proposers = [_option_values(config) for config in best.candidate.configs]
-    return found | {"speculative_config": proposers, "planner": best.candidate.planner}
+    return run_options | {"speculative_config": proposers, "planner": best.candidate.planner}
 
 
 def _option_values(config: SpeculativeConfig) -> dict[str, Any]:
@@ -203,17 +203,17 @@ def _option_values(config: SpeculativeConfig) -> dict[str, Any]:
     }
 
 
-def how_to_use(found: Mapping[str, Any], output: str | None) -> str:
+def how_to_use(best_options: Mapping[str, Any], output: str | None) -> str:
     """The command that runs what was found.
 
     Args:
-        found: as :func:`configuration` returns it.
+        best_options: as :func:`configuration` returns them.
         output: the file that it was written to.
     """
     if output is not None:
         return shlex.join(["paceline", "run", "--config", _near(output)])
-    arguments = [_near(found["model"])] if "model" in found else []
-    for name, value in found.items():
+    arguments = [_near(best_options["model"])] if "model" in best_options else []
+    for name, value in best_options.items():
         if name != "model":
             arguments += _flags(f"--{name.replace('_', '-')}", value)
     return shlex.join(["paceline", "run", *arguments])

@@ -59,8 +59,10 @@ class IdentityArms:
         """Answer requests in both arms, score the speculative answers, and count."""
         prompts, params = [prompt for prompt, _ in work], [wish for _, wish in work]
         expected = check_answered(self.plain_figures.measure(self.plain, prompts, params))
-        found = check_answered(self.speculative_figures.measure(self.speculative, prompts, params))
-        for prompt, wish, one, two in zip(prompts, params, expected, found, strict=True):
+        answered = check_answered(
+            self.speculative_figures.measure(self.speculative, prompts, params)
+        )
+        for prompt, wish, one, two in zip(prompts, params, expected, answered, strict=True):
             score = partial(score_output, prompt=prompt, output=two.token_ids, params=wish)
             self.tally.add(one, two, self.plain.call(score))
 

@@ -198,18 +198,18 @@ def _pieces(options: VerifyOptions, source: Checkpoint) -> list[Window]:
         raise ConfigError(f"--stride is {stride}; allowed: 1 to {length - 1}, below the window")
     if source.tokenizer is None:
         raise ConfigError(f"{source.name} has no tokenizer, so it cannot read text")
-    left, found = options.text_tokens or DEFAULT_TEXT_TOKENS, list[Window]()
+    left, all_pieces = options.text_tokens or DEFAULT_TEXT_TOKENS, list[Window]()
     bos = begins_with(source.tokenizer)
     for text in _texts(options):
         token_ids = encoded(source.tokenizer, text, left + (bos is None))
         pieces = windows(token_ids, length, stride, bos)
-        found += pieces
+        all_pieces += pieces
         left -= sum(len(piece.targets) for piece in pieces)
         if left <= 0:
             break
-    if not found:
+    if not all_pieces:
         raise RequestError("the text has fewer than two tokens; there is nothing to predict")
-    return found
+    return all_pieces
 
 
 def _texts(options: VerifyOptions) -> Iterator[str]:
@@ -260,8 +260,8 @@ def _report(
     screen.say(quality_table(rows))
     for name, reason in arms.skipped.items():
         screen.say(f"{name}: not measured: {reason}")
-    found = list(pairs(rows))
-    for own, other, gap in found:
+    compared = list(pairs(rows))
+    for own, other, gap in compared:
         screen.say(pair_line(own, other, gap))
     if options.json:
         document = {
@@ -272,7 +272,7 @@ def _report(
             "num_windows": len(pieces),
             "reference": REFERENCE,
             "rows": [{"arithmetic": name, **row.to_json()} for name, row in rows.items()],
-            "pairs": [{"own": a, "other": b, **gap.to_json()} for a, b, gap in found],
+            "pairs": [{"own": a, "other": b, **gap.to_json()} for a, b, gap in compared],
             "peers": arms.peers,
             "skipped": arms.skipped,
         }
@@ -305,11 +305,11 @@ def pairs(rows: Mapping[str, Quality]) -> Iterator[tuple[str, str, Excess]]:
             yield from ((name, other, excess(row, rows[other])) for other in others)
 
 
-def pair_line(own: str, other: str, found: Excess) -> str:
+def pair_line(own: str, other: str, gap: Excess) -> str:
     line = (
-        f"{own} against {other}: mean KL {found.difference:+.3e}, with 95 % confidence at most "
-        f"{found.upper:+.3e}"
+        f"{own} against {other}: mean KL {gap.difference:+.3e}, with 95 % confidence at most "
+        f"{gap.upper:+.3e}"
     )
-    if found.relative is None or found.relative_upper is None:
+    if gap.relative is None or gap.relative_upper is None:
         return line
-    return f"{line}; that is {found.relative:+.1%}, at most {found.relative_upper:+.1%}"
+    return f"{line}; that is {gap.relative:+.1%}, at most {gap.relative_upper:+.1%}"

@@ -98,14 +98,14 @@ def _shortfall(logits: Logits, rows: Sequence[SamplingRow], tokens: Sequence[int
     """Each row's best score minus its token's; infinite where the token does not survive."""
     ids, scores = rank_candidates(logits, rows, 1)
     agrees = (ids[:, 0] == tokens) & np.isfinite(scores[:, 0])
-    found = np.where(agrees, 0.0, np.inf)
+    shortfall = np.where(agrees, 0.0, np.inf)
     # Only the tokens that lost need the scores of the whole vocabulary.
     for at in np.flatnonzero(~agrees).tolist():
         ids, scores = rank_candidates(logits[at : at + 1], [rows[at]], logits.shape[1])
         best, own = scores[0, 0], scores[0].max(where=ids[0] == tokens[at], initial=-np.inf)
         # Logits that are not numbers are never a reason to pass.
-        found[at] = best - own if np.isfinite(best) and best >= own else np.inf
-    return found
+        shortfall[at] = best - own if np.isfinite(best) and best >= own else np.inf
+    return shortfall
 
 
 def _beyond_filter(logits: Logits, row: SamplingRow, token: int) -> float:
@@ -201,9 +201,9 @@ class Tally:
 
     def add(self, plain: Answer, speculative: Answer, regrets: Regrets) -> None:
         """Count the next prompt: its two outputs and the scores of the speculative one."""
-        found = difference(self.num_prompts, plain, speculative)
-        if found is not None:
-            self.differences.append(found)
+        change = difference(self.num_prompts, plain, speculative)
+        if change is not None:
+            self.differences.append(change)
         assert len(regrets.inner) + len(regrets.boundary) == len(speculative.token_ids)
         self.num_prompts += 1
         self.num_tokens += len(speculative.token_ids)
@@ -215,7 +215,7 @@ class Tally:
 
     @property
     def num_differences(self) -> int:
-        return sum(found.count for found in self.differences)
+        return sum(change.count for change in self.differences)
 
     @property
     def num_boundary_tokens(self) -> int:
@@ -243,13 +243,13 @@ class Tally:
             "mean_regret": float(inner.mean()) if len(inner) else 0.0,
             "num_prompts": self.num_prompts,
             "num_differing_prompts": len(self.differences),
-            "num_wrong_lengths": sum(found.wrong_length for found in self.differences),
+            "num_wrong_lengths": sum(change.wrong_length for change in self.differences),
             "num_regret_tokens": int(np.count_nonzero(inner)),
             "num_boundary_tokens": self.num_boundary_tokens,
             "max_boundary_excess": self.max_boundary_excess,
             "first_differences": [
-                {"prompt_index": found.prompt_index, "position": found.position}
-                for found in self.differences
+                {"prompt_index": change.prompt_index, "position": change.position}
+                for change in self.differences
             ],
         }
 
@@ -269,15 +269,15 @@ class Tally:
                 (self.num_boundary_tokens, "tokens are outside a filter"),
             ]
             return [f"{count} {what}" for count, what in checks if count]
-        found = []
+        reasons = []
         if figures["num_wrong_lengths"]:
-            found.append(f"{figures['num_wrong_lengths']} outputs have the wrong length")
+            reasons.append(f"{figures['num_wrong_lengths']} outputs have the wrong length")
         if self.max_regret > max_regret:
-            found.append(f"the largest regret is {self.max_regret:.4g}, above {max_regret:g}")
+            reasons.append(f"the largest regret is {self.max_regret:.4g}, above {max_regret:g}")
         if self.max_boundary_excess > max_regret:
             excess = self.max_boundary_excess
-            found.append(f"a token is {excess:.4g} outside a filter, more than {max_regret:g}")
-        return found
+            reasons.append(f"a token is {excess:.4g} outside a filter, more than {max_regret:g}")
+        return reasons
 
 
 def _highest(parts: Sequence[Floats]) -> float:

@@ -175,13 +175,13 @@ class TextProposer(Proposer):
         raise NotImplementedError
 
     def drafters(self, requests: Sequence[Request]) -> Sequence[TextDrafter]:
-        found = []
+        drafters = []
         for request in requests:
             text = self._texts.get(request.request_id)
             if text is None:
                 text = self._texts[request.request_id] = self._open(request)
-            found.append(text)
-        return found
+            drafters.append(text)
+        return drafters
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         most_nodes, most_depth = self.config.tree_nodes, self.config.num_speculative_tokens

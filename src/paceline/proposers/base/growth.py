@@ -276,7 +276,7 @@ def grow(
     like, head = likeness(config), runner.decoder.pruned_head
     columns = runner.decoder.config.num_logits
     tables = runner.kv.block_tables([growth.request.request_id for growth in growths])
-    found = runner.grow(
+    grown = runner.grow(
         runner.pack(spans),
         inputs,
         [
@@ -301,7 +301,7 @@ def grow(
         reserve=lambda index, drafted: reserve(growths[index], drafted),
     )
     for growth, (tokens, parents, probs, path_probs, *span, levels) in zip(
-        growths, found, strict=True
+        growths, grown, strict=True
     ):
         tree, draft = growth.tree, growth.draft
         tree.token_ids, tree.parents, tree.accept_probs = tokens, parents, probs

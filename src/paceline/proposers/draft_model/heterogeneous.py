@@ -269,12 +269,12 @@ def _walk(translation: Translation, draft: DraftTree, path: list[int]) -> list[t
         text += piece
         reach.append((len(text), node))
     skipped = len(translation.pending)
-    found = translation.continuation(text[skipped:])
-    written = found.ends[-1] if found.ends else 0
+    rest = translation.continuation(text[skipped:])
+    written = rest.ends[-1] if rest.ends else 0
     is_ended = special is not None and written == len(text) - skipped
-    count = len(found.tokens) if is_ended else found.settled
+    count = len(rest.tokens) if is_ended else rest.settled
     steps, at = [], 0
-    for token, end in zip(found.tokens[:count], found.ends, strict=False):
+    for token, end in zip(rest.tokens[:count], rest.ends, strict=False):
         while reach[at][0] < end + skipped:
             at += 1
         steps.append((token, reach[at][1]))
@@ -330,13 +330,13 @@ class ShadowDrafter(DraftModelProposer):
         head = self._runner.decoder.pruned_head
         if rows and head is not None:
             logits = head.by_token(logits)
-        found: dict[int, Candidates] = {}
+        by_row: dict[int, Candidates] = {}
         is_direct = [self._translation(row).is_direct for row in rows]
         for kind, rank in ((True, self._rank_directly), (False, self._rank_texts)):
             at = [i for i, each in enumerate(is_direct) if each is kind]
             if at:
-                found |= zip(at, rank(logits[at], [rows[i] for i in at]), strict=True)
-        return [found[i] for i in range(len(rows))]
+                by_row |= zip(at, rank(logits[at], [rows[i] for i in at]), strict=True)
+        return [by_row[i] for i in range(len(rows))]
 
     def _translation(self, row: SamplingRow) -> Translation:
         return self.shadows[row.request.request_id].translation

@@ -113,13 +113,13 @@ class Vocabulary:
         """Tokens that begin with ``data``, and those that it begins with; all if it is empty."""
         first = bisect_left(self._sorted, data)
         last = bisect_right(self._sorted, data, key=lambda piece: piece[: len(data)])
-        found = self._tokens[first:last]
+        tokens = self._tokens[first:last]
         for size in range(1, len(data)):
             at = bisect_left(self._sorted, data[:size])
             while at < len(self._sorted) and self._sorted[at] == data[:size]:
-                found.append(self._tokens[at])
+                tokens.append(self._tokens[at])
                 at += 1
-        return found
+        return tokens
 
 
 class VocabularyPair:
@@ -168,9 +168,9 @@ class VocabularyPair:
             return [text], ""
         items: list[Item] = []
         at = 0
-        for found in self._pattern.finditer(text):
-            items += [*self.plain(text[at : found.start()]), *self._replacements[found[0]]]
-            at = found.end()
+        for match in self._pattern.finditer(text):
+            items += [*self.plain(text[at : match.start()]), *self._replacements[match[0]]]
+            at = match.end()
         longest = max(map(len, self._replacements))
         for start in range(max(at, len(text) - longest + 1), len(text)):
             if any(old.startswith(text[start:]) for old in self._replacements):
@@ -205,20 +205,20 @@ class VocabularyPair:
 
 def _crossing_specials(target: Vocabulary, draft: Vocabulary) -> dict[int, int]:
     """Special tokens of the target that the draft has, too; ends of a text first."""
-    found = {}
+    crossing = {}
     ends = draft.tokenizer.eos_token_ids
     if ends:
-        found = dict.fromkeys(target.tokenizer.eos_token_ids, ends[0])
+        crossing = dict.fromkeys(target.tokenizer.eos_token_ids, ends[0])
     begins = target.tokenizer.bos_token_id, draft.tokenizer.bos_token_id
     if begins[0] is not None and begins[1] is not None:
-        found.setdefault(begins[0], begins[1])
+        crossing.setdefault(begins[0], begins[1])
     for spelling, token in target.specials.items():
         if spelling in draft.specials:
-            found.setdefault(token, draft.specials[spelling])
+            crossing.setdefault(token, draft.specials[spelling])
     unknown, sizes = target.tokenizer.unk_token_id, (len(target.pieces), len(draft.pieces))
     return {
         old: new
-        for old, new in found.items()
+        for old, new in crossing.items()
         if old != unknown and old < sizes[0] and new < sizes[1]  # some tokenizers have too many
     }
 
@@ -238,11 +238,11 @@ def _cut(text: str, words: Iterable[str]) -> list[str]:
 def _same_pieces(target: Vocabulary, draft: Vocabulary) -> dict[int, int]:
     """From the draft's tokens to those of the target that write the same bytes."""
     by_piece = {piece: token for token, piece in reversed([*enumerate(target.pieces)]) if piece}
-    found = {}
+    same = {}
     for token, piece in reversed([*enumerate(draft.pieces)]):
         if piece and piece in by_piece:
-            found[token] = by_piece[piece]
-    return found
+            same[token] = by_piece[piece]
+    return same
 
 
 @dataclass(frozen=True, slots=True)

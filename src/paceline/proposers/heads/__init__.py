@@ -125,10 +125,10 @@ def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None
         return
     if "fc.weight" not in head.fusion:
         raise ConfigError(f"{head.name} has no fc.weight: it is incomplete")
-    found = head.fusion.shape_of("fc.weight")
-    if found[1:] != (num_taps * width,):
+    shape = head.fusion.shape_of("fc.weight")
+    if shape[1:] != (num_taps * width,):
         raise ConfigError(
-            f"{head.name} was made for another target: its fc reads {found[-1]} numbers, and "
+            f"{head.name} was made for another target: its fc reads {shape[-1]} numbers, and "
             f"{num_taps} layers of this target's width {width} give {num_taps * width}"
         )
 

@@ -147,9 +147,9 @@ def load_head(source: str) -> HeadCheckpoint:
     kind = head_kind(raw)
     if kind not in _ENTRIES:
         said = raw.get("speculators_model_type")
-        found = f"a speculator of type {str(said)[:40]!r}" if said else "no head"
+        what = f"a speculator of type {str(said)[:40]!r}" if said else "no head"
         raise UnsupportedModelError(
-            f"{name} is {found}; heads say speculators_model_type = {', '.join(_ENTRIES)}, or have "
+            f"{name} is {what}; heads say speculators_model_type = {', '.join(_ENTRIES)}, or have "
             "an architecture of that name"
         )
     fields = Fields(raw)
@@ -193,9 +193,9 @@ def _from_folder(folder: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
 
 
 def _from_file(path: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
-    found = load_file(path, path.name, in_memory=False, with_tokenizer=False)
-    assert isinstance(found.tensors, StoredTensors)
-    return found.hf_config, found.tensors, found.is_quantised
+    checkpoint = load_file(path, path.name, in_memory=False, with_tokenizer=False)
+    assert isinstance(checkpoint.tensors, StoredTensors)
+    return checkpoint.hf_config, checkpoint.tensors, checkpoint.is_quantised
 
 
 def place_of(source: str) -> tuple[Path, str]:
@@ -227,8 +227,8 @@ def _layer_ids(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
         place = Fields(raw).mapping(inside) if inside else raw
         ids = place.get(key)
         if isinstance(ids, list) and 0 < len(ids) <= MOST_TAPS:
-            found = Fields(place).integers(key, len(ids), -behind, 1 << 16)
-            return tuple(layer + behind for layer in found)
+            counted = Fields(place).integers(key, len(ids), -behind, 1 << 16)
+            return tuple(layer + behind for layer in counted)
         if ids is not None:
             raise ModelLoadError(
                 f"the model configuration says {key} = {str(ids)[:80]}; it must be a list of "

@@ -151,8 +151,8 @@ class HeadBatch:
 def _ranges(counts: Ints) -> Ints:
     """0, 1, ... up to each count, one after another."""
     total = int(counts.sum())
-    found: Ints = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return found
+    ranges: Ints = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ranges
 
 
 def _grid(counts: Ints, ranks: Ints) -> Grid:
@@ -382,11 +382,11 @@ def top_rows(logits: Tensor) -> Array:
     """The likeliest tokens of ``[rows, vocab_size]``, best first, as :data:`TOP_ROW`."""
     ids, logprobs = likeliest(logits)
     count = ids.shape[1]
-    found = np.zeros(len(logits), TOP_ROW)
-    found["logprobs"] = -np.inf
-    found["ids"][:, :count] = ids.numpy()
-    found["logprobs"][:, :count] = logprobs.numpy()
-    return found
+    rows = np.zeros(len(logits), TOP_ROW)
+    rows["logprobs"] = -np.inf
+    rows["ids"][:, :count] = ids.numpy()
+    rows["logprobs"][:, :count] = logprobs.numpy()
+    return rows
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

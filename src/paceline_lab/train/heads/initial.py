@@ -301,10 +301,10 @@ def continued(folder: Path, fresh: TrainableModel) -> TrainableModel:
     _check_same(folder, raw, fresh.raw)
     tensors = _tensors(folder, quantisation)
     for name, wanted in fresh.tensors.items():
-        found = tensors.shape_of(_OWN + name) if _OWN + name in tensors else None
-        if found != tuple(wanted.shape):
+        shape = tensors.shape_of(_OWN + name) if _OWN + name in tensors else None
+        if shape != tuple(wanted.shape):
             raise TrainingError(
-                f"{folder}: {name} is {'missing' if found is None else found}; a head that "
+                f"{folder}: {name} is {'missing' if shape is None else shape}; a head that "
                 f"this training can go on from has {tuple(wanted.shape)}"
             )
     params = {}
@@ -338,14 +338,14 @@ def _tensors(folder: Path, quantisation: Mapping[str, Any] | None) -> StoredTens
 
 def _check_same(folder: Path, raw: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     for key, value in wanted.items():
-        found = raw.get(key)
-        if key == LAYER_CONFIG and isinstance(found, dict):  # which can say the same in other words
-            is_same = config_from_hf(found) == config_from_hf(value)
+        said = raw.get(key)
+        if key == LAYER_CONFIG and isinstance(said, dict):  # which can say the same in other words
+            is_same = config_from_hf(said) == config_from_hf(value)
         else:
-            is_same = found == value
+            is_same = said == value
         if key not in _FREE and not is_same:
             raise TrainingError(
-                f"{folder} says {key} = {str(found)[:80]}; this training makes a head with "
+                f"{folder} says {key} = {str(said)[:80]}; this training makes a head with "
                 f"{str(value)[:80]}: name a head of the same kind, taps and sizes"
             )
 

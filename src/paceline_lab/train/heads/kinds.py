@@ -202,8 +202,8 @@ class _DFlashKind(Kind):
     def chosen(self, batch: HeadBatch, generator: torch.Generator) -> Tensor:
         drawn = _drawn(len(batch.wanted), generator)
         share = BLOCKS_PER_POSITION / self.config.block_size
-        found = (drawn < share).nonzero().squeeze(1)
-        return found if len(found) else drawn.argmin()[None]
+        rows = (drawn < share).nonzero().squeeze(1)
+        return rows if len(rows) else drawn.argmin()[None]
 
 
 def _drawn(count: int, generator: torch.Generator) -> Tensor:
@@ -296,7 +296,7 @@ def speculators_config(
 
 def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
     """The head's layers as transformers would describe them."""
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "model_type": "qwen3" if c.attention.qk_norm else "llama",
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
@@ -314,8 +314,8 @@ def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
         "rope_theta": c.positions.rope.theta,
     }
     if c.positions.rope.scaling != "default":
-        told["rope_scaling"] = _scaling(c.positions.rope)
-    read = config_from_hf(told)
+        description["rope_scaling"] = _scaling(c.positions.rope)
+    read = config_from_hf(description)
     if any(
         ours != said
         for ours, said in (
@@ -328,7 +328,7 @@ def _layers_description(target: Checkpoint, c: ModelConfig) -> dict[str, Any]:
             f"{target.name} has {c.mlp.activation} as its activation and rotary embeddings of type "
             f"{c.positions.rope.scaling}, which the configuration of a head cannot say"
         )
-    return told
+    return description
 
 
 def _scaling(rope: RopeConfig) -> dict[str, Any]:

@@ -110,8 +110,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
-        found = [next(saved).mul_(grads[0]) if needed else None for needed in ctx.needed]
-        return (*found, None, None, None)
+        gradients = [next(saved).mul_(grads[0]) if needed else None for needed in ctx.needed]
+        return (*gradients, None, None, None)
 
 
 def cross_entropy(hidden: Tensor, head: Tensor, wanted: Wanted, size: int = SLICE) -> Tensor:

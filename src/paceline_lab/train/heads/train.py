@@ -119,7 +119,7 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
 
 def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[list[Trace]]:
     """The traces with an answer of two tokens or more, by folder."""
-    known, found = model_fingerprint(target), list[list[Trace]]()
+    known, by_folder = model_fingerprint(target), list[list[Trace]]()
     for folder in config.traces:
         said = read_meta(folder).get("model_fingerprint")
         vocabulary = target.config.vocab_size
@@ -129,8 +129,8 @@ def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[list[Trace]]
                 f"{folder} has answers of another model than {config.target}; trace the prompts "
                 "with this one"
             )
-        found.append(traces)
-    return found
+        by_folder.append(traces)
+    return by_folder
 
 
 def _taps(config: HeadTrainingConfig, target: Checkpoint) -> tuple[int, ...]:

@@ -130,11 +130,11 @@ class OrderCounts:
         suffixes = np.zeros(0, np.int64)
         if lower is not None:
             known = lower.context_of * vocab_size + lower.tokens
-            found = np.searchsorted(known, shorter[context_of] * vocab_size + tokens)
-            suffixes = found.astype(np.int64)
+            numbers = np.searchsorted(known, shorter[context_of] * vocab_size + tokens)
+            suffixes = numbers.astype(np.int64)
         size = len(ngrams)
-        told = sums(places, weights, size), sums(places, beginnings, size)
-        return cls(contexts, shorter, context_of, tokens, *told, suffixes)
+        summed = sums(places, weights, size), sums(places, beginnings, size)
+        return cls(contexts, shorter, context_of, tokens, *summed, suffixes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -110,11 +110,11 @@ def _discounts(counts: Floats) -> list[float]:
     whole = np.rint(counts).astype(np.int64)
     n = np.bincount(whole[whole <= 4], minlength=5).astype(float).tolist()
     single = n[1] / (n[1] + 2 * n[2]) if n[1] and n[2] else _DEFAULT_DISCOUNT
-    found = [0.0]
+    discounts = [0.0]
     for c in range(1, NUM_DISCOUNTS + 1):
         discount = c - (c + 1) * single * n[c + 1] / n[c] if n[c] and n[c + 1] else single
-        found.append(min(float(c), max(0.0, discount)))
-    return found
+        discounts.append(min(float(c), max(0.0, discount)))
+    return discounts
 
 
 UNIGRAM_BYTES = 4

@@ -49,19 +49,19 @@ def read_uzu(path: str | Path, vocab_size: int, fingerprint: str | None) -> Ngra
     least, most = NGRAM_ORDERS
     if not least <= order <= most:
         raise ModelLoadError(f"{path} has order {order}; allowed: orders {least} to {most}")
-    at, found = 8, []
+    at, tables = 8, []
     for n in range(1, order + 1):
         table, at = _uzu_table(data, at, n, str(path))
-        found.append(table)
+        tables.append(table)
     if at != len(data):
         raise ModelLoadError(f"{path} is damaged: it goes on after its last table")
-    highest = max((int(tokens.max()) for _, _, tokens, _ in found if len(tokens)), default=-1)
+    highest = max((int(tokens.max()) for _, _, tokens, _ in tables if len(tokens)), default=-1)
     _check_token(highest, vocab_size, path)
     unigrams = np.zeros(vocab_size, np.float32)
-    np.maximum.at(unigrams, found[0][2], found[0][3])
+    np.maximum.at(unigrams, tables[0][2], tables[0][3])
     levels = [
         NgramLevel.of(keys, counts, np.zeros(len(keys), np.float32), tokens, values)
-        for keys, counts, tokens, values in found[1:]
+        for keys, counts, tokens, values in tables[1:]
     ]
     return NgramTables(fingerprint, False, 0, unigrams, tuple(levels))
 
