@@ -180,23 +180,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_list(path: Path) -> list[Any]:
     """The JSON array in the file; raises as :func:`read_json`."""
-    value = _parsed(read_text(path), path)
-    if not isinstance(value, list):
-        raise ModelLoadError(f"{path} must hold a JSON array, not a {type(value).__name__}")
-    return value
+    array: list[Any] = _parsed(read_text(path), path, list, "array")
+    return array
 
 
 def parsed_json(text: str, path: Path) -> dict[str, Any]:
     """The JSON object in the text of a file; raises as :func:`read_json`."""
-    value = _parsed(text, path)
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object, not a {type(value).__name__}")
-    return value
+    members: dict[str, Any] = _parsed(text, path, dict, "object")
+    return members
 
 
-def _parsed(text: str, path: Path) -> Any:
+def _parsed(text: str, path: Path, kind: type, name: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     # A recursion error comes from brackets nested without end.
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ModelLoadError(f"{path} must hold a JSON {name}, not a {type(value).__name__}")
+    return value

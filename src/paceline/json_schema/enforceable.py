@@ -19,10 +19,11 @@ from typing import Any
 from paceline.json_schema.keywords import (
     COMBINERS,
     NARROWING,
-    elements,
+    combined,
     enumerated,
     kinds,
     mapping,
+    reached,
     required,
     with_parts,
 )
@@ -223,7 +224,7 @@ class _Loops:
         """Whether what holds for the same value leads back to the definition of this name."""
         schemas = [{"$ref": value}] if key == "$ref" else value if isinstance(value, list) else []
         loop = self._loop_of[name]
-        return any(self._loop_of[each] == loop for each in self._named(_in_place(schemas)))
+        return any(self._loop_of[each] == loop for each in self._named(reached(schemas, combined)))
 
     def _named(self, schemas: Iterator[Mapping[str, Any]]) -> Iterator[str]:
         """Names of the definitions that schemas refer to."""
@@ -231,16 +232,6 @@ class _Loops:
             target = self._references.target(each)
             if id(target) in self._names:
                 yield self._names[id(target)]
-
-
-def _in_place(schemas: list[Any]) -> Iterator[Mapping[str, Any]]:
-    """Schemas, and those in them that hold for the same value."""
-    waiting = list(schemas)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Mapping):
-            yield node
-            waiting += [branch for key in COMBINERS for branch in elements(node, key)]
 
 
 def _loops(direct: Mapping[str, set[str]]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
@@ -89,6 +89,24 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
         elif key in SINGLE and is_schema(value):
             changed[key] = change(value)
     return changed
+
+
+def reached(
+    schemas: Iterable[Any], following: Callable[[Mapping[str, Any]], Iterable[Any]]
+) -> Iterator[Mapping[str, Any]]:
+    """Those of the schemas that are objects, and what follows from these, each once."""
+    waiting, seen = [*schemas], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping) and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            waiting += following(node)
+
+
+def combined(schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas under a schema's combiners, which describe the same values."""
+    return [branch for key in COMBINERS for branch in elements(schema, key)]
 
 
 def kind_of(value: Any) -> str:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.json_schema.keywords import (
     COMBINERS,
     elements,
-    is_schema,
     mapping,
     parts,
+    reached,
     required,
     with_parts,
 )
@@ -250,15 +251,9 @@ class _Closing:
 
     def _in_place(self, schema: Any) -> Iterator[Mapping[str, Any]]:
         """The schemas that describe a value together, in any branch."""
-        waiting, seen = [schema], set[int]()
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, Mapping) and id(node) not in seen:
-                seen.add(id(node))
-                self._spend(1)
-                yield node
-                for group in self._groups(node).values():
-                    waiting += group
+        for node in reached([schema], lambda n: itertools.chain(*self._groups(n).values())):
+            self._spend(1)
+            yield node
 
 
 def _is_open(schema: Mapping[str, Any], count: int) -> bool:
@@ -287,10 +282,7 @@ def _own_names(schema: Mapping[str, Any]) -> frozenset[str]:
 
 def _names_anywhere(schema: Any) -> set[str]:
     """Names in a schema and in those in it, whatever they describe: rather too many than not."""
-    names, waiting = set[str](), [schema]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Mapping) and is_schema(node):
-            names |= {*mapping(node, "properties"), *required(node)}
-            waiting += parts(node)
+    names = set[str]()
+    for node in reached([schema], parts):
+        names |= {*mapping(node, "properties"), *required(node)}
     return names

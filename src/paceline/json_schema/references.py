@@ -17,6 +17,7 @@ from paceline.json_schema.keywords import (
     is_schema,
     mapping,
     parts,
+    reached,
     required,
     with_parts,
 )
@@ -202,20 +203,16 @@ class _Rewriting:
     def _collect(self) -> None:
         """Give a name to whatever is referred to from the root, directly or not."""
         taken = set[str]()
-        waiting: list[Any] = [self._root]
-        seen = set[int]()
-        while waiting:
-            node = waiting.pop()
-            if not isinstance(node, Mapping) or id(node) in seen:
-                continue
-            seen.add(id(node))
+        for node in reached([self._root], self._within):
             target = self._references.target(node)
             if target is not None and id(target) not in self._names:
                 name = _free_name(node["$ref"], taken)
                 taken.add(name)
                 self._names[id(target)] = name
                 self._targets.append(target)
-            waiting += [target, *parts(_without_stores(node))]
+
+    def _within(self, schema: Mapping[str, Any]) -> list[Any]:
+        return [self._references.target(schema), *parts(_without_stores(schema))]
 
     def _outer(self, schema: Any) -> Any:
         """What stands in the place of a schema: a reference, where there are others to it."""

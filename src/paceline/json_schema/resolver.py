@@ -17,12 +17,14 @@ from paceline.core.errors import ShapeError
 from paceline.json_schema.keywords import (
     KINDS,
     NARROWING,
+    combined,
     elements,
     enumerated,
     kind_of,
     kinds,
     mapping,
     parts,
+    reached,
     required,
 )
 from paceline.json_schema.references import References
@@ -137,20 +139,17 @@ class Resolver:
 
     def narrowing(self, schema: Any) -> frozenset[str]:
         """All keywords that narrow a value, of whatever type it is."""
-        keywords, seen, waiting = set[str](), set[int](), [schema]
-        while waiting:
-            node = waiting.pop()
-            if not isinstance(node, Mapping) or id(node) in seen:
-                continue
-            seen.add(id(node))
+        keywords = set[str]()
+        for count, node in enumerate(reached([schema], self._together)):
             self._spend(1)
-            if len(seen) > _MOST_BRANCHES:
+            if count == _MOST_BRANCHES:
                 return frozenset(NARROWING)
             keywords |= NARROWING & node.keys()
-            for key in ("allOf", *CHOICES):
-                waiting += elements(node, key)
-            waiting.append(self._references.target(node))
         return frozenset(keywords)
+
+    def _together(self, schema: Mapping[str, Any]) -> list[Any]:
+        """What describes the same values as a schema, directly."""
+        return [*combined(schema), self._references.target(schema)]
 
     def members(self, schema: Any) -> Members:
         """The properties of the objects that match a schema."""
@@ -204,13 +203,8 @@ class Resolver:
         """Names of the definitions that plain references in a schema lead to directly."""
         root = self._references.root
         known = mapping(root, "$defs") if isinstance(root, Mapping) else {}
-        names, waiting = set[str](), [schema]
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, Mapping):
-                names.add(str(node.get("$ref", "")).removeprefix("#/$defs/"))
-                waiting += parts(node)
-        return names & known.keys()
+        references = (str(node.get("$ref", "")) for node in reached([schema], parts))
+        return {each.removeprefix("#/$defs/") for each in references} & known.keys()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from paceline.request.request import Constraint
 from paceline.request.span import ROOT, DraftTree
 from paceline.structured.constraint import everything
+from paceline.text.detokenizer import unfinished_tag
 
 
 class TextStage(enum.Enum):
@@ -170,10 +171,7 @@ class AfterThoughts:
         if ends:
             at, mark = min(ends)
             return _State(TextStage.ANSWER, answer=self._tokenize(text[at + len(mark) :]))
-        for start in range(max(0, len(text) - max(map(len, closing)) + 1), len(text)):
-            if any(mark.startswith(text[start:]) for mark in closing):
-                return _State(TextStage.THOUGHTS, text[start:])
-        return _State(TextStage.THOUGHTS)
+        return _State(TextStage.THOUGHTS, text[len(text) - unfinished_tag(text, closing) :])
 
     def _mask(self, state: _State) -> bytes:
         match state.place:
@@ -315,13 +313,11 @@ def _openers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, lis
 
 
 def _spellings(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, int]:
-    rests = {mark[at:] for mark in marks for at in range(len(mark))}
-    firsts, spellings = {rest[0] for rest in rests}, dict[bytes, int]()
-    for token, piece in enumerate(pieces):
-        if piece and piece[0] in firsts:
-            for rest in rests:
-                known = spellings.get(rest)
-                is_longest = known is None or len(piece) > len(pieces[known])
-                if is_longest and rest.startswith(piece):
-                    spellings[rest] = token
+    first_token = {piece: token for token, piece in reversed([*enumerate(pieces)])}
+    spellings = dict[bytes, int]()
+    for rest in {mark[at:] for mark in marks for at in range(len(mark))}:
+        begins = (rest[:length] for length in range(len(rest), 0, -1))
+        token = next((first_token[begin] for begin in begins if begin in first_token), None)
+        if token is not None:
+            spellings[rest] = token
     return spellings

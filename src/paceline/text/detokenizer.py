@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import AnyStr
 
 from paceline.text.tokenizer import REPLACEMENT, Tokenizer
 
@@ -149,7 +150,7 @@ class _View:
 
     def certain(self, stops: Sequence[str]) -> int:
         """How much of the whole text comes before what may begin a stop string."""
-        held = _may_begin(self._text, stops)
+        held = unfinished_tag(self._text, stops)
         return self._place(len(self._text) - held) if held else self._length
 
     def _place(self, at: int) -> int:
@@ -159,12 +160,17 @@ class _View:
         return at
 
 
-def _may_begin(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of ``text`` with which a stop string begins."""
-    longest = max(len(stop) for stop in stops) - 1
+def unfinished_tag(text: AnyStr, tags: Sequence[AnyStr]) -> int:
+    """Length of the longest end of ``text`` with which one of ``tags`` begins, short of all of it.
+
+    >>> unfinished_tag("so <to", ["<tool_call>"])
+    3
+    """
+    longest = max(map(len, tags), default=1) - 1
     for start in range(max(0, len(text) - longest), len(text)):
-        if any(stop.startswith(text[start:]) for stop in stops):
-            return len(text) - start
+        end = text[start:]
+        if any(len(end) < len(tag) and tag.startswith(end) for tag in tags):
+            return len(end)
     return 0
 
 

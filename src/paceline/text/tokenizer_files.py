@@ -159,24 +159,16 @@ def _templates_of(entry: Any) -> dict[str, str]:
     """Name -> template, of one template, a list of named ones, or an object of them."""
     if isinstance(entry, str):
         return {"default": entry}
-    if isinstance(entry, dict):
-        entry = [{"name": name, "template": text} for name, text in entry.items()]
-    if isinstance(entry, list):
-        return named_templates(entry)
-    raise ModelLoadError("chat_template of a tokenizer must be text, a list or an object")
+    if not isinstance(entry, list | dict):
+        raise ModelLoadError("chat_template of a tokenizer must be text, a list or an object")
+    pairs = [*(entry.items() if isinstance(entry, dict) else map(_named_template, entry))]
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise ModelLoadError("each entry of chat_template needs a name and a template")
+    return dict(pairs)
 
 
-def named_templates(entries: list[Any]) -> dict[str, str]:
-    """Templates of a list of objects with a ``name`` and a ``template``."""
-    templates: dict[str, str] = {}
-    for entry in entries:
-        name, template = (
-            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        )
-        if not isinstance(name, str) or not isinstance(template, str):
-            raise ModelLoadError("each entry of chat_template needs a name and a template")
-        templates[name] = template
-    return templates
+def _named_template(entry: Any) -> tuple[Any, Any]:
+    return (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
 
 
 ROLES = (

@@ -29,9 +29,9 @@ from paceline.server.chat.tool_calls.format import (
     ToolCall,
     ToolFormat,
     Tools,
-    unfinished_tag,
 )
 from paceline.server.chat.tool_calls.tag_forms import Form
+from paceline.text.detokenizer import unfinished_tag
 
 
 class AnswerParser:

@@ -14,39 +14,25 @@ from paceline.server.chat.tool_calls import json_calls, literal_calls, xml_calls
 from paceline.server.chat.tool_calls.format import ToolFormat
 from paceline.text.tokenizer import Tokenizer
 
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    **dict.fromkeys(("hermes", "ernie45", "granite4", "smollm3"), json_calls.HERMES),
-    **dict.fromkeys(("llama", "llama3_json", "llama4_json"), json_calls.LLAMA),
-    **dict.fromkeys(("qwen3_coder", "qwen3_xml", "mimo", "step3p5"), xml_calls.QWEN3_CODER),
-    "seed_oss": xml_calls.SEED_OSS,
-    "glm45": xml_calls.GLM45,
-    "glm47": xml_calls.GLM47,
-    "minimax_m2": xml_calls.MINIMAX_M2,
-    "minicpm5": xml_calls.MINICPM5,
-    "functionary_v31": json_calls.FUNCTIONARY31,
-    "mistral": json_calls.MISTRAL,
-    "deepseek_v3": json_calls.DEEPSEEK_V3,
-    "deepseek_v31": json_calls.DEEPSEEK_V31,
-    "deepseek_v32": xml_calls.DEEPSEEK_V32,
-    "deepseek_v4": xml_calls.DEEPSEEK_V4,
-    "kimi_k2": json_calls.KIMI_K2,
-    "granite": json_calls.GRANITE,
-    "phi4_mini_json": json_calls.PHI4,
-    **dict.fromkeys(("hunyuan_a13b", "jamba"), json_calls.HUNYUAN),
-    **dict.fromkeys(("cohere_command3", "cohere_command4"), json_calls.COHERE),
-    "internlm": json_calls.INTERNLM,
-    "longcat": json_calls.LONGCAT,
-    "apertus": json_calls.APERTUS,
-    "xlam": json_calls.XLAM,
-    **dict.fromkeys(("pythonic", "llama4_pythonic"), literal_calls.PYTHONIC),
-    "olmo3": literal_calls.OLMO3,
-    "lfm2": literal_calls.LFM2,
-    "nemotron_json": json_calls.NEMOTRON,
-    "gigachat3": json_calls.GIGACHAT3,
-    "hy_v3": xml_calls.HY_V3,
-    "kimi_k3": xml_calls.KIMI_K3,
-    "gemma4": literal_calls.GEMMA4,
-    "functiongemma": literal_calls.FUNCTION_GEMMA,
+_ALSO_CALLED: dict[ToolFormat, tuple[str, ...]] = {
+    json_calls.HERMES: ("ernie45", "granite4", "smollm3"),
+    json_calls.LLAMA: ("llama3_json", "llama4_json"),
+    xml_calls.QWEN3_CODER: ("qwen3_xml", "mimo", "step3p5"),
+    json_calls.HUNYUAN: ("jamba",),
+    json_calls.COHERE: ("cohere_command4",),
+    literal_calls.PYTHONIC: ("llama4_pythonic",),
+}
+_FORMATS = (
+    *(*_ALSO_CALLED, xml_calls.SEED_OSS, xml_calls.GLM45, xml_calls.GLM47, xml_calls.MINIMAX_M2),
+    *(xml_calls.MINICPM5, xml_calls.DEEPSEEK_V32, xml_calls.DEEPSEEK_V4, xml_calls.HY_V3),
+    *(xml_calls.KIMI_K3, json_calls.FUNCTIONARY31, json_calls.MISTRAL, json_calls.DEEPSEEK_V3),
+    *(json_calls.DEEPSEEK_V31, json_calls.KIMI_K2, json_calls.GRANITE, json_calls.PHI4),
+    *(json_calls.INTERNLM, json_calls.LONGCAT, json_calls.APERTUS, json_calls.XLAM),
+    *(json_calls.NEMOTRON, json_calls.GIGACHAT3, literal_calls.OLMO3, literal_calls.LFM2),
+    *(literal_calls.GEMMA4, literal_calls.FUNCTION_GEMMA),
+)
+TOOL_FORMATS = {
+    name: form for form in _FORMATS for name in (form.name, *_ALSO_CALLED.get(form, ()))
 }
 """By vLLM's names, and some of ours."""
 

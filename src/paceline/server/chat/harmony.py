@@ -25,7 +25,7 @@ from paceline.server.chat.answer_parts import (
     opening,
     together,
 )
-from paceline.server.chat.tool_calls.format import unfinished_tag
+from paceline.text.detokenizer import unfinished_tag
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 ASSISTANT, FUNCTIONS = f"{START}assistant", "functions."

@@ -6,7 +6,7 @@ Owns how far the beginning of a call may reach. Knows no format of a model.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -74,20 +74,6 @@ def find_head(pattern: str, last: str, text: str) -> Head | None:
         return None if len(text) < LONGEST_HEAD else Head()
     head = re.match(pattern, text)
     return Head(head["name"], head.end()) if head else Head()
-
-
-def unfinished_tag(text: str, tags: Sequence[str]) -> int:
-    """Length of the longest end of ``text`` with which one of ``tags`` begins, short of all of it.
-
-    >>> unfinished_tag("so <to", ["<tool_call>"])
-    3
-    """
-    longest = max(map(len, tags), default=1) - 1
-    for start in range(max(0, len(text) - longest), len(text)):
-        end = text[start:]
-        if any(len(end) < len(tag) and tag.startswith(end) for tag in tags):
-            return len(end)
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.server.chat.tool_calls.format import (
     LIST_END,
@@ -204,20 +204,19 @@ def tool_of_id(call_id: str, names: Collection[str]) -> str:
 OBJECT = '{"name": "%s", "arguments": '
 LIST = JsonCalls(OBJECT, is_listed=True)
 
-HERMES = ToolFormat(
-    "hermes",
-    JsonCalls(f"<tool_call>\n{OBJECT}", "}\n</tool_call>"),
-    opening=("<tool_call>",),
-    closing=("</tool_call>",),
-    separator="\n",
-)
-LONGCAT = ToolFormat(
-    "longcat",
-    JsonCalls(f"<longcat_tool_call>\n{OBJECT}", "}\n</longcat_tool_call>"),
-    opening=("<longcat_tool_call>",),
-    closing=("</longcat_tool_call>",),
-    separator="\n",
-)
+
+def _hermes(name: str, mark: str) -> ToolFormat:
+    return ToolFormat(
+        name,
+        JsonCalls(f"<{mark}>\n{OBJECT}", f"}}\n</{mark}>"),
+        opening=(f"<{mark}>",),
+        closing=(f"</{mark}>",),
+        separator="\n",
+    )
+
+
+HERMES = _hermes("hermes", "tool_call")
+LONGCAT = _hermes("longcat", "longcat_tool_call")
 LLAMA = ToolFormat(
     "llama",
     JsonCalls('{"name": "%s", "parameters": '),
@@ -317,12 +316,9 @@ MISTRAL = ToolFormat(
     again="{",
     other_call=LIST,
 )
-MISTRAL_LIST = ToolFormat(
-    "mistral",
-    LIST,
-    opening=("[TOOL_CALLS]",),
-    closing=LIST_END,
-    again="{",
+MISTRAL_LIST = replace(
+    MISTRAL,
+    call=LIST,
     other_call=_MISTRAL_NAMED,
     before="[TOOL_CALLS][",
     after="]",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
-from paceline.server.chat.tool_calls.format import unfinished_tag
+from paceline.text.detokenizer import unfinished_tag
 
 _T = TypeVar("_T")
 _WORDS = {

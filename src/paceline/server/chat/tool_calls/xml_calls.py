@@ -22,7 +22,6 @@ from paceline.server.chat.tool_calls.format import (
     ToolFormat,
     Tools,
     find_head,
-    unfinished_tag,
 )
 from paceline.server.chat.tool_calls.parameters import (
     STRING,
@@ -46,6 +45,7 @@ from paceline.server.chat.tool_calls.tag_forms import (
     text_of,
 )
 from paceline.server.chat.tool_calls.values import Brackets, Nesting
+from paceline.text.detokenizer import unfinished_tag
 
 _ROOM = 16
 """Characters of white space and longer marks of types that the head of a value may have besides."""
