@@ -392,11 +392,13 @@ def _set_format(talk: TerminalChat, text: str) -> None:
     talk.screen.note("answers are JSON objects" if text else "answers may have any form")
 
 
-def _switch(attribute: str, wanted: bool, says: str) -> Callable[[TerminalChat, str], None]:
-    """A setting that turns something about the chat, or about its screen, on or off."""
+def _switch(
+    attribute: str, wanted: bool, says: str, of_screen: bool = False
+) -> Callable[[TerminalChat, str], None]:
+    """A setting that turns something about the chat or its screen on or off."""
 
     def change(talk: TerminalChat, _: str) -> None:
-        setattr(talk if hasattr(talk, attribute) else talk.screen, attribute, wanted)
+        setattr(talk.screen if of_screen else talk, attribute, wanted)
         talk.screen.note(says)
 
     return change
@@ -450,8 +452,8 @@ _SETTINGS: Mapping[str, Callable[[TerminalChat, str], None]] = {
     "noformat": lambda talk, _: _set_format(talk, ""),
     "verbose": _switch("shows_figures", True, "figures after each answer are on"),
     "quiet": _switch("shows_figures", False, "figures after each answer are off"),
-    "wordwrap": _switch("wraps", True, "lines end between words"),
-    "nowordwrap": _switch("wraps", False, "lines end at the edge"),
+    "wordwrap": _switch("wraps", True, "lines end between words", of_screen=True),
+    "nowordwrap": _switch("wraps", False, "lines end at the edge", of_screen=True),
     "history": _switch("keeps_typed", True, "what is typed is kept for later chats"),
     "nohistory": _switch("keeps_typed", False, "what is typed is not kept for later chats"),
     "drop": _switch("drops", True, "the oldest turns go when the context is full"),

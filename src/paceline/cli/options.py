@@ -357,18 +357,17 @@ class ShapeOptions:
     )
 
 
-def chat_template() -> Any:
-    """The option ``--chat-template``."""
-    return option(
-        None,
-        "Jinja file, or the name of a built-in template such as chatml, llama2 or plain "
-        "(default: the model's own, or plain if it has none).",
-    )
+def _checked_template_options(text: str | None) -> str | None:
+    """Refused before a model is loaded."""
+    parse_template_options(text)
+    return text
 
 
-def chat_template_kwargs() -> Any:
-    """The option ``--default-chat-template-kwargs``."""
-    return option(
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TemplateOptions:
+    """What chat templates are given."""
+
+    default_chat_template_kwargs: str | None = option(
         None,
         'Options of the chat template as JSON, e.g. {"enable_thinking": false}. Requests can '
         "override them.",
@@ -376,27 +375,34 @@ def chat_template_kwargs() -> Any:
     )
 
 
-def _checked_template_options(text: str | None) -> str | None:
-    """Refused before a model is loaded."""
-    parse_template_options(text)
-    return text
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RequestedModelOptions(TemplateOptions):
+    """By which names requests ask for a model and its adapters, and how their chats are written."""
 
-
-def named_adapters() -> Any:
-    """The option ``--lora`` of commands whose requests choose."""
-    return option(
+    served_model_name: list[str] | None = option(
+        None, f"Name by which requests ask for the model (default: MODEL). {SEVERAL}"
+    )
+    lora: list[str] | None = option(
+        None, f"Adapter that requests can ask for, as NAME=FOLDER in PEFT format. {SEVERAL}"
+    )
+    chat_template: str | None = option(
         None,
-        f"Adapter that requests can ask for, as NAME=FOLDER in PEFT format. {SEVERAL}",
+        "Jinja file, or the name of a built-in template such as chatml, llama2 or plain "
+        "(default: the model's own, or plain if it has none).",
     )
 
 
-def question_argument() -> Any:
-    """The argument QUESTION, behind MODEL."""
-    return argument(None, "The prompt, the same as -p. Text from a pipe is appended to it.")
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class QuestionOptions:
+    """A prompt behind the model."""
+
+    question: list[str] | None = argument(
+        None, "The prompt, the same as -p. Text from a pipe is appended to it."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ChatOptions:
+class ChatOptions(TemplateOptions):
     """How a prompt becomes a chat."""
 
     chat: bool | None = option(
@@ -404,7 +410,6 @@ class ChatOptions:
     )
     system: str | None = option(None, "System message, for models with a chat template.")
     no_thinking: bool = option(False, "Ask the chat template to turn thinking off.")
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -457,18 +462,18 @@ class RunOptions(
     ShapeOptions,
     AnswerOptions,
     ChatOptions,
+    QuestionOptions,
     PromptOptions,
 ):
     """Options of ``paceline run``."""
 
-    question: list[str] | None = question_argument()
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ChatOptions, ModelOptions):
+class ExplainOptions(
+    EngineOptions, SpeculationOptions, SamplingOptions, ChatOptions, QuestionOptions, ModelOptions
+):
     """Options of ``paceline explain``."""
 
-    question: list[str] | None = question_argument()
     prompt: str | None = option(None, "Text of the prompt.", "-p")
     max_tokens: int | None = token_limit(64)
     steps: str | None = option(None, "Show only these steps, e.g. 3-10 (default: all).")

@@ -17,11 +17,9 @@ from paceline.cli.options import (
     JSON_HELP,
     MODEL_HELP,
     ReplicaOptions,
+    RequestedModelOptions,
     SpeculationOptions,
     argument,
-    chat_template,
-    chat_template_kwargs,
-    named_adapters,
     option,
 )
 from paceline.cli.serve import as_replica, default_names, engine_factory, num_replicas, threads_of
@@ -42,7 +40,7 @@ SUFFIX = ".out.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RunBatchOptions(ReplicaOptions, SpeculationOptions):
+class RunBatchOptions(ReplicaOptions, SpeculationOptions, RequestedModelOptions):
     """Options of ``paceline run-batch``."""
 
     model: str = argument(None, MODEL_HELP)
@@ -54,12 +52,6 @@ class RunBatchOptions(ReplicaOptions, SpeculationOptions):
         "-o",
     )
     model_option: str | None = option(None, "The same as MODEL.", "--model")
-    served_model_name: list[str] | None = option(
-        None, "Name by which requests ask for the model (default: its own name)."
-    )
-    chat_template: str | None = chat_template()
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
-    lora: list[str] | None = named_adapters()
     ray: bool = option(False, "Let Ray run the engines: one, or as many as --replicas says.")
     json: bool = option(False, JSON_HELP)
 

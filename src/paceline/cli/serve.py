@@ -23,12 +23,10 @@ from paceline.cli.options import (
     EngineOptions,
     ModelOptions,
     ReplicaOptions,
+    RequestedModelOptions,
     SpeculationOptions,
     argument,
-    chat_template,
-    chat_template_kwargs,
     from_config,
-    named_adapters,
     option,
 )
 from paceline.cli.settings import engine_options, named_folders, speculative_config
@@ -72,7 +70,7 @@ def server_option(name: str, note: str = "", **more: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
+class ServeOptions(ReplicaOptions, SpeculationOptions, RequestedModelOptions, ModelOptions):
     """Options of ``paceline serve``."""
 
     more_models: list[str] | None = argument(
@@ -80,7 +78,6 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     )
     host: str = server_option("host")
     port: int = server_option("port")
-    served_model_name: list[str] | None = server_option("served_model_names", SEVERAL, default=None)
     api_key: list[str] | None = server_option("api_keys", SEVERAL, default=None)
     allowed_origins: list[str] | None = server_option("allowed_origins", SEVERAL, default=None)
     allowed_hosts: list[str] | None = server_option("allowed_hosts", SEVERAL, default=None)
@@ -93,8 +90,6 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
     drain_timeout: float = server_option("drain_timeout")
     stream_interval_ms: float = server_option("stream_interval", default=20.0)
     metrics_prefix: str = server_option("metrics_prefix")
-    chat_template: str | None = chat_template()
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
     tool_call_parser: str = server_option("tool_call_parser")
     reasoning_parser: str = server_option("reasoning_parser")
     all_models: bool = option(
@@ -110,7 +105,6 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, ModelOptions):
         'Publish which prefixes are cached, in the format of vLLM: {"enable_kv_cache_events": '
         'true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}.',
     )
-    lora: list[str] | None = named_adapters()
     allow_runtime_lora_updating: bool = server_option("allow_runtime_lora_updating")
     pooling: str | None = server_option("pooling")
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import logging
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,10 +129,17 @@ def read_profile(path: Path) -> Profile:
         document = json.loads(read_small(path))
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} cannot be read: {error}") from error
-    try:
+    with _within(f"{path}: "):
         return from_document(document)
+
+
+@contextmanager
+def _within(place: str) -> Iterator[None]:
+    """Let errors begin with where they are."""
+    try:
+        yield
     except ProfileError as error:
-        raise ProfileError(f"{path}: {error}") from error
+        raise ProfileError(f"{place}{error}") from error
 
 
 def read_small(path: Path) -> str:
@@ -206,11 +214,9 @@ def import_tables(path: str | Path) -> list[CostTable]:
     """The cost tables in a file; a curve with a draft model makes a second one, ``NAME: draft``."""
     file = Path(path)
     text = read_small(file)
-    try:
+    with _within(f"{file}, "):
         # No run of a benchmark has a key of this name.
         return _curves(text) if '"curves"' in text else [_batched_bench(text, file.stem)]
-    except ProfileError as error:
-        raise ProfileError(f"{file}, {error}") from error
 
 
 # --- llama-batched-bench -------------------------------------------------------------------------
@@ -221,10 +227,8 @@ def _batched_bench(text: str, name: str) -> CostTable:
     times: dict[tuple[int, int], list[float]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            try:
+            with _within(f"line {number}: "):
                 width, context, ms = _run(line)
-            except ProfileError as error:
-                raise ProfileError(f"line {number}: {error}") from error
             times.setdefault((context, width), []).append(ms)
     contexts = {context for context, _ in times}
     lacking = sorted(context for context in contexts if (context, 1) not in times)
@@ -261,15 +265,13 @@ def _curves(text: str) -> list[CostTable]:
     if not isinstance(curves, list) or not curves:
         raise ProfileError("there is no curve")
     for number, curve in enumerate(curves, start=1):
-        try:
+        with _within(f"curve {number}: "):
             if not isinstance(curve, Mapping):
                 raise ProfileError("a curve must be an object")
             for table in _curve_tables(curve):
                 if table.name in tables:
                     raise ProfileError(f"there is a curve {table.name!r} before; names are keys")
                 tables[table.name] = table
-        except ProfileError as error:
-            raise ProfileError(f"curve {number}: {error}") from error
     return list(tables.values())
 
 

@@ -12,7 +12,7 @@ from paceline.cli.options import (
     EngineOptions,
     ModelOptions,
     SpeculationOptions,
-    chat_template_kwargs,
+    TemplateOptions,
     option,
     sampling_option,
 )
@@ -155,11 +155,12 @@ class BenchServeOptions(TrafficOptions, DatasetOptions, ServerOptions):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, ModelOptions):
+class BenchThroughputOptions(
+    EngineOptions, SpeculationOptions, TemplateOptions, DatasetOptions, ModelOptions
+):
     """Options of ``paceline bench throughput``."""
 
     chat: bool = option(False, "Apply the chat template to the prompts.")
-    default_chat_template_kwargs: str | None = chat_template_kwargs()
     compare: bool = option(
         False,
         "Let plain and speculative decoding take turns; the exit code is 1 if outputs differ.",

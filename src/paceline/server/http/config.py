@@ -49,9 +49,7 @@ class ServerConfig:
         "127.0.0.1", "Address to listen on; 0.0.0.0 means all addresses of this machine."
     )
     port: int = setting(DEFAULT_PORT, "Port to listen on; 0 chooses a free one.", whole(0, 65535))
-    served_model_names: tuple[str, ...] = setting(
-        (), "Name by which requests ask for the model (default: MODEL)."
-    )
+    served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = setting((), "Key that clients must send.")
     allowed_origins: tuple[str, ...] = setting(
         (), "Origin whose pages may call the server from a browser, or * for any."
