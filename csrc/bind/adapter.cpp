@@ -49,9 +49,9 @@ AddedLinear added_of(nb::handle fields, const Linear& to, const std::string& nam
 
 void make_adapter(Adapter* place, nb::object of, nb::list layers) {
     const Decoder& decoder = nb::cast<const Decoder&>(of);
-    const std::vector<DecoderLayer>& all = decoder.all_layers();
+    const std::vector<DecoderLayer>& all = decoder.weights().layers;
     require(layers.size() == all.size(), "an adapter of another number of layers");
-    require(!decoder.has_entry(), "adapters are for decoders that read tokens alone");
+    require(!decoder.weights().entry, "adapters are for decoders that read tokens alone");
     auto self = std::make_unique<Adapter>(Adapter{&decoder, {}, 0, kept(nb::make_tuple(of, layers))});
     for (size_t index = 0; index < all.size(); ++index) {
         const auto fields = nb::cast<nb::dict>(layers[index]);

@@ -62,9 +62,9 @@ Batch* pack(const Decoder& decoder, const nb::sequence& spans, const nb::sequenc
     for (size_t i = 0; i < count; ++i) {
         nodes.push_back(span_of(spans[i], block_tables[i]));
     }
-    const DecoderShape& s = decoder.shape();
+    const DecoderShape& s = decoder.weights().shape;
     auto batch = std::make_unique<Batch>(std::move(nodes), s.vocab, s.max_len,
-                                         decoder.num_blocks(), decoder.reads_blocks());
+                                         decoder.num_blocks(), decoder.weights().reads_blocks());
     for (nb::handle state : states) {
         batch->states.push_back(state_of(state));
     }

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -26,11 +27,16 @@ using Features = Array<float, 3>;
 using States = Array<float, 4>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
-// Reads fields of Python's objects by their names: numbers, vectors and linears. What it has read is
-// kept in a list, which the decoder keeps alive.
+// What has been read of Python's objects, which the decoder keeps alive.
+struct HaveRead {
+    nb::list objects;
+    int widest = 0, most_orders = 0;  // of any linear
+};
+
+// Reads fields of Python's objects by their names: numbers, vectors and linears.
 class Reader {
   public:
-    Reader(nb::object of, nb::list read) : of_(std::move(of)), read_(std::move(read)) {}
+    Reader(nb::object of, HaveRead& read) : of_(std::move(of)), read_(read) {}
 
     nb::object get(const char* name) const { return keep(of_.attr(name)); }
     bool has(const char* name) const { return !get(name).is_none(); }
@@ -108,13 +114,11 @@ class Reader {
         require(found.size() % static_cast<size_t>(dim) == 0, std::string(name) + " has another size");
         return {static_cast<int>(found.size()) / dim, found.data()};
     }
-    nb::list all() const { return read_; }
-
   private:
     using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 
     nb::object keep(nb::object value) const {
-        nb::list(read_).append(value);
+        read_.objects.append(value);
         return value;
     }
     // Not converted: what a conversion makes lives no longer than this call.
@@ -123,14 +127,16 @@ class Reader {
         require(nb::try_cast(value, found, false), std::string(name) + " must be contiguous float32");
         return found;
     }
-    static Linear checked(nb::handle value, const char* name, int n, int k) {
-        const Linear& found = linear_of(value);
-        require(found.n() == n && found.k() == k, std::string(name) + " has another shape");
-        return found;
+    Linear checked(nb::handle value, const char* name, int n, int k) const {
+        const Linear& linear = linear_of(value);
+        require(linear.n() == n && linear.k() == k, std::string(name) + " has another shape");
+        read_.widest = std::max(read_.widest, k);
+        read_.most_orders = std::max(read_.most_orders, linear.num_orders);
+        return linear;
     }
 
     nb::object of_;
-    nb::list read_;
+    HaveRead& read_;
 };
 
 // A decoder's configuration and its parts, by the names of paceline/models/config.py.
@@ -371,10 +377,11 @@ void read_head_norms(const Config& c, const Reader& r, DecoderLayer* layer) {
 }
 
 // Layer `index`, whose weights `r` has. `read` is the width of what its queries, keys and values
-// read, `told` that of its own input.
+// read, `own_input` that of its own input.
 DecoderLayer layer_of(const Config& c, const Reader& r, int index, const DecoderShape& s, int read,
-                      int told) {
+                      int own_input) {
     DecoderLayer layer{};
+    layer.index = size_t(index);
     const AttentionShape& a = layer.attention = attention_of(c, index);
     const int q_width = layer.q_width(), kv_width = layer.kv_width();
     layer.owns_kv = c.own.number_of<bool>("owns_kv", index);
@@ -418,9 +425,9 @@ DecoderLayer layer_of(const Config& c, const Reader& r, int index, const Decoder
               "mixtures come after the attention, without the factors of dense layers");
         layer.mixture = mixture_of(c.mlp.of_layer("experts_of", index), mixture, s);
     }
-    require(told > 0 || !r.has("gate"), "gate: there are no inputs of layers");
-    if (told > 0) {
-        layer.gate = gate_of(r.part("gate"), s, told);
+    require(own_input > 0 || !r.has("gate"), "gate: there are no inputs of layers");
+    if (own_input > 0) {
+        layer.gate = gate_of(r.part("gate"), s, own_input);
         require(layer.gate->norm, "gate: its norm is missing");
     }
     return layer;
@@ -443,47 +450,52 @@ std::optional<LayerInputs> layer_inputs_of(const Reader& r, const Reader& w, con
 
 // `of` is a paceline.models.decoder.Decoder.
 void make_decoder(Decoder* self, nb::object of) {
-    const Reader r(of, nb::list());
+    HaveRead read;
+    const Reader r(of, read);
     const Config c(r);
-    const DecoderShape shape = shape_of(c, r.positive("max_len"));
-    const std::optional<Entry> entry = entry_of(r.part("entry"), c, shape);
-    const std::optional<LayerInputs> inputs =
-        layer_inputs_of(c.own.part("layer_inputs"), r.part("layer_inputs"), shape);
-    const std::optional<AltUp> altup = altup_of(c.own.part("altup"), r.part("altup"), shape);
-    require(!altup || (inputs && !shape.layer_norm), "altup: there are no inputs of layers");
-    require(!inputs || !entry, "layer_inputs: rows of a decoder that has an entry have none");
-    std::vector<DecoderLayer> layers;
+    DecoderWeights w{};
+    const DecoderShape shape = w.shape = shape_of(c, r.positive("max_len"));
+    w.entry = entry_of(r.part("entry"), c, shape);
+    w.layer_inputs = layer_inputs_of(c.own.part("layer_inputs"), r.part("layer_inputs"), shape);
+    w.altup = altup_of(c.own.part("altup"), r.part("altup"), shape);
+    require(!w.altup || (w.layer_inputs && !shape.layer_norm), "altup: there are no inputs of layers");
+    require(!w.layer_inputs || !w.entry,
+            "layer_inputs: rows of a decoder that has an entry have none");
     size_t num_recurrent = 0;
     r.each("layers", [&](const Reader& weights) {
-        const int index = static_cast<int>(layers.size());
-        const bool reads_joined = layers.empty() && entry && entry->is_read_joined();
-        const int read = (reads_joined ? 2 : 1) * shape.hidden, told = inputs ? inputs->width : 0;
-        layers.push_back(layer_of(c, weights, index, shape, read, told));
-        DecoderLayer& layer = layers.back();
-        layer.rotary = r.of_layer("rotary", index).rotary(shape.max_len, layer.attention.head_dim);
+        const size_t index = w.layers.size();
+        const bool reads_joined = index == 0 && w.entry && w.entry->is_read_joined();
+        const int inputs = (reads_joined ? 2 : 1) * shape.hidden;
+        const int own_input = w.layer_inputs ? w.layer_inputs->width : 0;
+        w.layers.push_back(layer_of(c, weights, int(index), shape, inputs, own_input));
+        DecoderLayer& layer = w.layers.back();
+        layer.rotary =
+            r.of_layer("rotary", int(index)).rotary(shape.max_len, layer.attention.head_dim);
         if (layer.recurrent) {
             layer.recurrent->index = num_recurrent++;
         }
-        if (altup) {
-            layer.altup = altup_layer_of(weights.part("altup"), shape, *altup);
+        if (w.altup) {
+            layer.altup = altup_layer_of(weights.part("altup"), shape, *w.altup);
             require(layer.post_attention_norm && layer.post_mlp_norm && layer.has_mlp() &&
                         !layer.mixture,
                     "altup: layers are dense, with norms after both branches");
         }
     });
-    require(!layers.empty(), "a decoder needs a layer");
-    require(!inputs || inputs->layers() >= static_cast<int>(layers.size()),
+    require(!w.layers.empty(), "a decoder needs a layer");
+    require(!w.layer_inputs || w.layer_inputs->layers() >= static_cast<int>(w.layers.size()),
           "layer_inputs: of fewer layers than there are");
-    for (const DecoderLayer& layer : layers) {
-        require(layer.latent.has_value() == layers.front().latent.has_value(),
+    for (const DecoderLayer& layer : w.layers) {
+        require(layer.latent.has_value() == w.is_latent(),
               "all layers have latent attention, or none has");
     }
-    const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
-    const Linear head = r.linear("head", shape.num_logits, shape.hidden);
-    const float* norm = r.vector("norm", shape.norm_size());
-    const float* places = r.places(shape.max_len, shape.hidden);
-    new (self) Decoder(shape, entry, std::move(layers), inputs, altup, embedding, head, norm, places,
-                       kept(r.all()));
+    w.embedding = r.linear("embedding", shape.vocab, shape.hidden);
+    w.head = r.linear("head", shape.num_logits, shape.hidden);
+    w.final_norm = r.vector("norm", shape.norm_size());
+    w.places = r.places(shape.max_len, shape.hidden);
+    w.widest = read.widest;
+    w.most_orders = read.most_orders;
+    w.keep_alive = kept(read.objects);
+    new (self) Decoder(std::move(w));
 }
 
 // One layer's keys and values, of any number of blocks.
@@ -505,7 +517,7 @@ KvLayer cache_of(const DecoderLayer& layer, const KvArray& k, const KvArray& v) 
 // layer has, `num_blocks` says how many blocks there are.
 void set_cache(Decoder& decoder, nb::list keys, nb::list values, int num_blocks) {
     std::vector<KvLayer> caches;
-    const std::vector<DecoderLayer>& layers = decoder.all_layers();
+    const std::vector<DecoderLayer>& layers = decoder.weights().layers;
     require(keys.size() == layers.size() && values.size() == layers.size(),
           "the cache has another number of layers than the decoder");
     size_t blocks = 0;
@@ -528,30 +540,30 @@ void set_cache(Decoder& decoder, nb::list keys, nb::list values, int num_blocks)
 
 void set_layers(Decoder& decoder, const nb::object& object) {
     LayerStream& stream = nb::cast<LayerStream&>(object);
-    require(stream.places().size() >= decoder.num_layers(),
+    require(stream.places().size() >= decoder.weights().layers.size(),
           "the stream has fewer layers than the decoder");
     decoder.set_stream(&stream, kept(object));
 }
 
 void set_experts(Decoder& decoder, const nb::object& object) {
     ExpertCache* cache = nb::cast<ExpertCache*>(object);
-    for (size_t index = 0; index < decoder.num_layers(); ++index) {
-        const auto& mixture = decoder.all_layers()[index].mixture;
+    for (size_t index = 0; index < decoder.weights().layers.size(); ++index) {
+        const auto& mixture = decoder.weights().layers[index].mixture;
         const size_t number = cache->number(index);
         require(number == 0 || (mixture && mixture->experts.size() == number),
               "the cache has another number of experts than a layer");
     }
-    decoder.set_cache_of_experts(cache, kept(object));
+    decoder.set_experts(cache, kept(object));
 }
 
 // conv [layers, slots, kernel - 1, channels], state [layers, slots, heads, state of a head], logs
 // [layers, lanes, nodes, numbers of a row] and due [layers, lanes].
 void set_states(Decoder& decoder, States conv, States state, States log_conv, States log_key,
                 States log_added, States log_decay, Array<uint8_t, 2> due) {
-    const RecurrentLayer* layer = decoder.recurrent();
+    const RecurrentLayer* layer = decoder.weights().recurrent();
     require(layer, "the decoder has no recurrent layer");
     const RecurrentShape& s = layer->shape;
-    const size_t layers = decoder.num_recurrent(), slots = conv.shape(1);
+    const size_t layers = decoder.weights().num_recurrent(), slots = conv.shape(1);
     const size_t lanes = due.shape(1), nodes = log_conv.shape(2), heads = static_cast<size_t>(s.heads);
     const auto is = [](const States& x, size_t a, size_t b, size_t c, size_t d) {
         return x.shape(0) == a && x.shape(1) == b && x.shape(2) == c && x.shape(3) == d;
@@ -575,12 +587,12 @@ void set_states(Decoder& decoder, States conv, States state, States log_conv, St
 Streams streams_of(const Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
                    std::vector<int> taps, Features features) {
     const size_t rows = static_cast<size_t>(batch.num_rows());
-    const size_t width = static_cast<size_t>(decoder.shape().hidden);
-    require(inputs.has_value() == decoder.has_entry(), "inputs are for decoders that have an entry");
+    const size_t width = static_cast<size_t>(decoder.weights().shape.hidden);
+    require(inputs.has_value() == decoder.weights().entry.has_value(), "inputs are for decoders that have an entry");
     require(!inputs || (inputs->shape(0) == rows && inputs->shape(1) == width),
           "the inputs have another shape than rows, hidden_size");
     for (const int tap : taps) {
-        require(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
+        require(tap >= 0 && tap <= static_cast<int>(decoder.weights().layers.size()) + 1,
               "a tap must be 0 up to one more than the number of layers");
     }
     require(taps.empty() || (features.shape(0) == rows && features.shape(1) == taps.size() &&
@@ -593,7 +605,7 @@ NewLogits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inpu
                std::vector<int> taps, Features features) {
     const Streams streams = streams_of(decoder, batch, inputs, std::move(taps), features);
     const size_t samples = batch.sample_rows.size();
-    const size_t columns = static_cast<size_t>(decoder.shape().num_logits);
+    const size_t columns = static_cast<size_t>(decoder.weights().shape.num_logits);
     float* memory = new float[samples * columns + TILE];
     nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<float*>(p); });
     {
@@ -604,11 +616,11 @@ NewLogits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inpu
 }
 
 void write_kv(Decoder& decoder, const Batch& batch, Rows inputs) {
-    require(!decoder.has_entry(), "rows of a decoder that has an entry are more than their inputs");
-    require(!decoder.is_latent(), "latents are not written without their queries");
-    require(!decoder.recurrent(), "recurrent layers have no keys and values");
+    require(!decoder.weights().entry, "rows of a decoder that has an entry are more than their inputs");
+    require(!decoder.weights().is_latent(), "latents are not written without their queries");
+    require(!decoder.weights().recurrent(), "recurrent layers have no keys and values");
     require(inputs.shape(0) == static_cast<size_t>(batch.num_rows()) &&
-              inputs.shape(1) == static_cast<size_t>(decoder.shape().hidden),
+              inputs.shape(1) == static_cast<size_t>(decoder.weights().shape.hidden),
           "the inputs have another shape than rows, hidden_size");
     nb::gil_scoped_release release;
     decoder.write_kv(batch, inputs.data());
@@ -649,9 +661,10 @@ void bind_forward(nb::module_& module) {
         .def("adapt", &adapt)
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
-        .def_prop_ro("experts_read", &Decoder::experts_read)
-        .def_prop_ro("experts_fetched", &Decoder::experts_fetched)
-        .def_prop_ro("chosen_experts", &Decoder::chosen_experts)
+        .def_prop_ro("experts_read", [](const Decoder& decoder) { return decoder.experts().read; })
+        .def_prop_ro("experts_fetched",
+                     [](const Decoder& decoder) { return decoder.experts().fetched; })
+        .def_prop_ro("chosen_experts", [](const Decoder& decoder) { return decoder.experts().chosen; })
         .def("write_kv", &write_kv, nb::arg("batch"), nb::arg("inputs"))
         .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("inputs").none(),
              nb::arg("taps"), nb::arg("features").noconvert());

@@ -47,13 +47,13 @@ nb::tuple grow_trees(Decoder& decoder, const Batch& batch, std::optional<Rows> i
                      int ranked, int branching, double min_path_prob, double sureness,
                      std::optional<Array<const int64_t, 1>> column_ids, int vocab_size, nb::list fields,
                      nb::object pays, nb::object reserve) {
-    const int columns = decoder.shape().num_logits;
-    require(inputs.has_value() == decoder.has_entry(), "inputs are for decoders that have an entry");
+    const int columns = decoder.weights().shape.num_logits;
+    require(inputs.has_value() == decoder.weights().entry.has_value(), "inputs are for decoders that have an entry");
     require(!inputs || (inputs->shape(0) == static_cast<size_t>(batch.num_rows()) &&
-                      inputs->shape(1) == static_cast<size_t>(decoder.shape().hidden)),
+                      inputs->shape(1) == static_cast<size_t>(decoder.weights().shape.hidden)),
           "the inputs have another shape than rows, hidden_size");
-    require(!decoder.recurrent(), "no tree grows on recurrent layers in one call");
-    require(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
+    require(!decoder.weights().recurrent(), "no tree grows on recurrent layers in one call");
+    require(tap >= 0 && tap <= static_cast<int>(decoder.weights().layers.size()) + 1,
           "a tap must be 0 up to one more than the number of layers");
     require(1 <= branching && branching <= ranked && ranked <= columns && columns <= vocab_size,
           "branching, ranked, columns and vocabulary do not ascend");

@@ -36,13 +36,13 @@ class Grower {
            std::vector<Growth>* growths)
         : decoder_(decoder), ranking_(ranking), growths_(*growths),
           taps_(reads_outputs ? std::vector<int>{tap} : std::vector<int>{}),
-          width_(reads_outputs ? static_cast<size_t>(decoder.shape().hidden) : 0) {}
+          width_(reads_outputs ? static_cast<size_t>(decoder.weights().shape.hidden) : 0) {}
 
     const Forwards& forwards() const { return forwards_; }
 
     // Forwards rows whose samples are these nodes, and hangs their candidates below them.
     void forward(const Batch& batch, const float* inputs, const std::vector<Node>& nodes) {
-        const size_t columns = static_cast<size_t>(decoder_.shape().num_logits);
+        const size_t columns = static_cast<size_t>(decoder_.weights().shape.num_logits);
         float* logits = logits_.need(nodes.size() * columns + TILE);
         float* features = features_.need(static_cast<size_t>(batch.num_rows()) * width_);
         decoder_.forward(batch, {inputs, taps_, features}, logits);
@@ -91,7 +91,7 @@ class Grower {
             spans.push_back({growth.kv_tokens, growth.kv_parents, std::move(samples), growth.start,
                              cached, growth.blocks});
         }
-        const DecoderShape& s = decoder_.shape();
+        const DecoderShape& s = decoder_.weights().shape;
         const Batch batch(std::move(spans), s.vocab, s.max_len, decoder_.num_blocks(), false);
         forward(batch, width_ ? inputs_.data() : nullptr, nodes);
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "forward/forward.h"
+#include "forward/workspace.h"
 
 namespace paceline {
 namespace {
@@ -32,17 +32,17 @@ float root_mean_square(const float* x, int n, float least = 0.0f) {
     return std::sqrt(std::max(dot(x, x, n) / float(n), least));
 }
 
-// The sum of `each` of all elements, in sixteen lanes that are added up in their order.
-template <typename Each> double sum_of(const float* x, int n, const Each& each) {
+// The sum of `term` of all elements, in sixteen lanes that are added up in their order.
+template <typename Term> double sum_of(const float* x, int n, const Term& term) {
     double lanes[TILE] = {}, total = 0.0;
     int at = 0;
     for (; at + TILE <= n; at += TILE) {
         for (int i = 0; i < TILE; ++i) {
-            lanes[i] += each(x[at + i]);
+            lanes[i] += term(x[at + i]);
         }
     }
     for (int i = 0; at < n; ++at, ++i) {
-        lanes[i] += each(x[at]);
+        lanes[i] += term(x[at]);
     }
     for (const double lane : lanes) {
         total += lane;
@@ -61,67 +61,68 @@ void cut_gates(float* gates, int width, float deviations) {
     }
 }
 
-// What a row says of its streams: scores[streams].
-void Decoder::stream_scores(const AltUpLayer& w, const float* x, float* scores, float* spare) const {
-    const int n = shape_.hidden;
-    kernels().rms_norm(x, w.router_norm, shape_.norm_eps, n, spare);
-    for (int i = 0; i < altup_->streams; ++i) {
+const AltUp& ResidualStreams::altup() const {
+    return *weights_.altup;
+}
+
+void ResidualStreams::score(const AltUpLayer& w, const float* x, float* scores, float* spare) const {
+    const int n = shared_.shape.hidden;
+    kernels().rms_norm(x, w.router_norm, shared_.shape.norm_eps, n, spare);
+    for (int i = 0; i < altup().streams; ++i) {
         scores[i] = std::tanh(dot(spare, w.router + size_t(i) * n, n));
     }
 }
 
-void Decoder::spread_streams(int rows) {
-    const int n = shape_.hidden, count = altup_->streams;
-    streams_.need(size_t(rows) * count * ld_hidden_);
-    pool().each(rows, [&](int row, int) { std::copy_n(x_row(row), n, stream(row, 0)); });
+template <typename From> void ResidualStreams::project(const Linear& linear, const From& from) {
+    pool().each(shared_.rows(), [&](int row, int thread) {
+        shared_.norm_for(linear, row, from(row), nullptr, thread);
+    });
+    run_linear(linear, shared_.hidden, shared_.branch.out());
+}
+
+void ResidualStreams::spread() {
+    const int n = shared_.shape.hidden, count = altup().streams, rows = shared_.rows();
+    const RowBuffer& x = shared_.x;
+    streams_.need(rows * count, n);
+    pool().each(rows, [&](int row, int) { std::copy_n(x.row(row), n, stream(row, 0)); });
     for (int i = 1; i < count; ++i) {
-        const Linear& to = altup_->spread[size_t(i - 1)];
-        pool().each(rows, [&](int row, int thread) {
-            normed(x_row(row), nullptr, scratch(thread));
-            to.take(scratch(thread), in_hidden_, row, spare(thread));
-        });
-        run_linear(to, in_hidden_, {branch_.get(), nullptr, ld_hidden_, 1.0f});
+        project(altup().spread[size_t(i - 1)], [&](int row) { return x.row(row); });
         pool().each(rows, [&](int row, int) {
-            const float* found = branch_.get() + size_t(row) * ld_hidden_;
-            const float wanted = root_mean_square(x_row(row), n);
-            const float size = root_mean_square(found, n, LEAST_SQUARE);
-            std::transform(found, found + n, stream(row, i),
-                           [&](float each) { return each * wanted / size; });
+            const float* projected = shared_.branch.row(row);
+            const float wanted = root_mean_square(x.row(row), n);
+            const float size = root_mean_square(projected, n, LEAST_SQUARE);
+            std::transform(projected, projected + n, stream(row, i),
+                           [&](float value) { return value * wanted / size; });
         });
     }
 }
 
-void Decoder::gather_streams(int rows) {
-    const int n = shape_.hidden, count = altup_->streams;
-    pool().each(rows, [&](int row, int) { std::copy_n(stream(row, 0), n, x_row(row)); });
+void ResidualStreams::gather() {
+    const int n = shared_.shape.hidden, count = altup().streams, rows = shared_.rows();
+    pool().each(rows, [&](int row, int) { std::copy_n(stream(row, 0), n, shared_.x.row(row)); });
     for (int i = 1; i < count; ++i) {
-        const Linear& from = altup_->gather[size_t(i - 1)];
-        pool().each(rows, [&](int row, int thread) {
-            normed(stream(row, i), nullptr, scratch(thread));
-            from.take(scratch(thread), in_hidden_, row, spare(thread));
-        });
-        run_linear(from, in_hidden_, {branch_.get(), nullptr, ld_hidden_, 1.0f});
+        project(altup().gather[size_t(i - 1)], [&](int row) { return stream(row, i); });
         pool().each(rows, [&](int row, int) {
-            const float* found = branch_.get() + size_t(row) * ld_hidden_;
+            const float* projected = shared_.branch.row(row);
             const float wanted = root_mean_square(stream(row, 0), n);
-            const float size = root_mean_square(found, n, LEAST_SQUARE);
-            float* x = x_row(row);
+            const float size = root_mean_square(projected, n, LEAST_SQUARE);
+            float* x = shared_.x.row(row);
             for (int at = 0; at < n; ++at) {
-                x[at] += found[at] * wanted / size;
+                x[at] += projected[at] * wanted / size;
                 x[at] = i + 1 == count ? x[at] / float(count) : x[at];
             }
         });
     }
 }
 
-void Decoder::predict_streams(const DecoderLayer& layer, int rows) {
+void ResidualStreams::predict(const DecoderLayer& layer) {
     const AltUpLayer& w = *layer.altup;
-    const int n = shape_.hidden, count = altup_->streams, ld_rank = round_up(w.left.n(), TILE);
-    laurel_.need(size_t(rows) * ld_hidden_);
-    ranks_.need(size_t(rows) * ld_rank);
+    const int n = shared_.shape.hidden, count = altup().streams, rows = shared_.rows();
+    laurel_.need(rows, n);
+    ranks_.need(rows, w.left.n());
     pool().each(rows, [&](int row, int thread) {
         std::vector<float> scores(count), weights(count), old(size_t(count) * n);
-        stream_scores(w, stream(row, altup_->active), scores.data(), scratch(thread));
+        score(w, stream(row, altup().active), scores.data(), shared_.scratch(thread));
         for (int j = 0; j < count; ++j) {
             std::copy_n(stream(row, j), n, old.begin() + ptrdiff_t(j) * n);
         }
@@ -138,41 +139,41 @@ void Decoder::predict_streams(const DecoderLayer& layer, int rows) {
                 x[at] += sum;
             }
         }
-        std::copy_n(stream(row, altup_->active), n, x_row(row));
-        norm_for(w.left, row, layer.input_norm, thread);
+        std::copy_n(stream(row, altup().active), n, shared_.x.row(row));
+        shared_.norm_for(w.left, row, layer.input_norm, thread);
     });
-    run_linear(w.left, in_hidden_, {ranks_.get(), nullptr, ld_rank, 1.0f});
-    const Inputs inner = inputs_.view(rows, w.left.n(), most_orders_);
+    run_linear(w.left, shared_.hidden, ranks_.out());
+    const Inputs inner = shared_.inputs(rows, w.left.n());
     pool().each(rows, [&](int row, int thread) {
-        w.right.take(ranks_.get() + size_t(row) * ld_rank, inner, row, spare(thread));
+        w.right.take(ranks_.row(row), inner, row, shared_.spare(thread));
     });
-    run_linear(w.right, inner, {laurel_.get(), nullptr, ld_hidden_, 1.0f});
+    run_linear(w.right, inner, laurel_.out());
     pool().each(rows, [&](int row, int thread) {
-        float *laurel = laurel_.get() + size_t(row) * ld_hidden_, *read = scratch(thread);
-        normed(laurel, w.norm, laurel);
-        normed(x_row(row), layer.input_norm, read);
+        float *laurel = laurel_.row(row), *normed = shared_.scratch(thread);
+        shared_.normed(laurel, w.norm, laurel);
+        shared_.normed(shared_.x.row(row), layer.input_norm, normed);
         for (int at = 0; at < n; ++at) {
-            laurel[at] += read[at];
+            laurel[at] += normed[at];
         }
-        layer.qkv.take(read, in_hidden_, row, spare(thread));
+        layer.qkv.take(normed, shared_.hidden, row, shared_.spare(thread));
     });
 }
 
-void Decoder::add_laurel(int row) {
-    const float *laurel = laurel_.get() + size_t(row) * ld_hidden_, half = std::sqrt(0.5f);
-    float* x = x_row(row);
-    for (int at = 0; at < shape_.hidden; ++at) {
+void ResidualStreams::add_laurel(int row) const {
+    const float *laurel = laurel_.row(row), half = std::sqrt(0.5f);
+    float* x = shared_.x.row(row);
+    for (int at = 0; at < shared_.shape.hidden; ++at) {
         x[at] = (x[at] + laurel[at]) * half;
     }
 }
 
-void Decoder::correct_streams(const DecoderLayer& layer, int row, float* spare) {
+void ResidualStreams::correct(const DecoderLayer& layer, int row, float* spare) const {
     const AltUpLayer& w = *layer.altup;
-    const int n = shape_.hidden, count = altup_->streams;
+    const int n = shared_.shape.hidden, count = altup().streams;
     std::vector<float> scores(count), change(n);
-    float* x = x_row(row);
-    stream_scores(w, x, scores.data(), spare);
-    const float* active = stream(row, altup_->active);
+    float* x = shared_.x.row(row);
+    score(w, x, scores.data(), spare);
+    const float* active = stream(row, altup().active);
     std::transform(x, x + n, active, change.begin(), [](float a, float b) { return a - b; });
     for (int k = 0; k < count; ++k) {
         const float share = dot(scores.data(), w.correct + size_t(k) * count, count) + 1.0f;
@@ -186,16 +187,16 @@ void Decoder::correct_streams(const DecoderLayer& layer, int row, float* spare) 
     }
 }
 
-void Decoder::end_streams(const DecoderLayer& layer, int row) {
-    float* branch = branch_.get() + size_t(row) * ld_hidden_;
-    norm(branch, layer.gate->norm, branch);
-    for (int k = 1; k < altup_->streams; ++k) {
+void ResidualStreams::end(const DecoderLayer& layer, int row) const {
+    float* branch = shared_.branch.row(row);
+    shared_.norm(branch, layer.gate->norm, branch);
+    for (int k = 1; k < altup().streams; ++k) {
         float* x = stream(row, k);
-        for (int at = 0; at < shape_.hidden; ++at) {
+        for (int at = 0; at < shared_.shape.hidden; ++at) {
             x[at] += branch[at];
         }
     }
-    std::copy_n(stream(row, altup_->active), shape_.hidden, x_row(row));
+    std::copy_n(stream(row, altup().active), shared_.shape.hidden, shared_.x.row(row));
 }
 
 }  // namespace paceline

@@ -97,4 +97,39 @@ void Batch::add_paths(const std::vector<int32_t>& parents, int cached) {
     }
 }
 
+std::vector<BatchSlice> Batch::slices(int most) const {
+    std::vector<BatchSlice> parts;
+    const int samples = static_cast<int>(sample_rows.size());
+    for (int first = 0, sample = 0; first < num_rows(); first = parts.back().end) {
+        parts.push_back({first, slice_end(first, most), sample, sample});
+        while (sample < samples && sample_rows[sample] < parts.back().end) {
+            ++sample;
+        }
+        parts.back().samples_end = sample;
+    }
+    return parts;
+}
+
+int Batch::slice_end(int first, int most) const {
+    int end = std::min(first + most, num_rows());
+    const auto cuts = [&](int row) {  // whether a block or a tree goes on there
+        if (row == num_rows()) {
+            return false;
+        }
+        const int span = span_of[row], node = row - first_rows[span];
+        const bool in_tree = !states.empty() && node > states[span].certain;
+        return in_tree || rows[row - 1].last > rows[row - 1].position;
+    };
+    while (end > first && cuts(end)) {
+        --end;
+    }
+    if (end > first) {
+        return end;
+    }
+    do {  // one that is larger than a slice
+        ++end;
+    } while (cuts(end));
+    return end;
+}
+
 }  // namespace paceline

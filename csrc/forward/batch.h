@@ -10,9 +10,10 @@
 
 namespace paceline {
 
-// Consecutive rows of one span, which attention treats together.
-struct RowBlock {
-    int first, count, span;
+// Rows of a batch that go through all layers before the next ones do.
+struct BatchSlice {
+    int first, end;            // rows
+    int samples, samples_end;  // entries of the batch's sample_rows
 };
 
 // What of one request goes through a forward: nodes of a tree, parents first, of which the first
@@ -31,6 +32,8 @@ struct Batch {
     Batch(std::vector<NodeSpan> spans, int vocab, int max_len, int num_blocks, bool are_blocks);
 
     int num_rows() const { return static_cast<int>(tokens.size()); }
+    // Slices of about `most` rows, which cut no block and no tree that recurrent layers walk.
+    std::vector<BatchSlice> slices(int most) const;
 
     std::vector<int32_t> tokens, write_slots;  // [rows]; a slot is block * 16 + lane
     std::vector<AttentionRow> rows;            // [rows]
@@ -47,6 +50,7 @@ struct Batch {
   private:
     void add(NodeSpan span);
     void add_paths(const std::vector<int32_t>& parents, int cached);
+    int slice_end(int first, int most) const;
 
     int vocab_, max_len_, num_blocks_;
     bool are_blocks_;

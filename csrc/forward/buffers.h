@@ -39,6 +39,23 @@ template <typename T> class Buffer {
     size_t size_ = 0;
 };
 
+// Rows of floats, each with room up to the next multiple of 16.
+class RowBuffer {
+  public:
+    void need(int rows, int width) {
+        ld_ = round_up(width, TILE);
+        memory_.need(size_t(rows) * ld_);
+    }
+    float* row(int index) const { return memory_.get() + size_t(index) * ld_; }
+    int ld() const { return ld_; }
+    // Where a linear writes its results in place of what is there.
+    LinearOut out(float alpha = 1.0f) const { return {memory_.get(), nullptr, ld_, alpha}; }
+
+  private:
+    Buffer<float> memory_;
+    int ld_ = 0;
+};
+
 // `count` rows from the first one on, of inputs that have room for all in so many orders.
 inline Inputs rows_of(const Inputs& all, int first, int count, int orders) {
     Inputs x = all;

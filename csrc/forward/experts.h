@@ -4,17 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "forward/linear.h"
+#include "forward/feed_forward.h"
 
 namespace paceline {
-
-// The two linears of a dense feed-forward layer, or of an expert: to twice its width, and back.
-struct FeedForward {
-    Linear gate_up, down;
-
-    int width() const { return down.k(); }
-    FeedForward moved(ptrdiff_t bytes) const { return {gate_up.moved(bytes), down.moved(bytes)}; }
-};
 
 // Norms [hidden] of a mixture whose parts have their own: before the router and the chosen experts,
 // and of the sum of their results and the shared expert's result. Null: none.
@@ -76,12 +68,6 @@ struct Assignment {
 
     void need(int rows, int per_token);
     void sort(int rows, const Mixture& mixture);
-};
-
-// An expert whose weights are there, with the rows that take it.
-struct ReadyExpert {
-    Assignment::Group group;
-    const FeedForward* weights;
 };
 
 }  // namespace paceline

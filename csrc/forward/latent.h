@@ -1,12 +1,15 @@
 // Attention whose keys and values are one latent per token (MLA): a layer's weights, in the words of
-// paceline/models/weights.py. Owns no memory of rows.
+// paceline/models/weights.py, and what turns a slice's rows to latents and back.
 #pragma once
 
 #include <vector>
 
+#include "forward/buffers.h"
 #include "forward/linear.h"
 
 namespace paceline {
+
+class Workspace;
 
 struct LatentAttention {
     int rank, q_rank;  // of latents and of compressed queries; 0: queries are not compressed
@@ -24,6 +27,29 @@ struct LatentAttention {
     int first_queries() const { return q_rank > 0 ? q_rank : queries(); }
     int first_width() const { return first_queries() + rank + rope_dim; }
     int key_dim() const { return rope_dim + rank; }
+};
+
+class LatentHeads {
+  public:
+    explicit LatentHeads(Workspace& shared) : shared_(shared) {}
+
+    // A layer's first linear and what follows it, to queries and keys; there are no values.
+    void read(const LatentAttention& a, const Linear& first, const Inputs& in, const RowBuffer& qkv);
+    // From what rows attended to, to the inputs of the layer's last linear.
+    Inputs results(const LatentAttention& a, const Linear& last, const RowBuffer& attended);
+
+  private:
+    // Heads of rows, each `step` behind the one before it, in rows `ld` apart.
+    struct HeadRows {
+        float* x;
+        int ld, step;
+    };
+    // Each head through its linear.
+    void by_head(const std::vector<Linear>& linears, const HeadRows& from, const HeadRows& to);
+
+    Workspace& shared_;
+    RowBuffer down_, queries_, results_;
+    InputBuffer head_inputs_;
 };
 
 }  // namespace paceline

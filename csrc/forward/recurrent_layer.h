@@ -1,10 +1,17 @@
-// A recurrent layer's weights, in the words of paceline/models/layer_sizes.py. Owns no memory of rows.
+// Recurrent layers: their weights, in the words of paceline/models/layer_sizes.py, and what computes them
+// for the rows of a slice.
 #pragma once
 
+#include "forward/buffers.h"
 #include "forward/linear.h"
+#include "forward/recurrent_step.h"
 #include "kernels/recurrent.h"
 
 namespace paceline {
+
+class Workspace;
+struct Batch;
+struct DecoderLayer;
 
 enum class RecurrentKind : int { delta, mamba2, short_conv };
 
@@ -45,6 +52,34 @@ struct RecurrentLayer {
             default: return {2 * inner, inner, 0, 0, 0, 3 * inner};
         }
     }
+};
+
+class Recurrences {
+  public:
+    // `first`: the first recurrent layer; null where there is none.
+    Recurrences(const RecurrentLayer* first, Workspace& shared) : first_(first), shared_(shared) {}
+
+    // What layers keep, one layer after another from the first one on.
+    void set_states(const LayerStates& first) { states_ = first; }
+    // Raises std::invalid_argument where spans' states are not those of recurrent layers.
+    void check(const Batch& batch) const;
+
+    // Before a slice's first layer: its walks, which all layers share.
+    void begin();
+    // A layer's first linear, and what comes after it up to the residual stream or the branch.
+    void read(const RecurrentLayer& layer, const Inputs& in);
+    void run(const DecoderLayer& layer);
+
+  private:
+    // The convolution and the recurrence: what comes out.
+    const RowBuffer& walk(const RecurrentLayer& layer);
+
+    const RecurrentLayer* first_;
+    Workspace& shared_;
+    LayerStates states_{};  // of the first recurrent layer
+    RowBuffer read_, mixed_, recurred_;
+    RecurrentStep step_;
+    std::vector<int32_t> parents_;  // of a span
 };
 
 }  // namespace paceline
