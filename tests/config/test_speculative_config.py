@@ -49,7 +49,7 @@ def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> No
         ({"method": "magic"}, "allowed: prompt_lookup, suffix.* plugins .*: none"),
         ({"method": ["ngram"]}, "allowed: prompt_lookup"),
         ({"method": "draft_model"}, 'needs "model"'),
-        ({"method": "draft_model", "model": 3}, "must be a string"),
+        ({"method": "draft_model", "model": 3}, "allowed: a string"),
         ({"num_speculative_tokens": "4"}, "whole numbers"),
         ({"num_speculative_tokens": 4.5}, "whole numbers"),
         ({"num_speculative_tokens": True}, "whole numbers"),

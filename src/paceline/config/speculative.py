@@ -21,6 +21,7 @@ from paceline.core.checks import (
     check_number,
     check_settings,
     check_switch,
+    check_text,
     number,
     one_of,
     optional,
@@ -78,11 +79,6 @@ def _ranking(check: Check) -> Any:
     return setting(None, "For ranking candidates; None takes the request's.", optional(check))
 
 
-def _check_model(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; it must be a string")
-
-
 def _check_object(name: str, value: object) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} is {value!r}; it must be an object")
@@ -132,7 +128,7 @@ class SpeculativeConfig:
         None,
         "Folder, GGUF file or hub id of the draft model, of the head or of the model whose MTP "
         "layer drafts, None for the target; the file of the n-gram model.",
-        _check_model,
+        optional(check_text),
     )
     num_speculative_tokens: int = _depth(4)
     max_tree_nodes: int = _nodes(0)

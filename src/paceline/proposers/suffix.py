@@ -23,6 +23,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from typing import Any, cast
 
@@ -44,18 +45,18 @@ class SuffixProposer(TextProposer):
 
     def __init__(self, config: SuffixConfig, is_native: bool | None = None) -> None:
         super().__init__(config, is_native)
-        native = self._native
-        self._make_automaton: Any = native.SuffixAutomaton if native else SuffixAutomaton
+        native, depth = self._native, config.suffix_decoding_max_tree_depth
+        make_automaton: Any = native.SuffixAutomaton if native else SuffixAutomaton
         self._make_text: Any = native.SuffixText if native else SuffixText
         self._drafter = (native.SuffixRules if native else SuffixRules)(
-            others_by_length(config.suffix_decoding_max_tree_depth),
+            others_by_length(depth),
             branching=self._branching,
             min_token_prob=config.suffix_decoding_min_token_prob,
             min_path_prob=config.min_accept_prob,
             max_spec_factor=config.suffix_decoding_max_spec_factor,
         )
         self._shared = SharedTexts(
-            self._new_automaton,
+            partial(make_automaton, depth),
             config.suffix_decoding_max_cached_requests,
             config.suffix_decoding_max_cached_tokens,
         )
@@ -83,9 +84,6 @@ class SuffixProposer(TextProposer):
         if has_ended and request.num_output_tokens:
             start = max(0, request.prompt_len - self.config.suffix_decoding_max_tree_depth)
             self._shared.add(request.cache_salt, request.token_ids[start:])
-
-    def _new_automaton(self) -> Any:
-        return self._make_automaton(self.config.suffix_decoding_max_tree_depth)
 
     def _open(self, request: Request) -> TextDrafter:
         self._known[request.request_id] = []

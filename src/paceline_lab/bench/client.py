@@ -44,16 +44,13 @@ class EventParser:
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that ends in these bytes; ``ValueError`` for too long a one."""
         if b"\r" in data or self._rest.endswith(b"\r"):
-            data, self._rest = self._without_returns(data), b""
+            # Lines may end with CR LF; a last CR waits for its LF.
+            data, self._rest = (self._rest + data).replace(b"\r\n", b"\n"), b""
         *events, self._rest = (self._rest + data).split(b"\n\n")
         if len(self._rest) > self._limit:
             raise ValueError(f"an event of more than {self._limit} bytes")
         payloads = (_data_of(event) for event in events)
         return [data for data in payloads if data]
-
-    def _without_returns(self, data: bytes) -> bytes:
-        """Lines that end with CR LF, as if they ended with LF; a last CR waits for its LF."""
-        return (self._rest + data).replace(b"\r\n", b"\n")
 
 
 def _data_of(event: bytes) -> bytes:

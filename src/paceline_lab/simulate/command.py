@@ -198,23 +198,18 @@ def said_of(simulator: Simulator, plain: ReplayResult) -> str:
 def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> dict[str, str]:
     result, counts = rows[name], figures(rows[name])
     steps = len(result.rows)
+    read = list(filter(None, result.experts))  # by decoding steps of a mixture
+    mean = f"{sum(read) / len(read):.0f}" if read else "-"
     return {
         "": name + mark,
         "steps": str(steps) if steps else "-",
         "rows/step": f"{sum(result.rows) / steps:.2f}" if steps else "-",
-        **_experts(simulator, result),
+        **({"experts/step": mean} if simulator.unions else {}),
         "draft tokens": str(counts.num_draft_tokens),
         "accepted length": f"{counts.mean_acceptance_length:.2f}",
         "tok/s": "-" if simulator.table.is_relative else f"{counts.tokens_per_second:.1f}",
         "speed-up": f"{rows[PLAIN].ms / result.ms:.3f}",
     }
-
-
-def _experts(simulator: Simulator, result: ReplayResult) -> dict[str, str]:
-    """Those that a decoding step of a mixture read."""
-    read = list(filter(None, result.experts))
-    mean = f"{sum(read) / len(read):.0f}" if read else "-"
-    return {"experts/step": mean} if simulator.unions else {}
 
 
 def _document(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,12 +77,6 @@ def table_named(source: str) -> CostTable:
     return profile.table
 
 
-def draft_table_of(source: str) -> CostTable | None:
-    """The draft model's table that was imported together with the curve of a name."""
-    profile = None if Path(source).is_file() else find_imported(f"{source}: draft")
-    return profile.table if profile else None
-
-
 class Opened(NamedTuple):
     """A simulator, and remarks on what it rests on.
 
@@ -126,7 +121,9 @@ def open_simulator(
     """
     meta, traces = _answers_in(Path(folder))
     checkpoint = load_checkpoint(model, load_format=config.load_format)
-    config, ops = _resolved(config, checkpoint)
+    if config.num_threads is not None:
+        set_num_threads(config.num_threads)
+    config, ops = COMPUTE.call(partial(resolve_config, config, checkpoint))
     target = target_info(checkpoint, config, kv_budget(config) // DRAFT_SHARE)
     check_vocabulary(traces, meta, target)
     check_model(meta, checkpoint)
@@ -178,13 +175,6 @@ def _answers_in(folder: Path) -> tuple[dict[str, Any], list[Trace]]:
     if not traces:
         raise TraceError(f"{folder} holds no traces; {HINT}")
     return meta, traces
-
-
-def _resolved(config: EngineConfig, checkpoint: Checkpoint) -> tuple[EngineConfig, Ops]:
-    """The configuration without anything left open, and what the target would run on."""
-    if config.num_threads is not None:
-        set_num_threads(config.num_threads)
-    return COMPUTE.call(lambda: resolve_config(config, checkpoint))
 
 
 @dataclass(slots=True)
@@ -325,7 +315,9 @@ def costs_of(
     """
     table = None if cost is None else table_named(cost)
     if draft_cost is None:
-        return table, None if cost is None else draft_table_of(cost)
+        # The draft model's own curve was imported together with the target's.
+        own = None if cost is None or Path(cost).is_file() else find_imported(f"{cost}: draft")
+        return table, own.table if own else None
     try:
         time = float(draft_cost)
     except ValueError:

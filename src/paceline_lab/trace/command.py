@@ -82,17 +82,15 @@ def trace_command(options: TraceOptions, is_kept: bool = True) -> int:
                     traces = llm.call(partial(with_experts, traces=traces))
                 writer.write_shard(traces)
                 num_tokens += sum(len(trace.logprobs) for trace in traces)
-        place = f", in {_shards(writer.num_shards)} in {writer.folder}" if is_kept else ""
+        count = writer.num_shards
+        shards = "1 shard" if count == 1 else f"{count} shards"
+        place = f", in {shards} in {writer.folder}" if is_kept else ""
         screen.note(f"{len(prompts) - begin} prompts answered with {num_tokens} tokens{place}")
         stats = llm.stats()
         if stats.num_experts_read:
             mean = stats.num_experts_read / stats.num_target_forwards
             screen.note(f"a forward read {mean:.0f} experts on average, each once per layer")
     return 0
-
-
-def _shards(count: int) -> str:
-    return "1 shard" if count == 1 else f"{count} shards"
 
 
 def _params(options: TraceOptions, prompt_index: int) -> SamplingParams:

@@ -123,12 +123,7 @@ def config_values(config: type[Any], given: Mapping[str, Any]) -> dict[str, Any]
                 f"name the model to draft for, as MODEL or with --target:\n{model_list()}"
             )
     if "command" in known:
-        values["command"] = command_line()
+        values["command"] = shlex.join(["paceline", *sys.argv[1:]])
     if "shape" in known:
         values["shape"] = ModelShape(**{f.name: values.pop(f.name) for f in fields(ModelShape)})
     return values
-
-
-def command_line() -> str:
-    """What was typed, for the model card."""
-    return shlex.join(["paceline", *sys.argv[1:]])

@@ -5,7 +5,6 @@ Owns the recipe; the loop, the data, the files and the figures are its neighbour
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +127,9 @@ def _distilled(
 def _initial_draft(config: DraftTrainingConfig, target: TrainableModel) -> TrainableModel:
     if config.init is None:
         model = new_model(config.shape, target.config.vocab_size, separator_id(target), config.seed)
-        model = TrainableModel({**model.raw, **_special_ids(target.raw)}, model.params)
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        special = {name: target.raw[name] for name in names if name in target.raw}
+        model = TrainableModel({**model.raw, **special}, model.params)
     else:
         model = _cut_draft(config, config.init, target)
     if config.parallel:
@@ -162,11 +163,6 @@ def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Rows) -> 
         return distillation_loss(teacher)
     mask_token, num_tokens = model.raw[MASK_TOKEN], config.num_speculative_tokens
     return parallel_loss(teacher, mask_token, num_tokens)
-
-
-def _special_ids(raw: Mapping[str, object]) -> dict[str, object]:
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: raw[name] for name in names if name in raw}
 
 
 def _documents(config: DraftTrainingConfig, target: TrainableModel) -> TokenDocuments:

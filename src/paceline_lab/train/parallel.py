@@ -130,7 +130,8 @@ def parallel_loss(
     def loss(draft: Rows, windows: Tensor) -> Tensor:
         inputs = windows[:, :-1]
         size, time = inputs.shape
-        rows = chain_rows(time, num_tokens, _generator(windows))
+        digest = xxhash.xxh3_64_intdigest(windows.numpy(force=True).tobytes())
+        rows = chain_rows(time, num_tokens, torch.Generator().manual_seed(digest >> 1))
         with torch.no_grad():
             taught = dense_hidden(target, inputs)
         hidden = chain_hidden(draft, inputs, rows, mask_token)
@@ -148,11 +149,6 @@ def parallel_loss(
         return total / hidden.shape[0]
 
     return loss
-
-
-def _generator(windows: Tensor) -> torch.Generator:
-    digest = xxhash.xxh3_64_intdigest(windows.numpy(force=True).tobytes())
-    return torch.Generator().manual_seed(digest >> 1)
 
 
 @dataclass(frozen=True, slots=True)

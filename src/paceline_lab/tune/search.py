@@ -198,7 +198,8 @@ def search(
     """
     alive = list(candidates)
     random.Random(0).shuffle(alive)  # what there is no time for is then not of one kind
-    strides = [s for s in STRIDES if s == 1 or _fits(simulator, s)]
+    least = max(LEAST_TRACES, simulator.config.max_num_seqs)
+    strides = [s for s in STRIDES if s == 1 or len(simulator.traces) // s >= least]
     outcome = Found({})
     for index, stride in enumerate(strides):
         now, rounds = clock(), len(strides) - index
@@ -207,11 +208,6 @@ def search(
         outcome.num_left_out += len(alive) - len(outcome.results)
         alive = _survivors(outcome.results, to_one=rounds == 2)
     return outcome
-
-
-def _fits(simulator: Simulator, stride: int) -> bool:
-    least = max(LEAST_TRACES, simulator.config.max_num_seqs)
-    return len(simulator.traces) // stride >= least
 
 
 def _replayed(

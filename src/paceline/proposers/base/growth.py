@@ -273,6 +273,10 @@ def grow(
     reserve: Callable[[Growth, int], bool],
 ) -> None:
     """Read spans, whose samples are the growths' last tokens, in order, and fill the trees."""
+
+    def pays(promises: Sequence[tuple[int, Sequence[float]]]) -> list[bool]:
+        return prices.are_met([(growths[place].index, path) for place, path in promises])
+
     like, head = likeness(config), runner.decoder.pruned_head
     columns = runner.decoder.config.num_logits
     tables = runner.kv.block_tables([growth.request.request_id for growth in growths])
@@ -297,7 +301,7 @@ def grow(
         sureness=like.sureness,
         column_ids=None if head is None else head.token_ids,
         vocab_size=columns if head is None else head.vocab_size,
-        pays=None if not prices.nodes else _asked(prices, growths),
+        pays=pays if prices.nodes else None,
         reserve=lambda index, drafted: reserve(growths[index], drafted),
     )
     for growth, (tokens, parents, probs, path_probs, *span, levels) in zip(
@@ -307,12 +311,3 @@ def grow(
         tree.token_ids, tree.parents, tree.accept_probs = tokens, parents, probs
         growth.path_probs, growth.num_levels = path_probs, levels
         draft.kv_tokens, draft.kv_parents = span
-
-
-def _asked(
-    prices: Prices, growths: Sequence[Growth]
-) -> Callable[[Sequence[tuple[int, Sequence[float]]]], list[bool]]:
-    """Whether another level pays, of places among these growths."""
-    return lambda promises: prices.are_met(
-        [(growths[place].index, path) for place, path in promises]
-    )

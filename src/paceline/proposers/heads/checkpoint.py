@@ -186,7 +186,10 @@ def _from_folder(folder: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
     files = SafetensorsFolder(folder)
     for stored in list(files):
-        files.rename(stored, _plain_name(stored))
+        plain = stored
+        for pattern, prefix in _NAMES:
+            plain = pattern.sub(prefix, plain)
+        files.rename(stored, plain)
     if quantisation is None:
         return raw, files, False
     return raw, QuantisedTensors(files, schemes_of(quantisation)), True
@@ -271,12 +274,6 @@ def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block
         "entry.sliding_sees_ahead": ahead,
     }
     return block, shape.with_traits(traits)
-
-
-def _plain_name(stored: str) -> str:
-    for pattern, plain in _NAMES:
-        stored = pattern.sub(plain, stored)
-    return stored
 
 
 def load_mtp(config: HeadConfig, target: TargetInfo) -> HeadCheckpoint:
