@@ -224,14 +224,15 @@ class Relay:
         asked = (self._whole_answer(each, call) for each in self._reachable().values())
         results = await asyncio.gather(*asked, return_exceptions=True)
         wholes = [result for result in results if isinstance(result, list)]
-        answers = {header_of(each, RANK): each for each in wholes}
+        by_rank = {header_of(messages, RANK): messages for messages in wholes}
+        answers = dict(sorted(by_rank.items()))
         if not answers:
             log.warning("no replica answers %s: %s", call.path, results)
             answers = {"": _messages(refusal(call.path, _nobody_ready()))}
         choose = max if call.path in (METRICS, *_ORDERS) else min
         chosen = choose(answers.values(), key=status_of)
         if call.path == METRICS and status_of(chosen) == 200:
-            pages = {rank: body_of(answers[rank]).decode() for rank in sorted(answers)}
+            pages = {rank: body_of(messages).decode() for rank, messages in answers.items()}
             chosen = _messages(Response(merged(pages), headers={"content-type": CONTENT_TYPE}))
         for message in chosen:
             await send(message)
