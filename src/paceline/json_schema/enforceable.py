@@ -184,8 +184,6 @@ def with_lone_references(schema: Any) -> tuple[Any, frozenset[str]]:
 
 
 class _Loops:
-    """One document."""
-
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._references = References(root)
         self._resolver = Resolver(root)
@@ -196,7 +194,6 @@ class _Loops:
         self.left_out = set[str]()
 
     def without_rules(self, schema: Any, name: str) -> Any:
-        """A schema of the definition of this name."""
         if not isinstance(schema, Mapping):
             return schema
         leading = [key for key in _LEADING if self._leads_back(schema.get(key), key, name)]
@@ -213,7 +210,6 @@ class _Loops:
         return with_parts(kept, lambda each: self.without_rules(each, name))
 
     def _only_branch(self, branches: list[Any], name: str) -> Any:
-        """That which leads back; the others are left out."""
         lone = next(each for each in branches if self._leads_back([each], "allOf", name))
         others = [each for each in branches if each is not lone and isinstance(each, Mapping)]
         if any(_RULES & each.keys() for each in others):
@@ -227,7 +223,6 @@ class _Loops:
         return any(self._loop_of[each] == loop for each in self._named(reached(schemas, combined)))
 
     def _named(self, schemas: Iterator[Mapping[str, Any]]) -> Iterator[str]:
-        """Names of the definitions that schemas refer to."""
         for each in schemas:
             target = self._references.target(each)
             if id(target) in self._names:
@@ -255,7 +250,6 @@ def _loops(direct: Mapping[str, set[str]]) -> dict[str, str]:
 
 
 def _by_end(direct: Mapping[str, set[str]]) -> list[str]:
-    """Definitions in the order in which a walk in depth is done with them."""
     done, seen = list[str](), set[str]()
     for first in direct:
         path = [(first, iter(direct[first]))] if first not in seen else []
@@ -292,7 +286,6 @@ class _Traits:
     marks: Mapping[str, frozenset[str]]
 
     def excludes(self, other: _Traits) -> bool:
-        """Whether it is plain that no value matches both."""
         shared = self.kinds & other.kinds
         if not shared:
             return True

@@ -111,8 +111,6 @@ def with_closed_objects(schema: Any) -> Any:
 
 
 class _Closing:
-    """One document while its objects are closed."""
-
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._references = References(root)
@@ -130,7 +128,6 @@ class _Closing:
         return closed
 
     def _alone(self, schema: Any) -> Any:
-        """A schema to which nothing else is added."""
         return self._joined(schema, frozenset(), self._says_otherwise(schema))
 
     def _joined(self, schema: Any, others: frozenset[str], is_open: bool) -> Any:
@@ -250,7 +247,6 @@ class _Closing:
         return any(_is_open(each, len(names)) for each in self._in_place(schema))
 
     def _in_place(self, schema: Any) -> Iterator[Mapping[str, Any]]:
-        """The schemas that describe a value together, in any branch."""
         for node in reached([schema], lambda n: itertools.chain(*self._groups(n).values())):
             self._spend(1)
             yield node

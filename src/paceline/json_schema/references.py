@@ -183,8 +183,6 @@ def with_plain_references(schema: Any) -> Any:
 
 
 class _Rewriting:
-    """One document while its references are made plain."""
-
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._references = References(root)
         self._root = root
@@ -201,7 +199,6 @@ class _Rewriting:
         return root
 
     def _collect(self) -> None:
-        """Give a name to whatever is referred to from the root, directly or not."""
         taken = set[str]()
         for node in reached([self._root], self._within):
             target = self._references.target(node)

@@ -209,8 +209,6 @@ class Resolver:
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """What one of the conjuncts says of an object."""
-
     schema: Mapping[str, Any]
     choices: list[dict[str, Any]]
 
@@ -231,7 +229,6 @@ class _Object:
         return True if has_patterns else self.schema.get("additionalProperties", True)
 
     def of_name(self, name: str) -> Any:
-        """The schema of the property of this name."""
         own = self._properties.get(name, self.others)
         return _all_of([own, *(each[name] for each in self.choices if name in each)])
 
@@ -279,7 +276,6 @@ def _choices(schema: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 
 def _all_of(schemas: Any) -> Any:
-    """One schema for several that hold together, simple where they are."""
     telling = [each for each in schemas if each is not True and each != {}]
     if any(each is False for each in telling):
         return False

@@ -135,7 +135,6 @@ class MatcherConstraint:
         return path[: next(at for at, token in enumerate(path) if token in self._eos)]
 
     def _move_to(self, path: Sequence[int]) -> None:
-        """Let the matcher stand behind the path."""
         ahead, shared = self._ahead, 0
         for known, token in zip(ahead, path, strict=False):
             if known != token:
@@ -161,7 +160,6 @@ class MatcherConstraint:
 
 
 def _path_to(node: int, parents: Sequence[int]) -> list[int]:
-    """The nodes from the root's child down to this one."""
     path = []
     while node != ROOT:
         path.append(node)

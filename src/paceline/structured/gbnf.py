@@ -173,7 +173,6 @@ def _begins_with_run(body: Body) -> bool:
 
 
 def _without_names_of_characters(bodies: Mapping[int, Body]) -> Mapping[int, Body]:
-    """References to what is one character become the character."""
     for _ in range(_ROUNDS):
         single = {number: _one_character(body) for number, body in bodies.items()}
         bodies = {number: _with_characters(body, single) for number, body in bodies.items()}
@@ -294,7 +293,7 @@ class Follow:
         return all(_are_apart(self._items[place], self._items[each]) for each in _bits(behind))
 
     def _find_ends(self) -> bool:
-        """Go on finding what bodies begin and end with; whether that told something new."""
+        """One round of finding what bodies begin and end with; whether it changed anything."""
         is_new = False
         for number, body in self._bodies.items():
             first = last = 0

@@ -284,7 +284,6 @@ class _Parser(Scanner):
         return count
 
     def _weight(self, weight: int, counts: tuple[int, int | None], at: int) -> int:
-        """For how many symbols an item of this weight stands when it is repeated."""
         least, most = counts
         weight *= most or least or 1
         if weight > MAX_REPETITIONS:
@@ -424,7 +423,6 @@ def _is_optional(body: Body) -> bool:
 
 
 def _others(ranges: Sequence[tuple[int, int]], last: int) -> Iterator[tuple[int, int]]:
-    """What is in none of the ranges, from 0 to the last."""
     begin = 0
     for first, end in sorted(ranges):
         if first > end:
@@ -460,7 +458,6 @@ def _are_all(items: Sequence[Element], numbers: set[int]) -> bool:
 
 
 def _leftmost(body: Body, empty: set[int]) -> list[int]:
-    """What a body may begin with."""
     references = []
     for sequence in sequences(body):
         for item in sequence:
@@ -473,7 +470,6 @@ def _leftmost(body: Body, empty: set[int]) -> list[int]:
 
 
 def _in_a_circle(edges: Mapping[int, Sequence[int]]) -> int | None:
-    """A node that can be reached from itself."""
     done: set[int] = set()
     for first in edges:
         path: dict[int, Iterator[int]] = {} if first in done else {first: iter(edges[first])}

@@ -125,7 +125,6 @@ class GrammarCompiler:
         return MatcherConstraint(matcher.deep_copy(), self._ready_tables().lookup, self._eos)
 
     def _matcher(self, spec: StructuredOutputs, has_gap: bool = False) -> LLMatcher:
-        """``has_gap`` lets white space come first, as behind thoughts."""
         compiled = self._compiled(spec.kind, spec.source, has_gap)
         if isinstance(compiled, ShapeError):
             # Whoever asks for what a program composed has not seen the grammar.
@@ -267,7 +266,6 @@ def _grammar_text(kind: str, source: str, tokens: TokenNames) -> str:
 
 
 def _with_gap(grammar: str) -> str:
-    """The same in which a little white space may come first."""
     document = json.loads(grammar)
     first, *rest = document["grammars"]
     return json.dumps({**document, "grammars": [_GAP, {**first, "name": "answer"}, *rest]})

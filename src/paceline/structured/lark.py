@@ -118,7 +118,6 @@ class _Composer:
         return _joined(self._bounded(form), self._any_end(ends))
 
     def _bounded(self, form: Format) -> str:
-        """What ends by itself."""
         match form:
             case ConstString():
                 return self._literal(form.value)
@@ -141,7 +140,6 @@ class _Composer:
         return self._separated(form)
 
     def _rest(self, tag: Tag) -> str:
-        """A tag behind its beginning."""
         return self.expr(tag.content, () if tag.ends == ("",) else tag.ends)
 
     def _sequence(self, form: structural_tags.Sequence, ends: Ends) -> str:
@@ -234,7 +232,6 @@ class _Composer:
         return self._token is not None and self._token.search(text) is not None
 
     def _parts(self, text: str) -> list[str]:
-        """The text cut before and behind each token."""
         if self._token is None:
             return [text]
         return [each for each in re.split(f"({self._token.pattern})", text) if each]
@@ -250,7 +247,6 @@ class _Composer:
 
 
 def _is_free(form: Format) -> bool:
-    """Whether it has no end of its own."""
     match form:
         case AnyText() | TriggeredTags():
             return True

@@ -165,7 +165,6 @@ class AfterThoughts:
         return self._thinking(text)._replace(num_tokens=num_tokens, num_open=num_open)
 
     def _thinking(self, text: bytes) -> _State:
-        """Behind thoughts that end with this text."""
         closing = self._marks.closing
         ends = [(text.find(mark), mark) for mark in closing if mark in text]
         if ends:
@@ -229,7 +228,7 @@ class AfterThoughts:
 
 
 def _num_open(before: int, piece: bytes) -> int:
-    """Bytes that the last character lacks behind these, where it lacked so many before."""
+    """Bytes missing of the last character behind this piece, where ``before`` were missing."""
     left = before
     for byte in piece:
         if byte & 0xC0 == 0x80:

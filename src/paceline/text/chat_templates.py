@@ -242,7 +242,7 @@ def read_by_templates(
 
 
 def _with_content(message: Mapping[str, Any], wordless: str | None) -> dict[str, Any]:
-    """The message without keys that say nothing; ``wordless`` is the content of a mere call."""
+    """The message without keys that are None; ``wordless`` is the content of a mere call."""
     if not isinstance(message, Mapping):
         raise TemplateError(
             f"a message of a chat has a role and a content; {str(message)[:40]!r} has not"
@@ -254,7 +254,6 @@ def _with_content(message: Mapping[str, Any], wordless: str | None) -> dict[str,
 
 
 def _with_all_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its thoughts under each of their names."""
     names = [name for name in THOUGHTS if name in message]
     if not names:
         return message

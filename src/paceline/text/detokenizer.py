@@ -109,7 +109,7 @@ class TextStream:
             self._release(len(self._held))
 
     def _release(self, count: int) -> None:
-        """So many characters are certain; those of special tokens are not shown."""
+        """Release the first ``count`` characters, without those of special tokens."""
         if not count:
             return
         at, shown = 0, ""
@@ -154,7 +154,6 @@ class _View:
         return self._place(len(self._text) - held) if held else self._length
 
     def _place(self, at: int) -> int:
-        """Where a character of the view is in the whole text."""
         for start, end in self._left_out:
             at += end - start if start <= at else 0
         return at
@@ -224,7 +223,6 @@ def has_text(tokenizer: Tokenizer, token_id: int) -> bool:
 
 
 def _prompt_tail(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
-    """The prompt's last tokens that have text."""
     scanned = reversed(prompt[-_MAX_PROMPT_SCAN:])
     shown = (token_id for token_id in scanned if has_text(tokenizer, token_id))
     return [*itertools.islice(shown, _CONTEXT)][::-1]

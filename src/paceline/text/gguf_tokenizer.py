@@ -107,7 +107,6 @@ def _adds_bos(metadata: Mapping[str, Any], rule: SplitRule | None) -> bool:
 
 
 def _frame_texts(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Let encoding a text put these tokens before and behind it."""
     # llama.cpp's add_sep_token (b11549) concerns reranking and BERT's vocabularies alone.
     # Under names of their own: in a template some characters of a spelling mean something.
     special = [

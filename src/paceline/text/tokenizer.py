@@ -373,7 +373,6 @@ class Tokenizer:
 
     @functools.cached_property
     def _bytes(self) -> dict[int, int]:
-        """The byte of each token that stands for one."""
         byte_of = dict[int, int]()
         for byte in range(256) if "ByteFallback" in self.decoder_kinds else ():
             for spelling in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):

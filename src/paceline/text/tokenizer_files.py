@@ -222,7 +222,6 @@ def _may_be_token(value: Any) -> bool:
 def _extra(
     config: Mapping[str, Any], special_map: Mapping[str, Any]
 ) -> tuple[list[AddedToken], dict[str, AddedToken]]:
-    """Further special tokens, without a role and with one."""
     roles = dict(_mapping("model_specific_special_tokens", config))
     tokens: list[Any] = []
     for source in (config, special_map):

@@ -88,10 +88,12 @@ def unwrapped(pieces: Iterable[str], marks: Wrapping = WRAPPING) -> str:
         ("<ans", False, "<ans"),
         ("", False, ""),
         ("\nYes.\n</answer>", True, "Yes."),
+        ("<answer>Yes.</answer>|end|<b>|end|", False, "Yes.<b>"),
+        ("No|end||end|.", False, "No."),
     ],
 )
 def test_marks_around_the_answer_are_taken_off(text: str, opened: bool, answer: str) -> None:
-    marks = replace(WRAPPING, opened=opened)
+    marks = replace(WRAPPING, tail="|end|", opened=opened)
     assert unwrapped([text], marks) == answer
     assert unwrapped(text, marks) == answer
 
@@ -99,14 +101,19 @@ def test_marks_around_the_answer_are_taken_off(text: str, opened: bool, answer: 
 @settings(max_examples=80, deadline=None)
 @given(
     parts=st.lists(
-        st.sampled_from(["<answer>", "</answer>", "<", "a", " ", "\n", ">"]), max_size=9
+        st.sampled_from(["<answer>", "</answer>", "|end|", "<", "|", "a", " ", "\n", ">"]),
+        max_size=9,
     ),
     size=st.integers(1, 9),
+    tail=st.sampled_from(["", "|end|"]),
 )
-def test_marks_are_taken_off_however_the_text_is_cut(parts: list[str], size: int) -> None:
+def test_marks_are_taken_off_however_the_text_is_cut(
+    parts: list[str], size: int, tail: str
+) -> None:
+    marks = replace(WRAPPING, tail=tail)
     text = "".join(parts)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert unwrapped(pieces) == unwrapped([text])
+    assert unwrapped(pieces, marks) == unwrapped([text], marks)
 
 
 def test_the_prompt_may_open_the_answer() -> None:

@@ -95,7 +95,6 @@ class AnswerParser:
         return parts
 
     def _split(self, text: str, final: bool, marks: ThoughtMarks) -> tuple[str, str]:
-        """What is certain of the thoughts, and of what follows them."""
         self._begin += text
         split = split_thoughts(self._begin, marks, final)
         if split is None:
@@ -174,10 +173,13 @@ class Unwrapper:
         certain = PlacedText()
         if self._place is _WrappingPlace.BEGIN and not self._opens(final):
             return certain
+        closing, tail = self._marks.closing, self._marks.tail
         if self._place is _WrappingPlace.INSIDE:
-            certain = self._inside(final)
-        if self._place is _WrappingPlace.BARE:
-            certain.append(self._bare(final))
+            certain = self._up_to(list(filter(None, (closing, tail))), final, strips=True)
+        length = -1
+        while self._place is _WrappingPlace.BARE and len(self._text.text) != length:
+            length = len(self._text.text)
+            certain.append(self._up_to([tail] if tail else [], final, strips=False))
         return certain
 
     def _opens(self, final: bool) -> bool:
@@ -191,35 +193,23 @@ class Unwrapper:
             self._place = _WrappingPlace.BARE
         return self._place is not _WrappingPlace.BEGIN
 
-    def _inside(self, final: bool) -> PlacedText:
+    def _up_to(self, marks: Sequence[str], final: bool, strips: bool) -> PlacedText:
+        """What is certain before the first of the marks, which is dropped.
+
+        Args:
+            strips: so is the white space around it.
+        """
         self._drop_padding()
         text = self._text.text
-        marks = [mark for mark in (self._marks.closing, self._marks.tail) if mark]
         places = [(text.find(mark), mark) for mark in marks if mark in text]
+        if not places and final:
+            return self._text.take_all()
+        end, mark = min(places, default=(len(text) - unfinished_tag(text, marks), ""))
+        before = self._text.take(len(text[:end].rstrip() if strips else text[:end]))
         if places:
-            end, mark = min(places)
-            inside = self._text.take(len(text[:end].rstrip()))
-            self._text.take(end + len(mark) - len(inside.text))
-            self._place, self._is_padding = _WrappingPlace.BARE, True
-            return inside
-        if final:
-            return self._text.take_all()
-        certain = text[: len(text) - unfinished_tag(text, marks)]
-        return self._text.take(len(certain.rstrip()))
-
-    def _bare(self, final: bool) -> PlacedText:
-        """Behind the closing mark: all but the tail."""
-        self._drop_padding()
-        text, tail = self._text.text, self._marks.tail
-        if not tail:
-            return self._text.take_all()
-        before, has_tail, _ = text.partition(tail)
-        if not has_tail:
-            return self._text.take(len(text) - (0 if final else unfinished_tag(text, [tail])))
-        bare = self._text.take(len(before))
-        self._text.take(len(tail))
-        bare.append(self._text.take_all())
-        return bare
+            self._text.take(end + len(mark) - len(before.text))
+            self._place, self._is_padding = _WrappingPlace.BARE, strips
+        return before
 
     def _drop_padding(self) -> None:
         if self._is_padding:
@@ -323,7 +313,7 @@ class ToolCallReader:
         self._readers = [syntax.reader(self._tools) for syntax in syntaxes]
 
     def _release(self, count: int) -> None:
-        """So many characters of the text are words."""
+        """The first ``count`` characters of the text are words."""
         self._space.append(self._text.take(count))
         self._in_words = self._in_words or bool(self._space.text.strip())
         if self._in_words:
@@ -363,7 +353,6 @@ class ToolCallReader:
             del self._readers[0]
 
     def _tell(self, call: ToolCall) -> None:
-        """What of a call has not been told."""
         index = self.num_calls - 1
         if self._told is None:
             add(self._parts, opening(index, call.name))

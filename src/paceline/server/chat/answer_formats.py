@@ -6,7 +6,7 @@ entry here, and for calls of a new kind a file in :mod:`paceline.server.chat.too
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.server.chat.harmony import CHANNEL, MESSAGE
@@ -98,7 +98,6 @@ def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
 
 
 def _shown(tokenizer: Tokenizer) -> ToolFormat | None:
-    """The format that the chat template shows."""
     says = tokenizer.template_mentions
     if not says("tools"):
         return None
@@ -123,58 +122,47 @@ class ReasoningFormat:
     tail: str = ""
 
 
-THINK = ReasoningFormat(("<think>",), ("</think>",), ("think>",))
-MISTRAL = ReasoningFormat(("[THINK]",), ("[/THINK]",), ("[THINK]",))
-GRANITE = ReasoningFormat(
-    ("Here is my thought process:", "Here's my thought process:"),
-    ("Here is my response:", "Here's my response:"),
-    ("Here is my thought process:", "Here's my thought process:"),
+_THINK = ReasoningFormat(("<think>",), ("</think>",), ("think>",))
+_LIKE_THINK = (
+    *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
+    *("nemotron_v3", "olmo3", "qwen3", "smollm3", "step3", "step3p5"),
 )
-SEED_OSS = ReasoningFormat(("<seed:think>",), ("</seed:think>",), ("seed:think>",))
-MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), ("mm:think>",))
-COHERE = ReasoningFormat(
+_COHERE = ReasoningFormat(
     ("<|START_THINKING|>",),
     ("<|END_THINKING|>",),
     ("<|START_THINKING|>",),
     ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
-GEMMA4 = ReasoningFormat(("<|channel>thought",), ("<channel|>",), ("<|channel>",))
-APERTUS = ReasoningFormat(("<|inner_prefix|>",), ("<|inner_suffix|>",), ("<|inner_prefix|>",))
-EXAONE = ReasoningFormat(("<thought>", "<think>"), ("</thought>", "</think>"), ("<thought>",))
-HUNYUAN = ReasoningFormat(("<think>",), ("</think>",), ("<answer>",), ("<answer>", "</answer>"))
-ERNIE = ReasoningFormat(("<think>",), ("</think>",), ("<response>",), ("<response>", "</response>"))
-HY_V3 = ReasoningFormat(
-    ("<think:opensource>", "<think>"),
-    ("</think:opensource>", "</think>"),
-    ("<think:opensource>", "'<think{}>'.format("),
-)
-KIMI_K3 = ReasoningFormat(
-    ("<|open|>think<|sep|>",),
-    ("<|close|>think<|sep|>",),
-    ("<|open|>think<|sep|>", "open_tag('think')"),
-    ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
-    tail="<|close|>message<|sep|>",
-)
-GIGACHAT3 = ReasoningFormat((), (), ("<|message_sep|>",), ("<|role_sep|>", "<|message_sep|>"))
+_GIGACHAT3 = ReasoningFormat((), (), ("<|message_sep|>",), ("<|role_sep|>", "<|message_sep|>"))
 """Without thoughts: only the mark behind the answer is taken off."""
-_LIKE_THINK = (
-    *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
-    *("nemotron_v3", "olmo3", "qwen3", "smollm3", "step3", "step3p5"),
-)
 THOUGHT_FORMATS = {
-    "granite": GRANITE,
-    "mistral": MISTRAL,
-    "seed_oss": SEED_OSS,
-    "minimax_m3": MINIMAX_M3,
-    **dict.fromkeys(("cohere_command3", "cohere_command4"), COHERE),
-    "gemma4": GEMMA4,
-    "apertus": APERTUS,
-    "exaone": EXAONE,
-    "hunyuan_a13b": HUNYUAN,
-    "ernie45": ERNIE,
-    "hy_v3": HY_V3,
-    "kimi_k3": KIMI_K3,
-    **dict.fromkeys(_LIKE_THINK, THINK),
+    "granite": ReasoningFormat(
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+        ("Here is my thought process:", "Here's my thought process:"),
+    ),
+    "mistral": ReasoningFormat(("[THINK]",), ("[/THINK]",), ("[THINK]",)),
+    "seed_oss": ReasoningFormat(("<seed:think>",), ("</seed:think>",), ("seed:think>",)),
+    "minimax_m3": ReasoningFormat(("<mm:think>",), ("</mm:think>",), ("mm:think>",)),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), _COHERE),
+    "gemma4": ReasoningFormat(("<|channel>thought",), ("<channel|>",), ("<|channel>",)),
+    "apertus": ReasoningFormat(("<|inner_prefix|>",), ("<|inner_suffix|>",), ("<|inner_prefix|>",)),
+    "exaone": ReasoningFormat(("<thought>", "<think>"), ("</thought>", "</think>"), ("<thought>",)),
+    "hunyuan_a13b": replace(_THINK, shown_by=("<answer>",), answer=("<answer>", "</answer>")),
+    "ernie45": replace(_THINK, shown_by=("<response>",), answer=("<response>", "</response>")),
+    "hy_v3": ReasoningFormat(
+        ("<think:opensource>", "<think>"),
+        ("</think:opensource>", "</think>"),
+        ("<think:opensource>", "'<think{}>'.format("),
+    ),
+    "kimi_k3": ReasoningFormat(
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>",),
+        ("<|open|>think<|sep|>", "open_tag('think')"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        tail="<|close|>message<|sep|>",
+    ),
+    **dict.fromkeys(_LIKE_THINK, _THINK),
 }
 """By vLLM's names, and ours. Where a template shows several of them, the first one counts."""
 
@@ -187,7 +175,7 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
         return None
     if name in THOUGHT_FORMATS:
         return THOUGHT_FORMATS[name]
-    for form in (*THOUGHT_FORMATS.values(), GIGACHAT3):
+    for form in (*THOUGHT_FORMATS.values(), _GIGACHAT3):
         if any(tokenizer.template_mentions(word) for word in form.shown_by):
             return form
     return None

@@ -164,7 +164,7 @@ class TokenPlaces:
         return placed
 
     def _place(self, text: str) -> list[Placed]:
-        """Text has become certain: it is that of the tokens that had none yet."""
+        """Text has become certain: that of the tokens without places."""
         if not text:
             return []
         start, self._length = self._length, self._length + len(text)

@@ -216,7 +216,6 @@ def shape_form(response: StructuredOutputs) -> Form:
 
 
 def _calls(use: ToolUse) -> Form:
-    """Calls and nothing else, between the marks of the format if it has such."""
     form = use.format
     assert form is not None
     calls = separated(_tags(use), form.separator, at_least_one=True, only_one=use.max_calls == 1)
@@ -224,7 +223,6 @@ def _calls(use: ToolUse) -> Form:
 
 
 def _tags(use: ToolUse) -> list[Form]:
-    """A tag for the calls of each tool."""
     form, forced = use.format, use.must_call
     assert form is not None
     return [
@@ -269,7 +267,6 @@ def harmony_constraint(
 
 
 def _rest_of(begun: HarmonyParser) -> list[Form]:
-    """What comes before the head of the next message."""
     if begun.place is HarmonyPlace.HEAD:
         return [] if begun.has_start else [const(ASSISTANT)]
     return [ANY_TEXT, const(END + ASSISTANT)]

@@ -72,14 +72,12 @@ class ChatChoice:
         return parts
 
     def _placed(self, piece: Piece) -> list[Placed]:
-        """Where its tokens stand, as long as somebody has to know that."""
         needs_places = self._logprobs is not None and self._logprobs.only_words
         if self._places is None or not (needs_places or self._parser.may_think):
             return []
         return self._places.take(piece)
 
     def _read(self, piece: Piece, placed: Sequence[Placed]) -> list[Part]:
-        """The parts that became certain; the tokens of thoughts are counted."""
         may_think = self._parser.may_think
         read = self._parser.push(piece.text, final=piece.finish_reason is not None)
         self.new_thoughts = ThoughtCount()

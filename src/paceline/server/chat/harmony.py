@@ -186,7 +186,7 @@ class HarmonyParser:
         return max(0, self._length - len(self._rest))
 
     def _note_thoughts(self, start: int, end: int) -> None:
-        """More of the answer is read; where these are thoughts, their places grow."""
+        """Let the places of thoughts grow, where the text from ``start`` to ``end`` is one."""
         if self.place is not HarmonyPlace.THOUGHTS:
             return
         inside: Places = ((start, end),) if start < end else ()

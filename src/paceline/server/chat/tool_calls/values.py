@@ -219,7 +219,6 @@ class _LiteralReader:
         return members
 
     def _key(self, mark: str, names: Collection[str]) -> str:
-        """Past a key and the mark behind it."""
         for name in names:
             begin = self.at
             if self._takes(name):

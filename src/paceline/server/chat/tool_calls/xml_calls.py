@@ -163,7 +163,6 @@ class _XmlParameters:
         return [text for text in texts if self._end_of(text) not in text]
 
     def _end_of(self, text: str) -> str:
-        """What ends a value that is written as this text."""
         calls = self._calls
         return (calls.section[1] if self._is_in_section(text) else "") + calls.value[1]
 
@@ -193,7 +192,6 @@ class _XmlParameters:
         return text.join(self._calls.section) if self._is_in_section(text) else text
 
     def _text(self, begin: str, patterns: list[str]) -> Form:
-        """A free text, behind this one."""
         closing, (opening, end) = self._calls.value[1], self._calls.section
         if not opening:
             return tag(begin, text_of(patterns), closing)
@@ -211,7 +209,6 @@ class _XmlParameters:
         return [(mark, each.without_strings if "string" in each.kinds else each.whole)]
 
     def _patterns(self, each: Parameter) -> list[str]:
-        """That a text matches, with the white space behind it."""
         says_type = bool(self._calls.types[0])
         if not says_type and not each.kinds <= STRING | {"null"}:  # it may be of another type
             self.left |= each.narrowing
