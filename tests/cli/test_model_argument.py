@@ -89,7 +89,8 @@ def test_a_terminal_is_asked(cli: Cli, opened: list[str], monkeypatch: pytest.Mo
 def test_the_embedded_model_has_a_name_and_an_option(cli: Cli, opened: list[str]) -> None:
     assert cli("run", "embedded", "-p", "x").code == 0
     assert cli("run", "--embedded", "-p", "x").code == 0
-    assert opened == ["embedded"] * 2
+    assert cli("run", "embedded", "--embedded", "-p", "x").code == 0
+    assert opened == ["embedded"] * 3
     result = cli("run", "x", "--embedded")
     assert result.code == 2
     assert "paceline run embedded" in result.err

@@ -14,6 +14,7 @@ import pytest
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
 from paceline.engine.engine import Engine
+from paceline.planner.acceptance import Promise
 from paceline.planner.choice import DraftLimits, choose_nodes
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import StepShape
@@ -114,6 +115,17 @@ def test_records_agree_with_the_engine(make: Any) -> None:
     asked = [asked for record in records for asked in record.asks]
     assert {each.origin for each in asked} == {"prompt_lookup", "scripted"}
     assert any(each.num_passed_over for each in asked)
+
+
+def test_a_request_alone_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that do not pay because earlier drafts promised too much are cut by their cost."""
+    monkeypatch.setattr(Promise, "kept", property(lambda self: 0.3))
+    engine = engine_with(frozen())
+    with recording(engine) as recorder:
+        run_jobs(engine, JOBS[:1])
+    cuts = {node.cut for record in recorder.steps for node in record.nodes}
+    assert Cut.COST in cuts
+    assert Cut.FAIRNESS not in cuts
 
 
 def test_costs_are_those_that_the_planner_went_by() -> None:

@@ -31,7 +31,7 @@ def with_model(options: Any, command: str) -> Any:
         ConfigError: the command needs a model, and there is none or there are two.
     """
     if options.embedded:
-        if options.model:
+        if options.model and not is_embedded(options.model):
             raise ConfigError(
                 f"MODEL is {options.model!r}, and --embedded names another one: leave out one of "
                 f"them, or write {command} {EMBEDDED} and then the prompt"

@@ -175,6 +175,11 @@ class CostAwarePlanner(Planner):
         """Requests of which something is kept."""
         return 0 if self._credits is None else len(self._credits)
 
+    @property
+    def kept(self) -> float:
+        """Share of what drafts promise that the target is expected to accept."""
+        return self._promise.kept
+
     def set_sources(self, sources: Sequence[Source]) -> None:
         self._asking.set_sources(sources)
 
@@ -266,7 +271,7 @@ class CostAwarePlanner(Planner):
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         step, drafts = self._step, self.drafts
         drafted = sum(drafts.sizes())
-        kept = self._promise.kept
+        kept = self.kept
 
         def pick(growth: Sequence[float]) -> int:
             return drafts.choose(

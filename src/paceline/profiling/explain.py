@@ -121,7 +121,7 @@ class StepRecord:
         requests: that decoded.
         growth: milliseconds of the forward with 0, 1, 2, ... of the candidates, as predicted; empty
             where no cost was looked at.
-        rate: tokens that a millisecond is worth.
+        rate: expected tokens that a millisecond has to bring.
         predicted_ms: of the forward that ran, before it ran; None where no cost was looked at.
         forward_ms, total_ms: as measured, of the forward and of the whole step.
         num_decoding, num_emitted: requests that decoded, and tokens that these emitted.
@@ -319,6 +319,7 @@ class _PlannedStep:
     trees: Sequence[DraftTree] = ()
     limits: Sequence[DraftLimits] = ()
     node_budget: int = 0
+    kept: float = 1.0
     chosen: Sequence[DraftTree] = ()
     verified: dict[int, DraftTree] = field(default_factory=dict)
 
@@ -381,8 +382,10 @@ class RecordingPlanner:
         step.drafted = num_nodes
 
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
-        chosen = self.inner.choose(limits, node_budget)
         step, drafts = self._step, self.inner.drafts
+        if isinstance(self.inner, CostAwarePlanner):
+            step.kept = self.inner.kept
+        chosen = self.inner.choose(limits, node_budget)
         step.trees = [drafts.tree(index) for index in range(len(limits))]
         step.limits, step.node_budget = limits, node_budget
         step.chosen = chosen
@@ -407,7 +410,7 @@ class RecordingPlanner:
             return Terms()
         planned = self.inner.planned
         plain_ms = self.inner.cost.predict(self._step.shape)
-        return Terms(planned.growth or [plain_ms], planned.rate)
+        return Terms(planned.growth or [plain_ms], planned.rate / self._step.kept)
 
 
 def _record(index: int, step: _PlannedStep, terms: Terms, report: StepReport) -> StepRecord:
