@@ -370,9 +370,8 @@ class LLM:
             return wish
         tokenizer = self._built.checkpoint.tokenizer
         if tokenizer is None:
-            raise RequestError(
-                f"bad_words holds strings, and {self.model} has no tokenizer; use bad_words_ids",
-                "bad_words",
+            raise RequestError.of(
+                "bad_words", f"holds strings, and {self.model} has no tokenizer; use bad_words_ids"
             )
         return in_token_ids(wish, tokenizer.spellings)
 

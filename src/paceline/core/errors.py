@@ -4,6 +4,8 @@ Catch :class:`PacelineError` for all of them. Each message says what was wrong, 
 where there is something to do, what to do.
 """
 
+from typing import Self
+
 
 class PacelineError(Exception):
     """Base of every error that Paceline raises on purpose.
@@ -20,6 +22,11 @@ class PacelineError(Exception):
         super().__init__(message)
         if param is not None:
             self.param = param
+
+    @classmethod
+    def of(cls, param: str, problem: str) -> Self:
+        """The error of a field or setting; the problem is the rest of a sentence about it."""
+        return cls(f"{param} {problem}", param)
 
 
 class ConfigError(PacelineError, ValueError):

@@ -72,7 +72,7 @@ class SpeculativeParams:
 
 def _check_switch(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise RequestError(f"{name} is {value!r}; allowed: true and false", name)
+        raise RequestError.of(name, f"is {value!r}; allowed: true and false")
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
@@ -82,15 +82,14 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Iterable):
-        raise RequestError(f"{name} has {value!r:.80} where a list is needed", name)
+        raise RequestError.of(name, f"has {value!r:.80} where a list is needed")
     return tuple(value)
 
 
 def _check_biases(value: Any) -> None:
     name = "logit_bias"
     if not isinstance(value, Mapping):
-        message = f"{name} is {value!r:.80}; allowed: mappings of token ids to numbers"
-        raise RequestError(message, name)
+        raise RequestError.of(name, f"is {value!r:.80}; allowed: mappings of token ids to numbers")
     for token_id, bias in value.items():
         of_token = f"{name} of token {token_id!r}"
         _check_number(of_token, bias, -MAX_BIAS, MAX_BIAS, float, param=name)
@@ -100,9 +99,9 @@ def _speculation(value: Any) -> SpeculativeParams:
     if value is None:
         return SpeculativeParams()
     if not isinstance(value, Mapping):
-        raise RequestError(
-            f"speculative is {value!r:.80}; allowed: SpeculativeParams, and mappings of its fields",
+        raise RequestError.of(
             "speculative",
+            f"is {value!r:.80}; allowed: SpeculativeParams, and mappings of its fields",
         )
     return SpeculativeParams(**value)
 
@@ -228,25 +227,24 @@ class SamplingParams:
                 _check_number(name, value, low, high, kind)
         most = self.max_tokens
         if most is not None and self.min_tokens > most:
-            raise RequestError(
-                f"min_tokens is {self.min_tokens}; allowed: values up to max_tokens, which is "
-                f"{most}",
+            raise RequestError.of(
                 "min_tokens",
+                f"is {self.min_tokens}; allowed: values up to max_tokens, which is {most}",
             )
         if self.top_p == 0.0:
-            raise RequestError("top_p is 0; allowed: values above 0 up to 1", "top_p")
+            raise RequestError.of("top_p", "is 0; allowed: values above 0 up to 1")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
-            raise RequestError(
-                f"structured_outputs is {self.structured_outputs!r:.80}; it must be a "
-                "StructuredOutputs",
+            raise RequestError.of(
                 "structured_outputs",
+                f"is {self.structured_outputs!r:.80}; it must be a StructuredOutputs",
             )
         if self.pooling is not None:
             if self.pooling not in POOLINGS:
-                message = f"pooling is {self.pooling!r:.80}; allowed: {', '.join(POOLINGS)}"
-                raise RequestError(message, "pooling")
+                raise RequestError.of(
+                    "pooling", f"is {self.pooling!r:.80}; allowed: {', '.join(POOLINGS)}"
+                )
             if self.n != 1:
-                raise RequestError(f"n is {self.n}; with pooling it must be 1", "n")
+                raise RequestError.of("n", f"is {self.n}; with pooling it must be 1")
         for name in ("ignore_eos", "include_stop_str_in_output"):
             _check_switch(name, getattr(self, name))
 
@@ -254,28 +252,29 @@ class SamplingParams:
         for name, most in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_BAD_WORDS)):
             texts = getattr(self, name)
             if len(texts) > most:
-                raise RequestError(f"{name} has {len(texts)} strings; at most {most} allowed", name)
+                raise RequestError.of(name, f"has {len(texts)} strings; at most {most} allowed")
             for text in texts:
                 if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
-                    raise RequestError(
-                        f"{name} holds {str(text)[:40]!r}; allowed: strings of 1 to "
-                        f"{MAX_STOP_LENGTH} characters",
+                    raise RequestError.of(
                         name,
+                        f"holds {str(text)[:40]!r}; allowed: strings of 1 to "
+                        f"{MAX_STOP_LENGTH} characters",
                     )
         if not all(self.bad_words_ids):
-            message = "bad_words_ids holds an empty list; name at least one token in each"
-            raise RequestError(message, "bad_words_ids")
+            raise RequestError.of(
+                "bad_words_ids", "holds an empty list; name at least one token in each"
+            )
         _check_biases(self.logit_bias)
         named = self.logprob_token_ids
         if named is not None and not 0 < len(named) <= MAX_LOGPROB_TOKEN_IDS:
-            raise RequestError(
-                f"logprob_token_ids names {len(named)} tokens; allowed: 1 to "
-                f"{MAX_LOGPROB_TOKEN_IDS}",
+            raise RequestError.of(
                 "logprob_token_ids",
+                f"names {len(named)} tokens; allowed: 1 to {MAX_LOGPROB_TOKEN_IDS}",
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            message = "allowed_token_ids is empty; name at least one token, or leave it out"
-            raise RequestError(message, "allowed_token_ids")
+            raise RequestError.of(
+                "allowed_token_ids", "is empty; name at least one token, or leave it out"
+            )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise :class:`RequestError` when a token id named here is not in the vocabulary."""
@@ -290,9 +289,8 @@ class SamplingParams:
         for name, ids in named.items():
             for token_id in ids:
                 if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                    raise RequestError(
-                        f"{name} names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}",
-                        name,
+                    raise RequestError.of(
+                        name, f"names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}"
                     )
 
     @property

@@ -78,7 +78,7 @@ async def metrics(request: Request) -> Response:
 @router.get("/stats", responses=errors(400, 404), response_model=dict[str, Any])
 async def stats(request: Request, model: str | None = None, history: str = "false") -> Response:
     if history not in ("true", "false"):
-        raise RequestError(f"history is {history[:40]!r}; allowed: 'true' and 'false'", "history")
+        raise RequestError.of("history", f"is {history[:40]!r}; allowed: 'true' and 'false'")
     serving = Models.of(request).find(model)
     document: dict[str, Any] = {"model": serving.name}
     if serving.is_known:

@@ -117,8 +117,9 @@ def template_options(options: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     name = protected_among(options)
     if name is not None:
-        message = f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace"
-        raise RequestError(message, "chat_template_kwargs")
+        raise RequestError.of(
+            "chat_template_kwargs", f"holds {name[:60]!r}, which it cannot replace"
+        )
     return dict(options)
 
 

@@ -193,7 +193,7 @@ def _check_ids(serving: Serving, token_ids: Sequence[int], param: str = "tokens"
         )
     largest, size = max(token_ids, default=0), info.vocab_size
     if largest >= size:
-        raise RequestError(f"{param} holds {largest}; the vocabulary is 0 to {size - 1}", param)
+        raise RequestError.of(param, f"holds {largest}; the vocabulary is 0 to {size - 1}")
 
 
 def _texts(serving: Serving, token_ids: list[int]) -> dict[str, str]:

@@ -145,8 +145,7 @@ class NativeRequest(CompletionRequest):
             values = [getattr(self, each) for each in (name, *others)]
             given = [value for value in values if value is not None]
             if len(set(given)) > 1:
-                message = f"{name} is another name of {others[0]}; send one of them"
-                raise RequestError(message, name)
+                raise RequestError.of(name, f"is another name of {others[0]}; send one of them")
             setattr(self, others[0], given[0] if given else None)
         self.logprobs = self.logprobs or None
         return self
@@ -155,7 +154,7 @@ class NativeRequest(CompletionRequest):
     def _check_elsewhere(self) -> NativeRequest:
         for name in _ELSEWHERE:
             if getattr(self, name) not in (None, False, ""):
-                raise RequestError(f"{name} is only allowed in /v1/completions", name)
+                raise RequestError.of(name, "is only allowed in /v1/completions")
         if self.cache_prompt is False and self.cache_salt is None:
             self.cache_salt = secrets.token_hex(16)
         return self
@@ -197,7 +196,7 @@ class InfillRequest(NativeRequest):
     @model_validator(mode="after")
     def _check_single(self) -> InfillRequest:
         if self.n not in (None, 1):
-            raise RequestError(f"n is {self.n}; /infill gives one answer", "n")
+            raise RequestError.of("n", f"is {self.n}; /infill gives one answer")
         return self
 
     @property
@@ -287,7 +286,7 @@ class TokenizeRequest(ApiModel):
         for subject, names in _SUBJECTS.items():
             for name in names:
                 if name not in own and getattr(self, name) is not None:
-                    raise RequestError(f"{name} is for {subject} and not for {given[0]}", name)
+                    raise RequestError.of(name, f"is for {subject} and not for {given[0]}")
         return self
 
     @property

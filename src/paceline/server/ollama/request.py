@@ -222,8 +222,7 @@ class GenerateRequest(OllamaRequest):
         if self.is_plain:
             for name in ("system", "think", "logprobs"):
                 if getattr(self, name):
-                    message = f"{name} is only allowed without raw: true and a suffix"
-                    raise RequestError(message, name)
+                    raise RequestError.of(name, "is only allowed without raw: true and a suffix")
         return self
 
 
@@ -265,7 +264,7 @@ class ShowRequest(ApiModel):
     @model_validator(mode="after")
     def _check_named(self) -> ShowRequest:
         if not (self.model or self.name):
-            raise RequestError("model is missing", "model")
+            raise RequestError.of("model", "is missing")
         return self
 
 

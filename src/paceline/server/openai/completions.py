@@ -84,8 +84,9 @@ class ServedCompletion(Answering[CompletionRequest]):
 
     def __init__(self, serving: Serving, body: CompletionRequest, deadline: Deadline) -> None:
         if body.max_tokens == 0 and not (body.echo or self.may_be_empty):
-            message = "max_tokens is 0; that is for echo, which reports on the prompt"
-            raise RequestError(message, "max_tokens")
+            raise RequestError.of(
+                "max_tokens", "is 0; that is for echo, which reports on the prompt"
+            )
         super().__init__(serving, body, deadline)
         self.num_prompts = len(body.prompts)
         self._prompts: list[EncodedPrompt] = []

@@ -214,23 +214,20 @@ class ChatCompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _check_together(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs is only allowed with logprobs: true", "top_logprobs")
+            raise RequestError.of("top_logprobs", "is only allowed with logprobs: true")
         if self.logprob_token_ids is not None and not self.logprobs:
-            message = "logprob_token_ids is only allowed with logprobs: true"
-            raise RequestError(message, "logprob_token_ids")
+            raise RequestError.of("logprob_token_ids", "is only allowed with logprobs: true")
         if self.prompt_logprobs is not None and self.stream:
-            message = "prompt_logprobs is only allowed without stream: true"
-            raise RequestError(message, "prompt_logprobs")
+            raise RequestError.of("prompt_logprobs", "is only allowed without stream: true")
         if self.continue_final_message:
             if self.add_generation_prompt:
-                raise RequestError(
-                    "continue_final_message is true; add_generation_prompt cannot be true then",
-                    "continue_final_message",
+                raise RequestError.of(
+                    "continue_final_message", "is true; add_generation_prompt cannot be true then"
                 )
             if self.messages[-1].role != "assistant":
-                raise RequestError(
-                    "continue_final_message is true; the last message must then be the assistant's",
+                raise RequestError.of(
                     "continue_final_message",
+                    "is true; the last message must then be the assistant's",
                 )
         return self
 
@@ -238,17 +235,16 @@ class ChatCompletionRequest(GenerationFields):
     def _check_tools(self) -> ChatCompletionRequest:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            raise RequestError("tools names a function twice; names must differ", "tools")
+            raise RequestError.of("tools", "names a function twice; names must differ")
         choice = self.tool_choice
         if isinstance(choice, NamedTool) and choice.function.name not in names:
             known = ", ".join(names) or "none"
-            raise RequestError(
-                f"tool_choice is {choice.function.name[:64]!r}; the functions in tools are {known}",
+            raise RequestError.of(
                 "tool_choice",
+                f"is {choice.function.name[:64]!r}; the functions in tools are {known}",
             )
         if (choice == "required" and not names) or (choice == "auto" and self.tools is None):
-            message = f"tool_choice is {choice!r}; it is only allowed with tools"
-            raise RequestError(message, "tool_choice")
+            raise RequestError.of("tool_choice", f"is {choice!r}; it is only allowed with tools")
         return self
 
     @property

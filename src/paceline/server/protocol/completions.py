@@ -113,18 +113,17 @@ class CompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _check_named(self) -> CompletionRequest:
         if self.logprob_token_ids is not None and self.logprobs is None:
-            message = "logprob_token_ids is only allowed with logprobs"
-            raise RequestError(message, "logprob_token_ids")
+            raise RequestError.of("logprob_token_ids", "is only allowed with logprobs")
         return self
 
     @model_validator(mode="after")
     def _check_gap(self) -> CompletionRequest:
         if self.suffix:
             if not isinstance(self.prompts[0], str):
-                raise RequestError("suffix is only allowed with a prompt that is text", "suffix")
+                raise RequestError.of("suffix", "is only allowed with a prompt that is text")
             for name in _NOT_OF_GAPS:
                 if getattr(self, name):
-                    raise RequestError(f"{name} is only allowed without a suffix", name)
+                    raise RequestError.of(name, "is only allowed without a suffix")
         return self
 
     def gaps(self) -> list[Gap]:

@@ -270,10 +270,10 @@ def check_window(
     is_penalised = repetition not in (None, 1.0) or any(others)
     allowed = (WHOLE_CONTEXT, *usual)
     if is_penalised and window is not None and window not in allowed:
-        raise RequestError(
-            f"repeat_last_n is {window}; penalties here count the whole text; allowed with "
-            f"them: {', '.join(map(str, allowed))}",
+        raise RequestError.of(
             "repeat_last_n",
+            f"is {window}; penalties here count the whole text; allowed with "
+            f"them: {', '.join(map(str, allowed))}",
         )
 
 
@@ -378,8 +378,9 @@ class GenerationFields(ApiModel):
         """``repeat_penalty`` and ``repeat_last_n``, which llama.cpp has."""
         if self.repeat_penalty is not None:
             if self.repetition_penalty is not None:
-                message = "repeat_penalty is another name of repetition_penalty; send one of them"
-                raise RequestError(message, "repeat_penalty")
+                raise RequestError.of(
+                    "repeat_penalty", "is another name of repetition_penalty; send one of them"
+                )
             self.repetition_penalty = self.repeat_penalty
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         check_window(self.repeat_last_n, penalties)
@@ -388,8 +389,7 @@ class GenerationFields(ApiModel):
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
-            message = "stream_options is only allowed with stream: true"
-            raise RequestError(message, "stream_options")
+            raise RequestError.of("stream_options", "is only allowed with stream: true")
         return self
 
     @classmethod

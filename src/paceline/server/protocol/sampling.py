@@ -87,10 +87,10 @@ def truncated(
     if most is None:
         return token_ids
     if most == 0:
-        raise RequestError(
-            "truncate_prompt_tokens is 0, which leaves no prompt; send at least 1, or -1 for as "
-            "many as leave room for an answer",
+        raise RequestError.of(
             "truncate_prompt_tokens",
+            "is 0, which leaves no prompt; send at least 1, or -1 for as "
+            "many as leave room for an answer",
         )
     if most == -1:
         most = max(1, info.max_model_len - (max_tokens or 1))
@@ -162,10 +162,9 @@ def _logit_bias(
             else:
                 biases[token_id] = biases.get(token_id, 0.0) + bias
     if len(biases) + len(banned) > MAX_LOGIT_BIAS:
-        raise RequestError(
-            f"logit_bias has {len(biases) + len(banned)} tokens; at most {MAX_LOGIT_BIAS} are "
-            "allowed",
+        raise RequestError.of(
             "logit_bias",
+            f"has {len(biases) + len(banned)} tokens; at most {MAX_LOGIT_BIAS} are allowed",
         )
     return biases, tuple(banned)
 
@@ -179,9 +178,8 @@ def _ids_of(token: int | str, tokenizer: Tokenizer | None) -> list[int]:
     if isinstance(token, int):
         return [token]
     if tokenizer is None:
-        raise RequestError(
-            f"logit_bias names {token[:40]!r}; the model has no tokenizer, so send token ids",
-            "logit_bias",
+        raise RequestError.of(
+            "logit_bias", f"names {token[:40]!r}; the model has no tokenizer, so send token ids"
         )
     return tokenizer.encode(token, add_special_tokens=False)
 
@@ -195,13 +193,13 @@ def speculative_params(fields: GenerationFields) -> SpeculativeParams:
     wish = fields.speculative or Speculation()
     is_off, depth = fields.disable_spec_decode, fields.num_speculative_tokens
     if is_off is not None and "enabled" in wish.model_fields_set and wish.enabled == is_off:
-        message = "disable_spec_decode contradicts speculative.enabled; send one of them"
-        raise RequestError(message, "disable_spec_decode")
+        raise RequestError.of(
+            "disable_spec_decode", "contradicts speculative.enabled; send one of them"
+        )
     if depth is not None and wish.num_speculative_tokens not in (None, depth):
-        raise RequestError(
-            "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one of "
-            "them",
+        raise RequestError.of(
             "num_speculative_tokens",
+            "contradicts speculative.num_speculative_tokens; send one of them",
         )
     return SpeculativeParams(
         enabled=wish.enabled if is_off is None else not is_off,

@@ -242,10 +242,10 @@ class ResponsesRequest(GenerationFields):
     @model_validator(mode="after")
     def _check_answerable(self) -> ResponsesRequest:
         if self.n not in (None, 1):
-            raise RequestError(f"n is {self.n}; a response is one answer", "n")
+            raise RequestError.of("n", f"is {self.n}; a response is one answer")
         for name in _ELSEWHERE:
             if getattr(self, name) is not None and getattr(self, name) is not False:
-                raise RequestError(f"{name} is only allowed in /v1/chat/completions", name)
+                raise RequestError.of(name, "is only allowed in /v1/chat/completions")
         return self
 
 
@@ -354,8 +354,9 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
             chat[name] = chat[name].model_dump(by_alias=True, exclude_none=True)
     messages = _messages(items)
     if not messages:
-        message = "input holds no words: its reasoning was encoded by another server"
-        raise RequestError(message, "input")
+        raise RequestError.of(
+            "input", "holds no words: its reasoning was encoded by another server"
+        )
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     chat["messages"] = messages
@@ -396,8 +397,9 @@ def _allowed(choice: AllowedTools, tools: Sequence[FunctionTool]) -> list[Functi
     allowed, known = {tool.name for tool in choice.tools}, {tool.name for tool in tools}
     for name in sorted(allowed - known):
         names = ", ".join(sorted(known)) or "none"
-        message = f"tool_choice names {name[:64]!r}; the functions in tools are {names}"
-        raise RequestError(message, "tool_choice")
+        raise RequestError.of(
+            "tool_choice", f"names {name[:64]!r}; the functions in tools are {names}"
+        )
     return [tool for tool in tools if tool.name in allowed]
 
 
