@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 from pydantic import ValidationError
 
+from paceline.server.anthropic.request import AnthropicConversation
 from paceline.server.app import create_app
 from paceline.server.http.config import ServerConfig
 from paceline.server.http.errors import to_api_error
@@ -82,6 +83,7 @@ def test_generated_requests_are_answered_rightly() -> None:
     assert application().state.models.first.admission.num_unfinished == 0
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
 MANY: list[dict[str, Any]] = [
     {"messages": [{}] * 9000},
     {"messages": [{"role": "user", "content": [{}, {}]}] * 9000},
@@ -90,6 +92,7 @@ MANY: list[dict[str, Any]] = [
     {"tools": [{}] * 128},
     {"modalities": [3] * 9000},
     {"structured_outputs": {"choice": [3] * 1000}},
+    {"guided_choice": [3] * 9000},
     {"speculative": {"method": [3] * 64}},
     {"stop": [3] * 32},
     {"stop_token_ids": ["3"] * 4000},
@@ -107,6 +110,22 @@ def test_of_many_mistakes_the_first_is_told(fields: dict[str, Any]) -> None:
         ChatCompletionRequest.model_validate(body)
     assert refusal.value.error_count() <= 4
     assert len(to_api_error(refusal.value).message) < 300
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"system": [{}] * 9000, "messages": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": [{**RESULT, "content": [{}] * 9000}]}]},
+    ],
+    ids=["system", "result"],
+)
+def test_of_many_mistakes_in_a_message_of_anthropics_the_first_is_told(
+    body: dict[str, Any],
+) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        AnthropicConversation.model_validate({"model": "a", **body})
+    assert refusal.value.error_count() <= 4
 
 
 @pytest.mark.slow

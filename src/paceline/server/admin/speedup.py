@@ -18,7 +18,7 @@ from paceline.core.speedup import Arm, Round, claim
 from paceline.server.http.body import read_body
 from paceline.server.http.openapi import posts
 from paceline.server.http.sse import encode_json
-from paceline.server.protocol.generation import TAKES_FLOATS, ApiModel
+from paceline.server.protocol.generation import TAKES_FLOATS, ApiModel, up_to
 
 MAX_ROUNDS = 1000
 Count = Annotated[int, Field(ge=0, le=1 << 40), TAKES_FLOATS]
@@ -54,7 +54,7 @@ class LoadFields(ApiModel):
 class SpeedupRequest(ApiModel):
     """Rounds of one prompt."""
 
-    rounds: Annotated[list[RoundFields], Field(max_length=MAX_ROUNDS, fail_fast=True)]
+    rounds: Annotated[list[RoundFields], up_to(MAX_ROUNDS)]
     load: LoadFields | None = None
 
     @property

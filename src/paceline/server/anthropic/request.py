@@ -11,13 +11,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    CalledName,
     ChatCompletionRequest,
     Limit,
+    OwnName,
     ReasoningEffort,
 )
 from paceline.server.protocol.generation import (
@@ -31,20 +33,15 @@ from paceline.server.protocol.generation import (
     Temperature,
     TopK,
     TopP,
+    of_kinds,
+    up_to,
 )
 
-KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-
-
-def _known_kind(value: Any) -> Any:
-    """Say which kinds of blocks there are, and not which keys of another one are unknown."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in KINDS:
-        raise ValueError(
-            f"content blocks of type {kind[:40]!r} are not supported: the models served here read "
-            f"text; allowed: {', '.join(KINDS)}"
-        )
-    return value
+_KNOWN = of_kinds(
+    ("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    "content blocks",
+    ": the models served here read text",
+)
 
 
 class TextBlock(LenientModel):
@@ -70,23 +67,23 @@ class RedactedThinkingBlock(LenientModel):
 class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: str
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: CalledName
     input: dict[str, Any]
 
 
 class ToolResultBlock(LenientModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Annotated[TextBlock, BeforeValidator(_known_kind)]] | None = None
+    content: str | Annotated[list[Annotated[TextBlock, _KNOWN]], up_to(None)] | None = None
     is_error: bool | None = None
 
 
 Block = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
     Field(discriminator="type"),
-    BeforeValidator(_known_kind),
+    _KNOWN,
 ]
-Blocks = Annotated[list[Block], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Blocks = Annotated[list[Block], up_to(MAX_MESSAGES)]
 
 
 _ROLE_OF = {
@@ -119,7 +116,7 @@ class AnthropicTool(LenientModel):
     """A tool that the caller runs; those that Anthropic's servers run have another type."""
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: OwnName
     description: str | None = None
     input_schema: dict[str, Any]
 
@@ -159,11 +156,9 @@ class AnthropicConversation(LenientModel):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mcp_servers": ([],)}
 
     model: str
-    messages: Annotated[
-        list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    ]
-    system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    messages: Annotated[list[AnthropicMessage], up_to(MAX_MESSAGES, 1)]
+    system: str | Annotated[list[TextBlock], up_to(MAX_MESSAGES)] | None = None
+    tools: Annotated[list[AnthropicTool], up_to(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

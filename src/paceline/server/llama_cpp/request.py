@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 
 from paceline.core.errors import RequestError
 from paceline.request.sampling_params import LARGEST
@@ -27,6 +27,7 @@ from paceline.server.protocol.generation import (
     NumSamples,
     TokenId,
     TopLogprobs,
+    up_to,
 )
 from paceline.text.fim import Gap
 
@@ -127,9 +128,7 @@ class NativeRequest(CompletionRequest):
     cache_prompt: bool | None = None
     return_tokens: bool = False
     timings_per_token: bool = False
-    response_fields: Annotated[
-        list[str] | None, Field(max_length=MAX_RESPONSE_FIELDS, fail_fast=True)
-    ] = None
+    response_fields: Annotated[list[str] | None, up_to(MAX_RESPONSE_FIELDS)] = None
     # Taken and without effect: requests have no slots, and texts are not shifted in the context.
     id_slot: Number | None = None
     n_keep: Number | None = None
@@ -186,7 +185,7 @@ class InfillRequest(NativeRequest):
 
     input_prefix: str
     input_suffix: str
-    input_extra: Annotated[list[File], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
+    input_extra: Annotated[list[File], up_to(MAX_FILES)] | None = None
     prompt: str = ""
     # Taken and ignored: they end an answer sooner.
     n_indent: Number | None = None
@@ -264,9 +263,7 @@ class TokenizeRequest(ApiModel):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    content: (
-        str | Annotated[list[str | TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)] | None
-    ) = None
+    content: str | Annotated[list[str | TokenId], up_to(MAX_TOKENS)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -319,7 +316,7 @@ class ContentTokens(BaseModel):
 
 class DetokenizeRequest(ApiModel):
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
+    tokens: Annotated[list[TokenId], up_to(MAX_TOKENS)]
 
 
 class DetokenizeResponse(BaseModel):

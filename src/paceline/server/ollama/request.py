@@ -19,7 +19,9 @@ from paceline.request.sampling_params import OLLAMA
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    CalledName,
     ChatCompletionRequest,
+    OwnName,
     ReasoningEffort,
     Role,
 )
@@ -50,6 +52,7 @@ from paceline.server.protocol.generation import (
     TopP,
     Whole,
     check_window,
+    up_to,
 )
 
 log = logging.getLogger(__name__)
@@ -147,7 +150,7 @@ class OllamaRequest(ApiModel):
 
 
 class OllamaCalledFunction(LenientModel):
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: CalledName
     arguments: dict[str, Any]
 
 
@@ -165,15 +168,13 @@ class OllamaMessage(MayHaveThoughts):
     role: Role
     content: str | None = None
     thinking: str | None = None
-    tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
-        None
-    )
+    tool_calls: Annotated[list[OllamaCall], up_to(MAX_TOOLS)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class OllamaFunction(LenientModel):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: OwnName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -186,10 +187,8 @@ class OllamaTool(LenientModel):
 class ChatRequest(OllamaRequest):
     """The body of ``POST /api/chat``; without messages it asks whether the model is loaded."""
 
-    messages: (
-        Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
-    ) = None
-    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    messages: Annotated[list[OllamaMessage], up_to(MAX_MESSAGES)] | None = None
+    tools: Annotated[list[OllamaTool], up_to(MAX_TOOLS)] | None = None
 
 
 class GenerateRequest(OllamaRequest):
@@ -230,7 +229,7 @@ class EmbedRequest(ApiModel):
     """The body of ``POST /api/embed``; ``pooling`` is ours."""
 
     model: Annotated[str, Field(min_length=1)]
-    input: str | Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)] | None = None
+    input: str | Annotated[list[str], up_to(MAX_PROMPTS)] | None = None
     truncate: bool | None = None
     dimensions: Dimensions | None = None
     options: Options | None = None

@@ -25,12 +25,16 @@ from paceline.server.protocol.generation import (
     TopLogprobs,
     at_most,
     number_of,
+    up_to,
 )
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
 MAX_METADATA = 64
-_FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+OwnName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+"""Of a function that may be called."""
+CalledName = Annotated[str, Field(min_length=1, max_length=256)]
+"""Of a function that was called, which an earlier model may have misspelt."""
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Limit = Annotated[int, number_of("max_tokens"), TAKES_FLOATS]
@@ -61,14 +65,12 @@ class TextPart(LenientModel):
 
 
 ContentPart = Annotated[TextPart, BeforeValidator(_text_part)]
-ContentParts = Annotated[
-    list[ContentPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-]
+ContentParts = Annotated[list[ContentPart], up_to(MAX_MESSAGES, 1)]
 Content = str | ContentParts
 
 
 class CalledFunction(LenientModel):
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: CalledName
     arguments: str
 
 
@@ -98,9 +100,7 @@ class ChatMessage(MayHaveThoughts):
     role: Role
     content: Content | None = None
     name: str | None = None
-    tool_calls: (
-        Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
-    ) = None
+    tool_calls: Annotated[list[MessageToolCall], up_to(MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
 
@@ -128,13 +128,11 @@ class ChatMessage(MayHaveThoughts):
         return self.content or self.refusal or ""
 
 
-Messages = Annotated[
-    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-]
+Messages = Annotated[list[ChatMessage], up_to(MAX_MESSAGES, 1)]
 
 
 class FunctionDefinition(LenientModel):
-    name: Annotated[str, Field(pattern=_FUNCTION_NAME)]
+    name: OwnName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -145,7 +143,7 @@ class Tool(LenientModel):
     function: FunctionDefinition
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[Tool], up_to(MAX_TOOLS)]
 
 
 class FunctionName(ApiModel):

@@ -78,6 +78,11 @@ def _whole(value: Any) -> Any:
 TAKES_FLOATS = BeforeValidator(_whole)
 
 
+def up_to(most: int | None, least: int | None = None) -> Any:
+    """How many items a list may have. It is checked up to its first wrong item."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
 def number_of(name: str) -> Any:
     """A field with the range of a parameter."""
     low, high = RANGES[name]
@@ -103,9 +108,9 @@ Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST), TAKES_FLOATS]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 CacheSalt = Annotated[str, Field(max_length=256)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+StopStrings = Annotated[list[StopString], up_to(MAX_STOP_STRINGS)]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST), TAKES_FLOATS]
-TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)]
+TokenIds = Annotated[list[TokenId], up_to(MAX_NAMED_TOKENS)]
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -167,6 +172,20 @@ class ApiModel(BaseModel):
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
+def of_kinds(kinds: Sequence[str], what: str, why: str = "") -> BeforeValidator:
+    """Say which types there are, and not which keys of another type are unknown."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise ValueError(
+                f"{what} of type {kind[:40]!r} are not supported{why}; allowed: {', '.join(kinds)}"
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
 class LenientModel(ApiModel):
     """A JSON object that clients send back as they got it: keys that are not known are ignored.
 
@@ -195,12 +214,10 @@ Bias = (
 )
 """What is added to a token's logit; false bans it, as in llama.cpp."""
 BiasedText = Annotated[str, Field(min_length=1, max_length=MAX_BIASED_TEXT)]
+BiasPair = Annotated[tuple[TokenId | BiasedText, Bias], Field(strict=False)]
 LogitBias = (
     Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS), at_most(MAX_LOGIT_BIAS)]
-    | Annotated[
-        list[Annotated[tuple[TokenId | BiasedText, Bias], Field(strict=False)]],
-        Field(max_length=MAX_LOGIT_BIAS, fail_fast=True),
-    ]
+    | Annotated[list[BiasPair], up_to(MAX_LOGIT_BIAS)]
 )
 
 
@@ -216,7 +233,7 @@ class StreamOptions(ApiModel):
     include_obfuscation: bool | None = None
 
 
-Methods = str | Annotated[list[str], Field(max_length=MAX_METHODS, fail_fast=True)]
+Methods = str | Annotated[list[str], up_to(MAX_METHODS)]
 
 
 class Speculation(ApiModel):
@@ -245,9 +262,7 @@ class StructuredOutputFields(ApiModel):
     # The name `json` is vLLM's; a method of pydantic's that nobody calls has it as well.
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: (
-        Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None
-    ) = None
+    choice: Annotated[list[str], up_to(MAX_CHOICES, 1)] | None = None
     grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
     json_object: bool | None = None
@@ -315,16 +330,9 @@ class GenerationFields(ApiModel):
     repeat_last_n: Whole | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIds | None = None
-    bad_words: (
-        Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None
-    ) = None
+    bad_words: Annotated[list[StopString], up_to(MAX_BAD_WORDS)] | None = None
     prompt_logprobs: TopLogprobs | None = None
-    logprob_token_ids: (
-        Annotated[
-            list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)
-        ]
-        | None
-    ) = None
+    logprob_token_ids: Annotated[list[TokenId], up_to(MAX_LOGPROB_TOKEN_IDS, 1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -332,7 +340,7 @@ class GenerationFields(ApiModel):
     structured_outputs: StructuredOutputFields | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], up_to(None)] | None = None
     guided_grammar: str | None = None
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -355,9 +363,7 @@ class GenerationFields(ApiModel):
     dry_base: Number | None = None
     dry_allowed_length: Number | None = None
     dry_penalty_last_n: Number | None = None
-    dry_sequence_breakers: (
-        Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
-    ) = None
+    dry_sequence_breakers: Annotated[list[str], up_to(MAX_STOP_STRINGS)] | None = None
 
     @model_validator(mode="after")
     def _take_guided(self) -> GenerationFields:

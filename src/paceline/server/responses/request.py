@@ -10,15 +10,17 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from paceline.core.errors import RequestError
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
     MAX_METADATA,
     MAX_TOOLS,
+    CalledName,
     ChatCompletionRequest,
     Limit,
+    OwnName,
     ReasoningEffort,
 )
 from paceline.server.protocol.foreign import INSTEAD
@@ -31,6 +33,8 @@ from paceline.server.protocol.generation import (
     TopLogprobs,
     Whole,
     at_most,
+    of_kinds,
+    up_to,
 )
 
 MAX_ITEMS = MAX_MESSAGES
@@ -39,20 +43,6 @@ LOGPROBS = "message.output_text.logprobs"
 PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 _ELSEWHERE = ("prompt_logprobs", "return_token_ids", "return_origins")
-
-
-def _of_kinds(kinds: tuple[str, ...], what: str) -> BeforeValidator:
-    """Say which types there are, and not which keys of another one are unknown."""
-
-    def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in kinds:
-            raise ValueError(
-                f"{what} of type {kind[:40]!r} are not supported; allowed: {', '.join(kinds)}"
-            )
-        return value
-
-    return BeforeValidator(check)
 
 
 class ItemPart(LenientModel):
@@ -70,8 +60,8 @@ class ItemPart(LenientModel):
 
 
 Parts = Annotated[
-    list[Annotated[ItemPart, _of_kinds(PARTS, "content parts")]],
-    Field(max_length=MAX_ITEMS, fail_fast=True),
+    list[Annotated[ItemPart, of_kinds(PARTS, "content parts")]],
+    up_to(MAX_ITEMS),
 ]
 
 
@@ -84,7 +74,7 @@ class MessageItem(MayHaveThoughts):
 class CallItem(LenientModel):
     type: Literal["function_call"]
     call_id: str
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: CalledName
     arguments: str
 
 
@@ -122,17 +112,20 @@ Item = Annotated[
     | Annotated[ReasoningItem, Tag("type-reasoning")]
     | Annotated[ReferenceItem, Tag("type-item_reference")],
     Discriminator(_kind),
-    _of_kinds(ITEMS, "items"),
+    of_kinds(ITEMS, "items"),
 ]
-Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Items = Annotated[list[Item], up_to(MAX_ITEMS, 1)]
 
 
 class FunctionTool(LenientModel):
     type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: OwnName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+FunctionItem = Annotated[FunctionTool, of_kinds(("function",), "tools")]
 
 
 class ChosenTool(ApiModel):
@@ -146,8 +139,8 @@ class AllowedTools(ApiModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[Annotated[ChosenTool, _of_kinds(("function",), "tools")]],
-        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+        list[Annotated[ChosenTool, of_kinds(("function",), "tools")]],
+        up_to(MAX_TOOLS, 1),
     ]
 
 
@@ -155,7 +148,7 @@ ToolChoice = Annotated[
     Annotated[ChosenTool, Tag("type-function")]
     | Annotated[AllowedTools, Tag("type-allowed_tools")],
     Discriminator(_kind),
-    _of_kinds(("function", "allowed_tools"), "tool choices"),
+    of_kinds(("function", "allowed_tools"), "tool choices"),
 ]
 
 
@@ -214,18 +207,12 @@ class ResponsesRequest(GenerationFields):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], up_to(None)] | None = None
     max_output_tokens: Limit | None = None
     top_logprobs: TopLogprobs | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
-    tools: (
-        Annotated[
-            list[Annotated[FunctionTool, _of_kinds(("function",), "tools")]],
-            Field(max_length=MAX_TOOLS, fail_fast=True),
-        ]
-        | None
-    ) = None
+    tools: Annotated[list[FunctionItem], up_to(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
