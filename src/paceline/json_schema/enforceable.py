@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,11 +185,8 @@ def with_lone_references(schema: Any) -> tuple[Any, frozenset[str]]:
 
 class _Loops:
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self._references = References(root)
         self._resolver = Resolver(root)
-        definitions = mapping(root, "$defs")
-        named_in = self._resolver.named_in
-        self._names = {id(each): name for name, each in definitions.items()}
+        named_in, definitions = self._resolver.named_in, mapping(root, "$defs")
         self._loop_of = _loops({name: named_in(each) for name, each in definitions.items()})
         self.left_out = set[str]()
 
@@ -220,13 +217,9 @@ class _Loops:
         """Whether what holds for the same value leads back to the definition of this name."""
         schemas = [{"$ref": value}] if key == "$ref" else value if isinstance(value, list) else []
         loop = self._loop_of[name]
-        return any(self._loop_of[each] == loop for each in self._named(reached(schemas, combined)))
-
-    def _named(self, schemas: Iterator[Mapping[str, Any]]) -> Iterator[str]:
-        for each in schemas:
-            target = self._references.target(each)
-            if id(target) in self._names:
-                yield self._names[id(target)]
+        references = (str(each.get("$ref", "")) for each in reached(schemas, combined))
+        names = (reference.removeprefix("#/$defs/") for reference in references)
+        return any(self._loop_of.get(each) == loop for each in names)
 
 
 def _loops(direct: Mapping[str, set[str]]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from paceline.core.errors import RequestError
 from paceline.text.token_pieces import TokenNames
@@ -442,7 +443,12 @@ def left_recursive(bodies: Mapping[int, Body]) -> int | None:
     for number, body in bodies.items():
         if isinstance(body, Repetition) and body.most is None and _are_all(body.items, empty):
             edges[number].append(number)
-    return _in_a_circle(edges)
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        circle: list[int] = error.args[1]
+        return min(circle)
+    return None
 
 
 def _may_be_empty(bodies: Mapping[int, Body]) -> set[int]:
@@ -467,20 +473,3 @@ def _leftmost(body: Body, empty: set[int]) -> list[int]:
             if item.number not in empty:
                 break
     return references
-
-
-def _in_a_circle(edges: Mapping[int, Sequence[int]]) -> int | None:
-    done: set[int] = set()
-    for first in edges:
-        path: dict[int, Iterator[int]] = {} if first in done else {first: iter(edges[first])}
-        while path:
-            node, ahead = next(reversed(path.items()))
-            following = next(ahead, None)
-            if following is None:
-                done.add(node)
-                del path[node]
-            elif following in path:
-                return following
-            elif following not in done:
-                path[following] = iter(edges[following])
-    return None

@@ -22,7 +22,7 @@ from paceline.core.installation import install_command
 from paceline.core.worker_process import WorkerSlot
 from paceline.json_schema.normal_form import normal_form
 from paceline.request.request import Constraint
-from paceline.request.structured_outputs import JSON_STYLE, StructuredOutputs, ThoughtMarks
+from paceline.request.structured_outputs import JSON_STYLE, StructuredOutputs
 from paceline.structured.constraint import Anything, MatcherConstraint
 from paceline.structured.lark import quoted, source_of, tag_grammar
 from paceline.structured.thoughts import AfterThoughts, Marks
@@ -94,37 +94,33 @@ class GrammarCompiler:
             RequestError: the specification is malformed or too complex, the model has no tokenizer
                 or no token that ends a text, or ``llguidance`` is not installed.
         """
-        if spec.after is None:
-            matcher = self._matcher(spec)
-            return [self._constraint(matcher) for _ in range(count)]
-        marks = self._marks(spec.after.opening, spec.after.closing)
-        answer = None if spec.free else self._matcher(spec, has_gap=True)
-        direct = None if spec.free or spec.after.opened else self._matcher(spec)
-        return [self._after_thoughts(spec.after, marks, answer, direct) for _ in range(count)]
-
-    def _after_thoughts(
-        self,
-        after: ThoughtMarks,
-        marks: Marks,
-        answer: LLMatcher | None,
-        direct: LLMatcher | None,
-    ) -> AfterThoughts:
-        """``answer`` holds for what follows thoughts, or is None where these alone are limited, and
-        ``direct`` for what comes without them.
-        """
+        after = spec.after
+        if after is None:
+            return [self._constraint(spec) for _ in range(count)]
+        marks = self._marks(after.opening, after.closing)
         spelling = _spelling(self._ready_tables().lookup)
-        if answer is None:
-            anything = Anything(len(marks.pieces))
-            without = None if after.opened else anything
-            return AfterThoughts(marks, anything, without, spelling, after.budget, may_end=True)
-        without_thoughts = None if direct is None else self._constraint(direct)
-        held = self._constraint(answer)
-        return AfterThoughts(marks, held, without_thoughts, spelling, after.budget)
+        return [
+            AfterThoughts(
+                marks,
+                self._constraint(spec, has_gap=True),
+                None if after.opened else self._constraint(spec),
+                spelling,
+                after.budget,
+                may_end=spec.free,
+            )
+            for _ in range(count)
+        ]
 
-    def _constraint(self, matcher: LLMatcher) -> MatcherConstraint:
-        return MatcherConstraint(matcher.deep_copy(), self._ready_tables().lookup, self._eos)
+    def _constraint(
+        self, spec: StructuredOutputs, has_gap: bool = False
+    ) -> MatcherConstraint | Anything:
+        """A constraint, which lets white space come first if it ``has_gap``."""
+        if spec.free:
+            return Anything(self._vocab_size)
+        matcher = self._matcher(spec, has_gap).deep_copy()
+        return MatcherConstraint(matcher, self._ready_tables().lookup, self._eos)
 
-    def _matcher(self, spec: StructuredOutputs, has_gap: bool = False) -> LLMatcher:
+    def _matcher(self, spec: StructuredOutputs, has_gap: bool) -> LLMatcher:
         compiled = self._compiled(spec.kind, spec.source, has_gap)
         if isinstance(compiled, ShapeError):
             # Whoever asks for what a program composed has not seen the grammar.
