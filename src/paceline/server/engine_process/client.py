@@ -263,6 +263,8 @@ class EngineClient:
 
     def _on_step(self, entries: Sequence[Sequence[Any]]) -> None:
         for handle, *fields in entries:
+            if handle in self._replies:  # a piece says as well that the prompts were taken on
+                self._on_reply(handle, None, None)
             generation = self._generations.get(handle)
             if generation is not None and generation.take(Piece(*fields)):
                 self._generations.pop(handle, None)  # it may have been aborted meanwhile
