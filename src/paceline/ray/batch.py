@@ -22,10 +22,10 @@ from paceline.ray.cluster import cluster, forget_program
 from paceline.server.batch import (
     AnswerFile,
     BatchLine,
+    BatchRun,
     BatchSummary,
+    answer_lines,
     batch_handle,
-    refusal,
-    run_batch,
 )
 from paceline.server.engine_process.client import EngineClient
 from paceline.server.http.config import ServerConfig
@@ -53,20 +53,9 @@ class Worker:
 
     def __call__(self, shard: dict[str, Sequence[str]]) -> dict[str, list[str]]:
         lines = [BatchLine(**json.loads(line)) for line in shard[LINE]]
-        records = _Records()
-        self._runner.run(run_batch(lines, records, self._handle, self._places))
-        return {RECORD: records.written}
-
-
-class _Records:
-    def __init__(self) -> None:
-        self.written: list[str] = []
-
-    def __contains__(self, line: BatchLine) -> bool:
-        return False
-
-    def write(self, record: dict[str, Any]) -> None:
-        self.written.append(json.dumps(record))
+        records = list[dict[str, Any]]()
+        self._runner.run(answer_lines(lines, records.append, self._handle, self._places))
+        return {RECORD: [json.dumps(record) for record in records]}
 
 
 def answer_batch(
@@ -93,32 +82,21 @@ def answer_batch(
         ConfigError: a file cannot be read or written, or the cluster cannot be joined.
         EngineDeadError: the engines cannot go on; answers that were written stay.
     """
-    summary, left = BatchSummary(), dict[str | None, str]()
-    for line in lines:
-        if line in answers:
-            summary.skipped += 1
-        elif line.problem:
-            record = refusal(line, "invalid_request", line.problem)
-            answers.write(record)
-            summary.note(record)
-        else:
-            left[line.custom_id] = json.dumps(asdict(line))
-    advance(summary.total)
+    run = BatchRun(answers, advance)
+    left = {line.custom_id: json.dumps(asdict(line)) for line in run.left(lines)}
     if not left:
-        return summary
+        return run.summary
     with cluster(ray_address, replicas * threads):
         try:
             for row in _records(list(left.values()), (make_client, config), replicas, threads):
                 record = json.loads(row[RECORD])
                 if left.pop(record["custom_id"], None) is not None:
-                    answers.write(record)
-                    summary.note(record)
-                    advance(summary.total)
+                    run.write(record)
         except RayError as error:
             raise EngineDeadError(f"the engines cannot go on: {error}; {_AGAIN}") from error
     if left:
         raise EngineDeadError(f"{len(left)} lines came back without an answer; {_AGAIN}")
-    return summary
+    return run.summary
 
 
 def _records(

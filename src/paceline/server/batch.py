@@ -24,7 +24,7 @@ from collections.abc import (
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from paceline.core.errors import ConfigError, EngineClosedError, EngineDeadError
 from paceline.core.files import read_as, whole_file
@@ -219,14 +219,6 @@ Handle = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
 """Answers (url, body) with (status, body)."""
 
 
-class BatchAnswers(Protocol):
-    """Where answers go, as :class:`AnswerFile` has it."""
-
-    def __contains__(self, line: BatchLine) -> bool: ...
-
-    def write(self, record: dict[str, Any]) -> None: ...
-
-
 @dataclass(slots=True)
 class BatchSummary:
     """How many lines were answered, refused or not sent, and there before."""
@@ -248,9 +240,38 @@ class BatchSummary:
         return self.answered + self.failed + self.skipped
 
 
+class BatchRun:
+    """One run over a file of requests: what is left to be sent, and where answers go.
+
+    Args:
+        advance: called with the number of lines that are done.
+    """
+
+    def __init__(self, answers: AnswerFile, advance: Callable[[int], None]) -> None:
+        self.summary = BatchSummary()
+        self._answers = answers
+        self._advance = advance
+
+    def left(self, lines: Iterable[BatchLine]) -> Iterator[BatchLine]:
+        """Lines without an answer; one that cannot be sent gets a refusal here."""
+        for line in lines:
+            if line in self._answers:
+                self.summary.skipped += 1
+                self._advance(self.summary.total)
+            elif line.problem:
+                self.write(refusal(line, "invalid_request", line.problem))
+            else:
+                yield line
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._answers.write(record)
+        self.summary.note(record)
+        self._advance(self.summary.total)
+
+
 async def run_batch(
     lines: Iterable[BatchLine],
-    answers: BatchAnswers,
+    answers: AnswerFile,
     handle: Handle,
     max_concurrency: int,
     advance: Callable[[int], None] = lambda done: None,
@@ -265,34 +286,36 @@ async def run_batch(
         ConfigError: a file cannot be read or written; answers that were written stay.
         EngineClosedError: from ``handle``: nothing more can be answered; likewise.
     """
-    summary, places = BatchSummary(), asyncio.Semaphore(max_concurrency)
+    run = BatchRun(answers, advance)
+    await answer_lines(run.left(lines), run.write, handle, max_concurrency)
+    return run.summary
+
+
+async def answer_lines(
+    lines: Iterable[BatchLine],
+    write: Callable[[dict[str, Any]], None],
+    handle: Handle,
+    max_concurrency: int,
+) -> None:
+    """Send lines and write their records, in any order; raises as :func:`run_batch`."""
+    places = asyncio.Semaphore(max_concurrency)
 
     async def send(line: BatchLine) -> None:
         try:
-            record = await _answered(line, handle)
-            answers.write(record)
-            summary.note(record)
-            advance(summary.total)
+            write(await _answered(line, handle))
         finally:
             places.release()
 
     try:
         async with asyncio.TaskGroup() as group:
             for line in lines:
-                if line in answers:
-                    summary.skipped += 1
-                    advance(summary.total)
-                    continue
                 await places.acquire()
                 group.create_task(send(line))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return summary
 
 
 async def _answered(line: BatchLine, handle: Handle) -> dict[str, Any]:
-    if line.problem:
-        return refusal(line, "invalid_request", line.problem)
     try:
         status, body = await handle(line.url, line.body)
     except EngineClosedError:
