@@ -194,4 +194,4 @@ def test_growth_is_step_by_step(
         )
         for n in range(20)
     ]
-    assert table.growth(shape, 19).tolist() == pytest.approx(expected, rel=1e-9)
+    assert table.growth(shape, 19) == pytest.approx(expected, rel=1e-9)

@@ -17,9 +17,14 @@ from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
 from paceline.core.files import write_json
 from paceline.models.heads import MTP
+from paceline.planner.cost_table import (
+    NO_DRAFTING_HOST_TIME,
+    NO_HOST_TIME,
+    CostPoint,
+    HostTime,
+)
 
 if TYPE_CHECKING:
-    from paceline.planner.cost_table import CostPoint, HostTime
     from paceline.profiling.profile import Profile
 
 
@@ -206,8 +211,6 @@ def describe(profile: Profile) -> str:
 
 def _host(host: HostTime) -> list[str]:
     """What the host takes for a target, and for a draft; of what was measured."""
-    from paceline.planner.cost_table import NO_DRAFTING_HOST_TIME, NO_HOST_TIME  # by numpy
-
     lines, drafting = [], host.drafting
     if replace(host, drafting=NO_DRAFTING_HOST_TIME) != NO_HOST_TIME:
         lines.append(

@@ -155,7 +155,7 @@ class Drafting:
             node_budget: most draft nodes that the step has room for.
 
         Returns:
-            These requests' items; none where nothing was drafted.
+            The items of these requests; none where nothing was drafted.
         """
         self.is_active = False  # also if what follows raises
         self._is_skipped = self._skipped.goes_on(items, self.planner)

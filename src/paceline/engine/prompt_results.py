@@ -23,16 +23,12 @@ _Doubles = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Pooled:
-    """What the tokens of a prompt have come to so far.
-
-    Attributes:
-        num_tokens: leading tokens of the prompt that are in it.
-        vector: ``[hidden_size]`` float64: the sum of their states, perhaps weighted by position,
-            the highest of each number, or the state of the first or last one.
-    """
+    """What the leading tokens of a prompt have come to so far."""
 
     num_tokens: int
     vector: _Doubles
+    """``[hidden_size]``: the sum of their states, perhaps weighted by position, the highest of each
+    number, or the state of the first or last one."""
 
 
 def take_pooled(items: Sequence[Scheduled], at: int) -> None:
@@ -101,14 +97,11 @@ def take_prompt_logprobs(items: Sequence[Scheduled], result: ForwardResult) -> N
 
 
 def _take_logprobs(request: Request, num_tokens: int, result: ForwardResult, index: int) -> None:
-    """Extend ``request.prompt_logprobs`` by the tokens of the request's chunk.
+    """Extend ``request.prompt_logprobs`` by a chunk of ``num_tokens`` rows, the forward's span
+    ``index``.
 
     The row of token ``i`` predicts token ``i + 1``; the first token has no log-prob. Tokens that
     are known already (after a preemption) are skipped.
-
-    Args:
-        num_tokens: rows of the chunk, which begins at ``request.num_computed``.
-        index: which span of the forward it was.
     """
     start, wanted = request.num_computed, request.params.prompt_logprobs
     known = max(1, len(request.prompt_logprobs))

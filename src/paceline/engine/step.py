@@ -17,43 +17,25 @@ NO_LIMITS = DraftLimits(0, 0)
 class Scheduled:
     """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft."""
 
-    __slots__ = (
-        "draft",
-        "features",
-        "limits",
-        "may_draft",
-        "num_drafted",
-        "num_tokens",
-        "path",
-        "request",
-        "samples",
-    )
-
     def __init__(self, request: Request, num_tokens: int, draft: DraftTree = NO_DRAFT) -> None:
         self.request = request
         self.num_tokens = num_tokens
         self.draft = draft
         # Fixed here: the request's own counts move when it commits.
         uncomputed = len(request.token_ids) - request.num_computed
-        self.samples = num_tokens == uncomputed
-        """The span reaches the request's last token, after which one is sampled."""
-        self.may_draft = uncomputed == 1
-        """The span is that last token alone, so that a draft may hang below it."""
-        self.limits = NO_LIMITS
-        """Within which its draft is chosen."""
-        self.num_drafted = 0
-        """Nodes that were drafted, from which the draft is chosen."""
-        self.features: Any = None
-        """Hidden states of the span's nodes, where a proposer reads them."""
-        self.path: Sequence[int] = ()
-        """The span's nodes whose KV was committed; empty until then."""
+        self.samples = num_tokens == uncomputed  # the span reaches the request's last token
+        self.may_draft = uncomputed == 1  # it is that token alone: a draft may hang below it
+        self.limits = NO_LIMITS  # within which the draft is chosen
+        self.num_drafted = 0  # nodes from which the draft is chosen
+        self.features: Any = None  # hidden states of the span's nodes, where a proposer reads them
+        self.path: Sequence[int] = ()  # the span's nodes whose KV was committed
 
     @property
     def certain(self) -> int:
         """Tokens that go into the states of recurrent layers at once; the others are logged.
 
-        Those after which nothing is sampled, but where the request says where a later one may go
-        on: the state up to there is the one that is kept.
+        These are all after which nothing is sampled, or those up to where a later request may go
+        on, because that state is kept.
         """
         request = self.request
         begin = request.resume_at - request.num_computed
@@ -97,33 +79,15 @@ class Step:
     Args:
         seconds: of all steps so far, by verb; what this one takes is added.
         clock: seconds.
-
-    Attributes:
-        items: one span per request, after planning with the draft that is verified below it.
-        shape: of the forward that the items make.
-        room: rows that the step has left for draft nodes.
-        taps: hidden states that the forward returns.
-        forward_ms: time of the forward; 0.0 where it failed, so that nothing is learnt from it.
     """
-
-    __slots__ = (
-        "_began",
-        "_clock",
-        "_latest",
-        "_seconds",
-        "forward_ms",
-        "items",
-        "room",
-        "shape",
-        "taps",
-    )
 
     def __init__(self, seconds: dict[str, float], clock: Callable[[], float]) -> None:
         self.items: Sequence[Scheduled] = ()
-        self.shape = NO_STEP
-        self.room = 0
-        self.taps: Sequence[int] = ()
-        self.forward_ms = 0.0
+        """One span per request, after planning with the draft that is verified below it."""
+        self.shape = NO_STEP  # of the forward that the items make
+        self.room = 0  # rows that are left for draft nodes
+        self.taps: Sequence[int] = ()  # hidden states that the forward returns
+        self.forward_ms = 0.0  # 0 where the forward failed, so that nothing is learnt from it
         self._seconds, self._clock = seconds, clock
         self._began = self._latest = clock()
 

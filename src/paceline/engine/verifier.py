@@ -29,9 +29,7 @@ def verify(result: ForwardResult, items: Sequence[Scheduled]) -> list[Verdict | 
     """Walk every request's tree.
 
     Args:
-        result: raw logits of the target, or only their arg-max where all requests need no more; a
-            request's rows are its root and its draft nodes, in span order.
-        items: the spans of this step.
+        result: of the spans' rows: raw logits, or their arg-max where no request needs more.
 
     Returns:
         For each span its accepted and emitted tokens, or the error that ends that request alone
@@ -129,19 +127,17 @@ class _Walk:
     def step(self, token: int) -> None:
         """Emit a token, and descend if a child carries it."""
         self.tokens.append(token)
-        node = self.item.draft.child(
-            self.path[-1] - 1, token
-        )  # span nodes are one past draft nodes
+        node = self.item.draft.child(self.path[-1] - 1, token)  # span nodes are one past these
         if node is None:
             self.done = True
         else:
             self.path.append(node + 1)
 
     def fail(self, error: RequestFailedError) -> None:
-        """End the walk where no token can be found; at the root this fails the request.
+        """End the walk where there is no token; at the root this fails the request.
 
-        Below the root the step ends with the token before. A request that does not end there
-        fails at its next root, as it would without a draft.
+        Below the root the step ends with the token before, and the request fails at its next root,
+        as it would without a draft.
         """
         self.done = True
         if self.tokens:

@@ -30,8 +30,7 @@ from paceline.planner.cost_table import (
 StepKey = tuple[int, int, int, int, int]
 """Rows, samples and requests, and the mean contexts of a row and of a request in grains."""
 GRAIN = 64
-"""Contexts are rounded to multiples of this, so that times can be kept. Curves are read from the
-table in pieces of as many nodes."""
+"""Contexts are rounded to multiples of this, so that times can be kept."""
 HOPE = 0.125
 """The part of its predicted time that width may cost at best where no wide step was seen."""
 MAX_CURVES = 4096
@@ -104,7 +103,7 @@ class CostModel:
         curve = self._curves.get(key)
         if curve is None or len(curve) <= count:
             _make_room(self._curves)
-            curve = self.table.growth(_rounded(key), count + -count % GRAIN).tolist()
+            curve = self.table.growth(_rounded(key), count + -count % 16)
             self._curves[key] = curve
         times = curve[: count + 1]
         if self._experts is not None:
@@ -181,8 +180,7 @@ class CostModel:
     def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:
         """What :meth:`ExpertUnion.read` takes, of the step with 0, 1, 2, ... further rows.
 
-        Args:
-            read: by the table's steps; without a profile these were not measured.
+        What the table's steps ``read`` was not measured without a profile.
         """
         rows = max(1, shape.rows)
         return [

@@ -1,16 +1,15 @@
 """Measured times: of a step's forward, and of what the host does outside of it.
 
-The cost of a forward depends on the five facts of a :class:`StepShape`. A measured
-:class:`CostPoint` fixes all of them, and :class:`CostTable` reads a step off its points in parts:
+A measured :class:`CostPoint` fixes all facts of a :class:`StepShape`; :class:`CostTable` reads any
+step off its points in three parts:
 
-* **base**: the time of one request all of whose rows are sampled. A width that was measured is
-  returned as measured, never smoothed, because real machines have cliffs in both directions.
-  Between widths and between contexts the time is linear.
+* **base**: the time of one request all of whose rows are sampled. A measured width is never
+  smoothed, because machines have cliffs in both directions; between widths and between contexts the
+  time is linear.
 * **saving**: what rows that are not sampled, such as a prefill chunk's, take less than the base.
 * **surcharge**: what the same rows take more when they belong to several requests.
 
-:class:`HostTime` is linear in requests, drafts and draft nodes. Nothing here measures anything or
-knows a clock, a model or a file; :meth:`CostTable.to_dict` is what files hold.
+:class:`HostTime` is linear in requests, drafts and draft nodes. Knows no clock, model or file.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from math import inf
 from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from paceline.core.checks import check_number
 from paceline.core.errors import ProfileError
@@ -191,10 +187,8 @@ class HostTime:
         """Milliseconds of a step, calls left out.
 
         Args:
-            requests: that decode, at least one.
             drafts: requests that have a draft.
             nodes: of all drafts together.
-            asked: whether any proposer was asked.
             merges: trees that were drafted beyond the first of each request.
         """
         time = self.step + self.request * (requests - 1) + self.ask * asked + self.merge * merges
@@ -229,7 +223,6 @@ class HostTime:
 
 
 NO_HOST_TIME = HostTime()
-Floats = npt.NDArray[np.float64]
 Curve = Sequence[tuple[float, float]]
 """Points (x, y) with ascending x."""
 
@@ -249,16 +242,6 @@ def _on_curve(curve: Curve, x: float) -> float:
     return y0 + slope * (x - x0) if at < len(curve) else y1 + max(0.0, slope) * (x - x1)
 
 
-def _on_curve_at(curve: Curve, xs: Floats) -> Floats:
-    """:func:`_on_curve` at many ascending places at once."""
-    x, y = np.array(curve, dtype=np.float64).T
-    values: Floats = np.interp(xs, x, y)
-    if xs[-1] > x[-1] and len(x) > 1:
-        slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
-        values = values + slope * np.maximum(0.0, xs - x[-1])
-    return values
-
-
 def _mean_curve(values: Mapping[int, Sequence[float]]) -> Curve:
     """The curve through the mean of the values at each place."""
     return [(x, sum(ys) / len(ys)) for x, ys in sorted(values.items())]
@@ -271,8 +254,7 @@ class CostTable:
         name: what was measured, for people.
         points: in any order. Every context with a point of one request whose rows are all sampled
             needs such a point of width 1.
-        is_relative: times are multiples of the target's plain step, because milliseconds are not
-            known; every method then returns such multiples.
+        is_relative: all times are multiples of the target's plain step, not milliseconds.
         host: what a step takes outside of its forwards; no prediction here includes it.
         experts: what experts cost that a step reads beyond those of its points.
 
@@ -308,6 +290,7 @@ class CostTable:
         self.contexts = [context for context, _ in self._base]
         self._saved_but_one, self._saved_all = self._savings()
         self._surcharges, self._per_context = self._request_costs()
+        self._surcharge_by_width: dict[int, Curve] = {}
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -324,9 +307,7 @@ class CostTable:
     ) -> float:
         """Time of a step whose requests all have ``context`` committed tokens.
 
-        Args:
-            rows: over all requests.
-            samples: rows whose logits are needed; None is all of them.
+        ``samples`` of the rows of all requests are sampled; None is all of them.
         """
         sampled = rows if samples is None else samples
         return self.step(StepShape(rows, rows * context, requests * context, sampled, requests))
@@ -342,28 +323,17 @@ class CostTable:
             time += self._surcharge(shape)
         return max(0.0, time)
 
-    def growth(self, shape: StepShape, count: int) -> Floats:
+    def growth(self, shape: StepShape, count: int) -> list[float]:
         """:meth:`step` of a step with 0 to ``count`` further rows, ``[count + 1]``.
 
         Each is sampled, and its context is the mean context of the step's requests.
         """
-        more = np.arange(count + 1, dtype=np.float64)
-        rows = shape.rows + more
-        context = shape.context_sum / (shape.requests or 1)
-        seen = shape.rows_x_context + more * context
-        times = self._rows_of_one_request(rows, seen / np.maximum(rows, 1))
-        if 1 <= shape.samples < shape.rows:
-            unsampled = (shape.rows - shape.samples) / (rows - 1)
-            times = times - _on_curve_at(self._saved_but_one, rows) * unsampled
-        elif shape.samples < shape.rows:
-            times = times - [self._saving(int(r), n) for n, r in enumerate(rows)]
-        if shape.requests > 1 and self._surcharges:
-            known = [(width, _on_curve(curve, shape.requests)) for width, curve in self._surcharges]
-            widths = np.minimum(rows / shape.requests, known[-1][0])
-            read = seen / rows + (shape.requests - 1) * self.contexts[0]
-            beyond = np.maximum(0.0, shape.context_sum - read)
-            times = times + _on_curve_at(known, widths) + beyond * self._per_context
-        return np.where(rows > 0, np.maximum(times, 0.0), 0.0)
+        rows, seen, context_sum, samples, requests, *_ = shape
+        context = context_sum / (requests or 1)
+        return [
+            self.step(StepShape(rows + n, seen + n * context, context_sum, samples + n, requests))
+            for n in range(count + 1)
+        ]
 
     def cost_ratio(self, width: int, context: float = 0) -> float:
         """Time of one request's step of this width over that of width 1."""
@@ -387,21 +357,6 @@ class CostTable:
         at = min(bisect_left(self.contexts, context), len(self._base) - 1)
         near = self._base[at - 1 : at + 1]
         return _on_curve([(c, _on_curve(curve, rows)) for c, curve in near], context)
-
-    def _rows_of_one_request(self, rows: Floats, contexts: Floats) -> Floats:
-        """:meth:`_one_request` of many steps at once."""
-        if len(self._base) == 1:
-            return _on_curve_at(self._base[0][1], rows)
-        times = np.stack([_on_curve_at(curve, rows) for _, curve in self._base])
-        known = np.array(self.contexts, dtype=np.float64)
-        at = np.clip(np.searchsorted(known, contexts), 1, len(known) - 1)
-        each = np.arange(len(rows))
-        low, high = times[at - 1, each], times[at, each]
-        slope = (high - low) / (known[at] - known[at - 1])
-        beyond = contexts > known[-1]
-        slope = np.where(beyond, np.maximum(slope, 0.0), slope)
-        begin, value = np.where(beyond, known[at], known[at - 1]), np.where(beyond, high, low)
-        return np.where(contexts <= known[0], times[0], value + slope * (contexts - begin))
 
     # --- the saving ----------------------------------------------------------------------------
 
@@ -428,18 +383,24 @@ class CostTable:
         """What further requests add to the base of as many rows."""
         if not self._surcharges:
             return 0.0
-        curves = [(width, _on_curve(curve, shape.requests)) for width, curve in self._surcharges]
-        width = min(shape.rows / shape.requests, curves[-1][0])
+        by_width = self._surcharge_of(shape.requests)
+        width = min(shape.rows / shape.requests, by_width[-1][0])
         # The base has read one context, the mean over the rows; the curves, the shortest ones.
         read = shape.rows_x_context / shape.rows + (shape.requests - 1) * self.contexts[0]
         beyond = max(0.0, shape.context_sum - read)
-        return _on_curve(curves, width) + beyond * self._per_context
+        return _on_curve(by_width, width) + beyond * self._per_context
+
+    def _surcharge_of(self, requests: int) -> Curve:
+        """By width, what this many requests add; kept, because steps in turn have as many."""
+        curve = self._surcharge_by_width.get(requests)
+        if curve is None:
+            curve = [(width, _on_curve(curve, requests)) for width, curve in self._surcharges]
+            self._surcharge_by_width[requests] = curve
+        return curve
 
     def _request_costs(self) -> tuple[list[tuple[int, Curve]], float]:
-        """Surcharges at the shortest context, by width and requests, and how context adds to them.
-
-        The latter in milliseconds per further request and token of its context.
-        """
+        """Surcharges at the shortest context, by width and requests, and what each token of each
+        further request's context adds to them."""
         curves: dict[int, list[tuple[float, float]]] = {}
         longer: list[tuple[CostPoint, float]] = []
         for p in self.points:

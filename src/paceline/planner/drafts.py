@@ -219,10 +219,9 @@ def selected(tree: DraftTree, nodes: list[int]) -> DraftTree:
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
     """One tree out of several of the same request.
 
-    Children of one node that carry the same token become one. It remembers what every proposer that
-    named it said, and has the origin of the surest of them. An estimate becomes odds against what
-    its proposer leaves to tokens that it did not draft there. The odds of all proposers are added,
-    and turned back so that siblings' probabilities sum to less than 1.
+    Children of one node that carry the same token become one, with the origin of the surest
+    proposer. Estimates become odds against what their proposers leave to tokens that they did not
+    draft there. These are added, and turned back so that siblings sum to less than 1.
     """
     full = [tree for tree in trees if len(tree)]
     if len(full) <= 1:
@@ -273,20 +272,16 @@ def _shared_out(odds: Sequence[float], parents: Sequence[int]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What further drafting must promise, in expected tokens.
-
-    Attributes:
-        nodes: by the number of draft nodes that the step has already: the price of verifying one
-            more, at the further count where nodes are cheapest. Empty: nothing.
-        level: the price of drafting one more level for all requests together.
-        estimate: takes a request's place in the list given to the proposer, a depth and the
-            proposer's own estimate; returns how likely the node is accepted once its parent is, or
-            infinity where a request demands drafts whatever they cost.
-    """
+    """What further drafting must promise, in expected tokens."""
 
     nodes: Sequence[float] = ()
-    level: float = 0.0
+    """By the number of draft nodes that the step has: the price of verifying one more, at the
+    further count where nodes are cheapest. Empty: nothing."""
+    level: float = 0.0  # the price of drafting one more level for all requests together
     estimate: Callable[[int, int, float], float] = lambda index, depth, prob: prob
+    """By a request's place in the list given to the proposer, a depth and the proposer's own
+    estimate: the probability that the node is accepted once its parent is, or infinity where a
+    request demands drafts whatever they cost."""
 
     def are_met(self, promises: Sequence[tuple[int, Sequence[float]]]) -> list[bool]:
         """For which requests another level is worth drafting.

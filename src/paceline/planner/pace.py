@@ -1,12 +1,11 @@
 """What time is worth: tokens per millisecond, and how far a request may be held up for others.
 
-The time of a draft node is charged at the rate at which the engine makes tokens anyway. That rate
-is kept as a factor over plain decoding, because the factor stays when requests come and go while
-tokens per millisecond do not (:class:`Pace`).
+The time of a draft node is charged at the rate at which the engine makes tokens anyway, kept as a
+factor over plain decoding, because that stays when requests come and go (:class:`Pace`).
 
 Every request of a step pays for the time of its drafts, even one that gains nothing. Each is due
-its plain rate, less a share that it may lose. What it has had beyond that, by drafts of its own or
-in steps that were short, later steps may take from it (:class:`Credits`).
+its plain rate, less a share that it may lose. What it has had beyond that, later steps may take
+from it (:class:`Credits`).
 """
 
 from __future__ import annotations
@@ -138,14 +137,12 @@ class Credits:
         self._emitted.append((request, count))
 
     def passed(self, plain_steps: float, slowdown: float, steps: int = 1) -> None:
-        """The step is over.
-
-        Where no request was said to emit anything, each of them emitted a token.
+        """The step is over, in which each request emitted a token unless it said otherwise.
 
         Args:
             plain_steps: that would have taken as long.
             slowdown: share of its plain rate that a request may lose.
-            steps: several, in which each request emitted a token.
+            steps: several, in each of which every request emitted a token.
         """
         if not self._emitted:
             self._plain += slowdown * steps

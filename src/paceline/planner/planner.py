@@ -5,10 +5,7 @@
     sum of path probabilities - rate * (T(step + nodes) - T(step))
 
 with T from the cost model, path probabilities from the calibration, and as the price of time the
-rate at which the engine makes tokens. Whether a proposer is asked follows the same rule, with what
-asking it is expected to bring. What does not seem to pay is tried as often as exploring allows.
-
-Knows no forwards and no clock. Nothing that is decided here can change a token.
+rate at which the engine makes tokens. Nothing that is decided here can change a token.
 """
 
 from __future__ import annotations
@@ -152,7 +149,6 @@ class CostAwarePlanner(Planner):
 
     Args:
         cost: shared with the engine, which teaches it.
-        objective: what is to be made small.
         drafts: None is those in Python.
     """
 
@@ -338,13 +334,10 @@ class WideSteps:
     """Steps that are wider than seems to pay, where the cost of width is uncertain.
 
     A planner that believes wide steps to be expensive takes none, sees none, and would believe it
-    for ever, say of a table that was measured while another process held a core. So a draft that
-    would pay if its width cost as little as is possible is verified as soon as exploring may cost
-    that much. Nothing is spent on drafts that would not pay even then.
+    for ever. So a draft that would pay if its width cost as little as is possible is verified as
+    soon as exploring may cost that much.
 
     Args:
-        cost: predicts forwards.
-        exploration: pays.
         is_strict: no request may be held up for others.
     """
 
@@ -364,11 +357,7 @@ class WideSteps:
         )
 
     def growth(self, step: PlannedStep, growth: Sequence[float]) -> Sequence[float]:
-        """The times by which drafting is priced: hoped ones where the step may be wider.
-
-        Args:
-            growth: milliseconds of the step with 0, 1, 2, ... draft nodes, the host's included.
-        """
+        """The times by which drafting is priced: hoped ones where the step may be wider."""
         if not self._may_be_wider(step):
             return growth
         if not self._exploration.covers("width", growth[-1] - growth[0]):

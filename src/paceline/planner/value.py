@@ -1,15 +1,12 @@
 """Which proposers are asked for drafts: those whose drafts are expected to be worth their time.
 
 A proposer's **value** is the number of tokens that its chosen nodes promised beyond the time of
-verifying them, less the time of drafting at the current rate, which depends on how many requests
-decode. All requests of an adapter, or all that have none, share it, so that they need not find it
-out one by one. A proposer has a value for each situation: the length of the match that it has in
-the request's text, where it knows that before it drafts, otherwise how much other proposers have
-drafted in the step already.
+verifying them, less the time of drafting at the current rate. All requests of an adapter, or all
+that have none, share it, so that they need not find it out one by one. There is one for each
+situation: the length of the match that a proposer has in the request's text, where it knows that
+before it drafts, otherwise how much other proposers have drafted in the step already.
 
-A proposer that does not seem to pay is asked as often as :class:`Exploration` allows. One that
-drafts from texts is looked at in each step, which takes microseconds, and asked where matches of
-that length have paid. This module knows neither forwards nor what of a draft is verified.
+A proposer that does not seem to pay is asked as often as :class:`Exploration` allows.
 """
 
 from __future__ import annotations
@@ -137,10 +134,9 @@ class DraftingCost:
     def observe(
         self, name: str, num_levels: int, lag: int, milliseconds: float, has_levels: bool
     ) -> None:
-        """Learn from one call.
+        """Learn from one call whose requests together lacked ``lag`` tokens beyond the usual.
 
         Args:
-            lag: tokens that its requests lacked together beyond the usual, 0 for none.
             has_levels: each level takes a forward; otherwise the time does not depend on them.
         """
         if milliseconds <= 0.0:
@@ -171,9 +167,8 @@ class DraftingCost:
 class Exploration:
     """Time for choices that do not seem best, so that no estimate is believed for ever.
 
-    What was not seen for long may have improved. Exploring an estimate may cost a small part of the
-    time since that was last done: what is cheap is seen again soon, what is expensive seldom.
-    Estimates are told apart by any hashable names.
+    Exploring an estimate may cost a small part of the time since that was last done: what is cheap
+    is seen again soon, what is expensive seldom. Estimates have any hashable names.
     """
 
     def __init__(self) -> None:
@@ -264,13 +259,7 @@ UNPLANNED = PlannedStep()
 
 
 class Asking:
-    """Decides which sources are asked, and learns what they are worth.
-
-    Args:
-        pace: knows what a step takes longer where any proposer is asked.
-        drafts: of the step that is planned.
-        cost: predicts forwards.
-    """
+    """Decides which sources are asked, and learns what they are worth."""
 
     def __init__(self, pace: Pace, drafts: Drafts, cost: CostModel) -> None:
         self._pace, self._drafts, self._cost = pace, drafts, cost
@@ -449,15 +438,12 @@ class Asking:
         return gain * steps > step.rate * self._read_ms(step, name, candidate.lag)
 
     def _read_ms(self, step: PlannedStep, name: str, lag: int) -> float:
-        """Time in which a source reads the tokens that it has to catch up with.
-
-        If that was not measured, a token takes as long as a row of the target in a wide step, but
-        no more than 1/24 of a plain step: the source is smaller than the target, whose time may be
-        that of reading weights from disk.
-        """
+        """Time in which a source reads the tokens that it has to catch up with."""
         token_ms = self.times.of(name).token
         if token_ms:
             return token_ms * lag
+        # A source is smaller than the target, so before it was measured a token takes as long as
+        # a row of the target in a wide step, or less where that is a time of reading from disk.
         rows = 64
         plain_ms, *_, wide_ms = self._cost.growth(step.shape, rows)
         return lag * min((wide_ms - plain_ms) / rows, 1 / 24 * plain_ms)
