@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from paceline.backends.native.cpu import CpuOps
 from paceline.backends.native.native import native_module, why_not_native
-from paceline.backends.native.packing import Packer
+from paceline.backends.native.packing import Packer, read_layers
 from paceline.build.build import build_engine
 from paceline.config import PACKED_DTYPES, EngineConfig
 from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
@@ -252,3 +253,28 @@ def test_other_versions(folder: Path, change: dict[str, str]) -> None:
     save_file(load_file(out / FILE), out / FILE, metadata | change)
     with pytest.raises(ModelLoadError, match="convert the model again"):
         load_checkpoint(out)
+
+
+def leaves(weights: Any) -> Iterator[Any]:
+    """What records of weights are made of, in their order."""
+    if is_dataclass(weights):
+        weights = [getattr(weights, field.name) for field in fields(weights)]
+    if isinstance(weights, list | tuple):
+        for part in weights:
+            yield from leaves(part)
+    else:
+        yield weights
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-moe", "deepseek-v2", "gemma3n"])
+def test_layers_in_fewer_bits_are_those_of_the_model(tmp_path: Path, family: str) -> None:
+    save_model(family, tmp_path / "plain")
+    source = load_checkpoint(tmp_path / "plain", with_tokenizer=False)
+    write_packed(source, tmp_path / "packed", Packer("float32"))
+    packed = load_checkpoint(tmp_path / "packed", with_tokenizer=False)
+    found, expected = (
+        [*leaves(read_layers(model, model.config, Packer("int4")))] for model in (packed, source)
+    )
+    assert "Q4_0" in [leaf for leaf in expected if isinstance(leaf, str)]
+    for one, two in zip(found, expected, strict=True):
+        assert np.array_equal(one, two) if isinstance(two, np.ndarray) else one == two
