@@ -161,13 +161,11 @@ class NativeForward:
 
     @property
     def experts_read(self) -> int:
-        count: int = self._decoder.experts_read
-        return count
+        return int(self._decoder.experts_read)
 
     @property
     def experts_fetched(self) -> int:
-        count: int = self._decoder.experts_fetched
-        return count
+        return int(self._decoder.experts_fetched)
 
     @property
     def chosen_experts(self) -> list[Array]:
@@ -227,12 +225,11 @@ class NativeForward:
 class NativeStates(StateArrays):
     """Arrays of float32; the first dimension is a model's recurrent layers, in their order.
 
-    Attributes:
-        conv: ``[layers, slots, kernel - 1, channels]``, the oldest row first.
-        state: ``[layers, slots, heads, tiles * key_dim * 16]``: for every 16 columns of a head's
-            values a tile, a row per key; columns beyond ``value_dim`` are never looked at.
-        log_conv, log_key, log_added, log_decay: ``[layers, lanes, nodes, ...]``, what of a row is
-            logged: what the convolution read, keys, what they are multiplied with, and decays.
+    Held are the convolution's inputs ``[layers, slots, kernel - 1, channels]``, the oldest row
+    first, and the states ``[layers, slots, heads, tiles * key_dim * 16]``: for every 16 columns of
+    a head's values a tile, a row per key; columns beyond ``value_dim`` are never read. Logs are
+    ``[layers, lanes, nodes, ...]`` of what the convolution read, keys, what they are multiplied
+    with, and decays.
     """
 
     def __init__(self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int) -> None:
@@ -243,14 +240,10 @@ class NativeStates(StateArrays):
         layers = sum(r.layers)
         tiles = -(-r.value_dim // BLOCK_SIZE)
         held, logged = (layers, num_slots), (layers, num_lanes, num_nodes)
-        self.conv = sparse_zeros((*held, r.kernel - 1, r.channels), np.float32)
-        self.state = sparse_zeros((*held, r.heads, tiles * r.key_dim * BLOCK_SIZE), np.float32)
-        self.log_conv = sparse_zeros((*logged, r.channels), np.float32)
-        self.log_key = sparse_zeros((*logged, r.keys), np.float32)
-        self.log_added = sparse_zeros((*logged, r.inner), np.float32)
-        self.log_decay = sparse_zeros((*logged, r.heads), np.float32)
-        self.held = self.conv, self.state
-        self.logs = self.log_conv, self.log_key, self.log_added, self.log_decay
+        shapes = (r.kernel - 1, r.channels), (r.heads, tiles * r.key_dim * BLOCK_SIZE)
+        widths = r.channels, r.keys, r.inner, r.heads
+        self.held = tuple(sparse_zeros((*held, *shape), np.float32) for shape in shapes)
+        self.logs = tuple(sparse_zeros((*logged, width), np.float32) for width in widths)
         self.due = np.zeros((layers, num_lanes), np.uint8)
 
     @property

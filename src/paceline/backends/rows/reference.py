@@ -112,7 +112,7 @@ class ReferenceOps:
         self.default_kv_dtype = "float16" if dtype in ("bfloat16", "float16") else "float32"
         tiled = self.deterministic and dtype != "int8"
         self.row_multiple = ROW_TILE if tiled else 1
-        self._blocked = self.deterministic and on_cpu and _has_onednn()
+        self._blocked = self.identity and torch.backends.mkldnn.is_available()
 
     # --- weights -------------------------------------------------------------------------------
 
@@ -218,13 +218,10 @@ class ReferenceOps:
     def _part_linear(self, x: Tensor, part: FloatLinear | BlockLinear) -> Tensor:
         if isinstance(part, BlockLinear):
             return self._block_linear(x, part)
-        return self._tiled_linear(x, part)
-
-    def _tiled_linear(self, x: Tensor, packed: FloatLinear) -> Tensor:
-        if not self.deterministic or x.shape[0] == ROW_TILE:
-            return self._float_linear(x, packed)
+        if not self.deterministic or len(x) == ROW_TILE:
+            return self._float_linear(x, part)
         tiles = F.pad(x, (0, 0, 0, -len(x) % ROW_TILE)).split(ROW_TILE)
-        return torch.cat([self._float_linear(tile, packed) for tile in tiles])[: len(x)]
+        return torch.cat([self._float_linear(tile, part) for tile in tiles])[: len(x)]
 
     def _float_linear(self, x: Tensor, packed: FloatLinear) -> Tensor:
         if packed.blocked:
@@ -276,18 +273,12 @@ class ReferenceOps:
         return self.elementwise(torch.sigmoid, x)
 
     def elementwise(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """See :class:`~paceline.backends.rows.row_ops.RowOps`."""
         if not self.deterministic:
             return function(x)
         flat = x.reshape(-1).contiguous()  # of a column, reshape makes a view with gaps
         count = flat.numel()
-        if count % LANES:
-            flat = F.pad(flat, (0, LANES - count % LANES))
-        if count <= PIECE:
-            done = function(flat)
-        else:
-            done = torch.cat([function(piece) for piece in flat.split(PIECE)])
-        return done[:count].view(x.shape)
+        pieces = F.pad(flat, (0, -count % LANES)).split(PIECE)
+        return torch.cat([function(piece) for piece in pieces])[:count].view(x.shape)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         width = cos.shape[-1]
@@ -436,10 +427,6 @@ def activation_of(name: str, learnt: Tensor | None) -> Callable[[Tensor], Tensor
     return xielu
 
 
-def _has_onednn() -> bool:
-    return bool(torch.backends.mkldnn.is_available())
-
-
 class RowForward:
     """See :class:`~paceline.models.backend.Forward`."""
 
@@ -514,11 +501,11 @@ class RowForward:
 
     def _logits(self, batch: Batch, taps: Taps, inputs: Floats | None) -> Tensor:
         read = None if inputs is None else self._padded(inputs, batch)
-        wanted = dict[int, Tensor]()
+        hidden_states = dict[int, Tensor]()
 
         def take(layer: int, x: Tensor) -> None:
             if layer in taps.layers:
-                wanted[layer] = x[: batch.num_rows]
+                hidden_states[layer] = x[: batch.num_rows]
 
         hidden = self._rows.hidden(
             batch.input_ids, batch.positions, batch.attention, read, take, batch.adapters
@@ -526,7 +513,7 @@ class RowForward:
         routed = [each.ids[: batch.num_rows] for each in self._rows.routed]
         self.chosen_experts = [ids.numpy(force=True) for ids in routed]
         for index, layer in enumerate(taps.layers):
-            taps.features[:, index] = _to_host(wanted[layer])
+            taps.features[:, index] = _to_host(hidden_states[layer])
         return self._of_sampled(hidden, batch)
 
     def _of_sampled(self, hidden: Tensor, batch: Batch) -> Tensor:
@@ -537,7 +524,7 @@ class RowForward:
             return self._rows.logits(hidden)[:count]
         rows = torch.tensor(batch.sample_rows, device=hidden.device)
         padding = -count % self._row_multiple
-        picked = torch.nn.functional.pad(hidden.index_select(0, rows), (0, 0, 0, padding))
+        picked = F.pad(hidden.index_select(0, rows), (0, 0, 0, padding))
         return self._rows.logits(picked)[:count]
 
     def _padded(self, inputs: Floats, batch: Batch) -> Tensor:

@@ -122,10 +122,8 @@ def _group(rows: _Rows, members: list[int], lanes: int, config: ModelConfig) -> 
         if sliding is not None:
             stop = end if config.entry.sliding_sees_ahead else position + 1
             sliding[at, 0, 0, config.attention.first_in_window(position) : stop] = 0.0
-    if rows.displaced:
-        for at, row in enumerate(members):
-            for position, slot in rows.displaced.get(row, ()):
-                slots[at, position] = slot
+        for displaced, slot in rows.displaced.get(row, ()):
+            slots[at, displaced] = slot
     return AttentionGroup(
         rows=torch.from_numpy(np.array(members)),
         slots=torch.from_numpy(slots),

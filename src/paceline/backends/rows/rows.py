@@ -10,7 +10,7 @@ choice, each times its weight, the shared expert's last.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple, cast
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from paceline.backends.rows.row_ops import AddedLayers, RowOps, Tensor
 from paceline.backends.rows.row_recurrent import recurrent
-from paceline.models.config import RESIDUAL, ModelConfig
+from paceline.models.config import RESIDUAL
 from paceline.models.decoder import Decoder
 from paceline.models.layer_sizes import Experts
 from paceline.models.rope import RotaryTable
@@ -118,35 +118,35 @@ class Rows:
         Returns:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
-        c, ops = self.config, self.ops
+        c = self.config
         self.routed.clear()
         self._adapters = adapters
         x, joined = self._enter(input_ids, inputs)
         if self._decoder.places is not None and c.entry.kind != RESIDUAL:
             x = x + self._decoder.places[positions]
         angles = self._angles(positions)
-        told = self._layer_inputs(input_ids, x)
-        streams = spread(self._decoder, x)
+        inputs_of_layers = self._layer_inputs(input_ids, x)
+        streams = self._spread(x)
         for index, layer in enumerate(self._decoder.layers):
             take(index, x)
             if streams is not None:
-                streams, x = predicted(layer, streams, c, ops)
+                streams, x = self._predicted(layer.altup, streams)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             entered = x
             if c.has_mixer(index):
                 branch = self._mixed(index, layer, read, angles[index], batch)
                 x = x + self._scaled(self._normed(branch, layer.post_attention_norm))
             if streams is not None:
-                x = (x + low_rank(layer, read, c, ops)) * 0.5**0.5
+                x = (x + self._low_rank(layer.altup, read)) * 0.5**0.5
             if c.has_mlp(index):
                 x = self._fed_forward(index, layer, x, entered if c.mlp.parallel else x)
-            own = None if told is None else told[:, index]
+            own = None if inputs_of_layers is None else inputs_of_layers[:, index]
             if streams is not None:
                 streams, x = self._corrected(layer, streams, x, own)
             else:
-                x = self._told(layer, x, own)
+                x = self._left(layer, x, own)
         if streams is not None:
-            x = gathered(self._decoder, streams)
+            x = self._gathered(streams)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
         take(len(self._decoder.layers) + 1, x)
@@ -200,36 +200,17 @@ class Rows:
         found: Tensor = (normed + token.view(shape)) * 0.5**0.5
         return found
 
-    def _told(self, layer: Layer, x: Tensor, told: Tensor | None) -> Tensor:
+    def _left(self, layer: Layer, x: Tensor, own_input: Tensor | None) -> Tensor:
         """The residual stream that leaves a layer, with the layer's input ``[rows, width]``."""
-        if layer.gate is not None and told is not None:
-            x = x + self._gated(layer.gate, x, told)
+        if layer.gate is not None and own_input is not None:
+            x = x + self._gated(layer.gate, x, own_input)
         return x if layer.scale == 1.0 else x * layer.scale
 
-    def _gated(self, weights: LayerGate, x: Tensor, told: Tensor) -> Tensor:
+    def _gated(self, weights: LayerGate, x: Tensor, own_input: Tensor) -> Tensor:
         """What a layer's input adds to the residual stream ``x``."""
         ops = self.ops
         gate = ops.activation(ops.row_linear(x, weights.gate), self.config.mlp.activation, None)
-        return self._normed(ops.row_linear(gate * told, weights.projection), weights.norm)
-
-    def _corrected(
-        self, layer: Layer, streams: Tensor, x: Tensor, told: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """All streams, and the active one, after a layer that made ``x`` of it.
-
-        Its input is added to all streams but the first.
-        """
-        c = self.config
-        assert c.altup is not None
-        assert layer.altup is not None
-        assert layer.gate is not None
-        assert told is not None
-        streams = corrected(layer, streams, x, c, self.ops)
-        first = streams[:, c.altup.active]
-        scaled = first if layer.altup.scale is None else first * layer.altup.scale
-        more = self._gated(layer.gate, scaled, told)
-        streams = torch.cat((streams[:, :1], streams[:, 1:] + more.unsqueeze(1)), dim=1)
-        return streams, streams[:, c.altup.active]
+        return self._normed(ops.row_linear(gate * own_input, weights.projection), weights.norm)
 
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:
@@ -335,21 +316,16 @@ class Rows:
 
     def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
-        c, ops = self.config, self.ops
+        c = self.config
         read = self._normed(stream, layer.mlp_norm)
         if layer.mixture is not None:
-            mlp, routing = mixed(layer.mixture, read, stream, c, ops)
-            self.routed.append(routing)
+            mlp = self._mixture(layer.mixture, read, stream)
         else:
             mlp = sparse(self._linear(index, "gate_up", read), c.mlp.sparse_deviations(index))
             if c.multipliers.gate != 1.0:
                 gate, up = mlp.chunk(2, dim=1)
                 mlp = torch.cat((gate * c.multipliers.gate, up), dim=1)
-            if c.mlp.gated:
-                mlp = ops.gated_activation(mlp, c.mlp.activation)
-            else:
-                mlp = ops.activation(mlp, c.mlp.activation, layer.learnt)
-            mlp = self._linear(index, "down", mlp)
+            mlp = self._linear(index, "down", self._activated(mlp, layer.learnt))
             if c.multipliers.mlp_out != 1.0:
                 mlp = mlp * c.multipliers.mlp_out
         return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
@@ -367,61 +343,124 @@ class Rows:
         softcap = c.multipliers.logits_softcap
         return self.ops.softcap(logits, softcap) if softcap else logits
 
+    # --- mixtures of experts ----------------------------------------------------------------------
+
+    def _mixture(self, mixture: Mixture, x: Tensor, stream: Tensor) -> Tensor:
+        """The mixture of rows ``[rows, hidden]`` behind the layer's norm."""
+        ops, experts, eps = self.ops, self.config.mlp.experts, self.config.norms.eps
+        assert experts is not None
+
+        def normed(rows: Tensor, norm: str, otherwise: Tensor) -> Tensor:
+            weight = getattr(mixture.norms, norm, None)
+            return otherwise if weight is None else ops.rms_norm(rows, weight, eps)
+
+        logits = ops.row_linear(normed(stream, "router", x), mixture.router)
+        scores, gates = logits[:, : experts.number], logits[:, experts.number :]
+        ids, weights = choose(scores, experts, mixture.choice_bias, ops.sigmoid)
+        self.routed.append(Routing(ids, scores))
+        if mixture.scales is not None:
+            weights = weights * mixture.scales[ids]
+        read = normed(stream, "experts", x)
+        results = x.new_zeros(len(x), experts.per_token, x.shape[1])
+        for expert in ids.unique().tolist():
+            rows, ranks = (ids == expert).nonzero(as_tuple=True)
+            rows_read = read[rows]
+            if experts.weighs_inputs:
+                rows_read = rows_read * weights[rows, ranks, None]
+            results[rows, ranks] = self._expert(mixture.experts[expert], rows_read).to(x.dtype)
+        if experts.weighs_inputs:
+            weights = torch.ones_like(weights)
+        y = reduce(add, (weights[:, i, None] * results[:, i] for i in range(experts.per_token)))
+        y = normed(y, "routed", y)
+        if mixture.shared is None:
+            return y
+        shared = self._expert(mixture.shared, x)
+        shared = normed(shared, "shared", shared)
+        return y + (ops.sigmoid(gates) * shared if experts.shared_gate else shared)
+
+    def _expert(self, expert: FeedForward, x: Tensor) -> Tensor:
+        rows = F.pad(x, (0, 0, 0, -len(x) % self.ops.row_multiple))
+        inner = self._activated(self.ops.row_linear(rows, expert.gate_up), None)
+        return self.ops.row_linear(inner, expert.down)[: len(x)]
+
+    def _activated(self, inner: Tensor, learnt: Tensor | None) -> Tensor:
+        activation = self.config.mlp.activation
+        if self.config.mlp.gated:
+            return self.ops.gated_activation(inner, activation)
+        return self.ops.activation(inner, activation, learnt)
+
+    # --- several residual streams -----------------------------------------------------------------
+
+    def _spread(self, x: Tensor) -> Tensor | None:
+        """The streams ``[rows, streams, hidden]`` of embeddings; None where a model has one stream.
+
+        Further ones have the embedding's root mean square.
+        """
+        if self._decoder.altup is None:
+            return None
+        others = (self.ops.row_linear(x, weights) for weights in self._decoder.altup.spread)
+        return torch.stack([x, *(_as_large(other, x) for other in others)], dim=1)
+
+    def _gathered(self, streams: Tensor) -> Tensor:
+        """The mean of all streams, each with the first one's root mean square."""
+        assert self._decoder.altup is not None
+        first, *others = streams.unbind(1)
+        pairs = zip(others, self._decoder.altup.gather, strict=True)
+        projected = (self.ops.row_linear(x.contiguous(), weights) for x, weights in pairs)
+        return reduce(add, [first, *(_as_large(x, first) for x in projected)]) / streams.shape[1]
+
+    def _predicted(self, weights: AltUpLayer | None, streams: Tensor) -> tuple[Tensor, Tensor]:
+        """All streams as a layer expects them, and the active one."""
+        assert weights is not None
+        count, active = streams.shape[1], self._active
+        scores = self._scores(weights, streams[:, active], count)
+        shares = _small(scores, weights.predict).view(-1, count, count)
+        sums = [
+            reduce(add, (shares[:, k, j, None] * streams[:, j] for j in range(count)))
+            for k in range(count)
+        ]
+        streams = streams + torch.stack(sums, dim=1)
+        return streams, streams[:, active].contiguous()
+
+    def _corrected(
+        self, layer: Layer, streams: Tensor, x: Tensor, own_input: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """All streams, and the active one, after a layer that made ``x`` of it.
+
+        Its input is added to all streams but the first.
+        """
+        assert layer.altup is not None
+        assert layer.gate is not None
+        assert own_input is not None
+        shares = _small(self._scores(layer.altup, x, streams.shape[1]), layer.altup.correct) + 1.0
+        change = x - streams[:, self._active]
+        streams = change.unsqueeze(1) * shares.unsqueeze(2) + streams
+        first = streams[:, self._active]
+        scaled = first if layer.altup.scale is None else first * layer.altup.scale
+        more = self._gated(layer.gate, scaled, own_input)
+        streams = torch.cat((streams[:, :1], streams[:, 1:] + more.unsqueeze(1)), dim=1)
+        return streams, streams[:, self._active]
+
+    def _low_rank(self, weights: AltUpLayer | None, read: Tensor) -> Tensor:
+        """What a layer's attention has beside it, of the rows that it reads."""
+        assert weights is not None
+        ops = self.ops
+        projected = ops.row_linear(ops.row_linear(read, weights.left), weights.right)
+        return read + ops.rms_norm(projected, weights.norm, self.config.norms.eps)
+
+    @property
+    def _active(self) -> int:
+        assert self.config.altup is not None
+        return self.config.altup.active
+
+    def _scores(self, weights: AltUpLayer, x: Tensor, count: int) -> Tensor:
+        """What a row says of its streams, ``[rows, streams]``."""
+        normed = self.ops.rms_norm(x, weights.router_norm, self.config.norms.eps)
+        return self.ops.softcap(_small(normed, weights.router, count), 1.0)
+
 
 LEAST_SQUARE = 1e-5
 """Of a stream's mean square, before it is divided by its root."""
-
-
-def spread(decoder: Decoder, x: Tensor) -> Tensor | None:
-    """The streams ``[rows, streams, hidden]`` of embeddings; None where a model has one stream.
-
-    Further ones have the embedding's root mean square.
-    """
-    if decoder.altup is None:
-        return None
-    ops = cast(RowOps, decoder.ops)
-    others = (ops.row_linear(x, each) for each in decoder.altup.spread)
-    return torch.stack([x, *(_as_large(each, x) for each in others)], dim=1)
-
-
-def gathered(decoder: Decoder, streams: Tensor) -> Tensor:
-    """The mean of all streams, each with the first one's root mean square."""
-    assert decoder.altup is not None
-    ops, first, *others = cast(RowOps, decoder.ops), *streams.unbind(1)
-    pairs = zip(others, decoder.altup.gather, strict=True)
-    found = [first, *(_as_large(ops.row_linear(x.contiguous(), w), first) for x, w in pairs)]
-    return _total(found) / len(found)
-
-
-def predicted(
-    layer: Layer, streams: Tensor, config: ModelConfig, ops: RowOps
-) -> tuple[Tensor, Tensor]:
-    """All streams as a layer expects them, and the active one."""
-    count, active = streams.shape[1], _active(config)
-    assert layer.altup is not None
-    scores = _scores(layer.altup, streams[:, active], count, config, ops)
-    weights = _small(scores, layer.altup.predict).view(-1, count, count)
-    sums = [
-        _total(weights[:, k, j, None] * streams[:, j] for j in range(count)) for k in range(count)
-    ]
-    streams = streams + torch.stack(sums, dim=1)
-    return streams, streams[:, active].contiguous()
-
-
-def corrected(layer: Layer, streams: Tensor, x: Tensor, config: ModelConfig, ops: RowOps) -> Tensor:
-    """All streams after a layer that made ``x`` of the active one."""
-    count = streams.shape[1]
-    assert layer.altup is not None
-    shares = _small(_scores(layer.altup, x, count, config, ops), layer.altup.correct) + 1.0
-    change = x - streams[:, _active(config)]
-    return change.unsqueeze(1) * shares.unsqueeze(2) + streams
-
-
-def low_rank(layer: Layer, read: Tensor, config: ModelConfig, ops: RowOps) -> Tensor:
-    """What a layer's attention has beside it, of the rows that it reads."""
-    assert layer.altup is not None
-    found = ops.row_linear(ops.row_linear(read, layer.altup.left), layer.altup.right)
-    return read + ops.rms_norm(found, layer.altup.norm, config.norms.eps)
 
 
 def sparse(gate_up: Tensor, deviations: float) -> Tensor:
@@ -434,25 +473,10 @@ def sparse(gate_up: Tensor, deviations: float) -> Tensor:
     return torch.cat((F.relu(gate - (mean + deviation * deviations)), up), dim=1)
 
 
-def _active(config: ModelConfig) -> int:
-    assert config.altup is not None
-    return config.altup.active
-
-
-def _scores(weights: AltUpLayer, x: Tensor, count: int, config: ModelConfig, ops: RowOps) -> Tensor:
-    """What a row says of its streams, ``[rows, streams]``."""
-    normed = ops.rms_norm(x, weights.router_norm, config.norms.eps)
-    return ops.softcap(_small(normed, weights.router, count), 1.0)
-
-
 def _small(x: Tensor, flat: Tensor, outputs: int = 0) -> Tensor:
     """A linear with so few outputs that each is a sum over a row by itself."""
     weights = flat.view(outputs or -1, x.shape[1])
     return torch.stack([(x * row).sum(dim=1) for row in weights], dim=1)
-
-
-def _total(parts: Iterable[Tensor]) -> Tensor:
-    return reduce(add, parts)
 
 
 def _as_large(x: Tensor, other: Tensor) -> Tensor:
@@ -529,53 +553,3 @@ def _best(values: Tensor, experts: Experts) -> Tensor:
 
 def _ordered(values: Tensor) -> Tensor:
     return torch.sort(values, dim=1, descending=True, stable=True)[1]
-
-
-def mixed(
-    mixture: Mixture, x: Tensor, stream: Tensor, config: ModelConfig, ops: RowOps
-) -> tuple[Tensor, Routing]:
-    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
-    experts = config.mlp.experts
-    assert experts is not None
-
-    def normed(rows: Tensor, norm: str, otherwise: Tensor) -> Tensor:
-        weight = getattr(mixture.norms, norm, None)
-        return otherwise if weight is None else ops.rms_norm(rows, weight, config.norms.eps)
-
-    logits = ops.row_linear(normed(stream, "router", x), mixture.router)
-    ids, weights = choose(logits[:, : experts.number], experts, mixture.choice_bias, ops.sigmoid)
-    if mixture.scales is not None:
-        weights = weights * mixture.scales[ids]
-    read = normed(stream, "experts", x)
-    found = x.new_zeros(len(x), experts.per_token, x.shape[1])
-    for expert in ids.unique().tolist():
-        rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        rows_read = read[rows]
-        if experts.weighs_inputs:
-            rows_read = rows_read * weights[rows, ranks, None]
-        result = _fed_forward(mixture.experts[expert], rows_read, config, ops)
-        found[rows, ranks] = result.to(found.dtype)
-    if experts.weighs_inputs:
-        weights = torch.ones_like(weights)
-    y = weights[:, :1] * found[:, 0]
-    for rank in range(1, experts.per_token):
-        y = y + weights[:, rank : rank + 1] * found[:, rank]
-    y = normed(y, "routed", y)
-    if mixture.shared is None:
-        return y, Routing(ids, logits[:, : experts.number])
-    shared = _fed_forward(mixture.shared, x, config, ops)
-    shared = normed(shared, "shared", shared)
-    if experts.shared_gate:
-        shared = ops.sigmoid(logits[:, experts.number :]) * shared
-    return y + shared, Routing(ids, logits[:, : experts.number])
-
-
-def _fed_forward(layer: FeedForward, x: Tensor, config: ModelConfig, ops: RowOps) -> Tensor:
-    rows = len(x)
-    x = F.pad(x, (0, 0, 0, -rows % ops.row_multiple))
-    inner = ops.row_linear(x, layer.gate_up)
-    if config.mlp.gated:
-        inner = ops.gated_activation(inner, config.mlp.activation)
-    else:
-        inner = ops.activation(inner, config.mlp.activation, None)
-    return ops.row_linear(inner, layer.down)[:rows]
