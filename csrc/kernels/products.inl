@@ -40,6 +40,17 @@ ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
     asm volatile("vpdpbusd %2, %1, %0" : "+v"(total.v) : "v"(w.v), "v"(a.v));
 #endif
 }
+// The same with four bytes for all lanes, which the instruction itself reads.
+ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, const int8_t* a) {
+#if defined(PACELINE_EMULATED)
+    add_products(total, w, splat_i32(load_quad(a)));
+#else
+    typedef int32_t __attribute__((may_alias)) AliasedQuad;
+    asm volatile("vpdpbusd %2%{1to16%}, %1, %0"
+                 : "+v"(total.v)
+                 : "v"(w.v), "m"(*reinterpret_cast<const AliasedQuad*>(a)));
+#endif
+}
 #else
 template <typename> constexpr int MAX_ROWS = 6;
 constexpr int MAX_TILES = 1;
@@ -52,6 +63,9 @@ ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
     asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.lo) : "x"(w.lo), "x"(a.lo));
     asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.hi) : "x"(w.hi), "x"(a.hi));
 #endif
+}
+ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, const int8_t* a) {
+    add_products(total, w, splat_i32(load_quad(a)));
 }
 #endif
 
@@ -66,10 +80,15 @@ ALWAYS_INLINE void add_quads(const Quads& p, i32x16* total) {
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const i32x16 a = splat_i32(load_quad(p.a + r * ROW_BYTES + J * QUAD));
+            const int8_t* a = p.a + r * ROW_BYTES + J * QUAD;
+            if constexpr (TILES == 1) {
+                add_products(total[r], w[0], a);
+            } else {
+                const i32x16 inputs = splat_i32(load_quad(a));
 #pragma GCC unroll 16
-            for (int t = 0; t < TILES; ++t) {
-                add_products(total[r * TILES + t], w[t], a);
+                for (int t = 0; t < TILES; ++t) {
+                    add_products(total[r * TILES + t], w[t], inputs);
+                }
             }
         }
         add_quads<ROWS, TILES, Codes, PART, STEP, J + STEP>(p, total);

@@ -8,13 +8,18 @@ constexpr int QUADS = STRETCH / QUAD;          // of a stretch
 constexpr int TILE_QUAD = TILE * QUAD;         // bytes of one quad of inputs of a tile
 constexpr int STRETCH_BYTES = STRETCH * TILE;  // of a tile's codes, one byte each
 
+// Of each group of 16 or 32 inputs of so many stretches.
+template <int STRETCHES> struct TileScales {
+    alignas(64) float scale[2 * STRETCHES][TILE];
+    alignas(64) float minimum[2 * STRETCHES][TILE];  // added to each weight of the group
+};
+
 // One chunk of a tile. Unpacked codes are bytes, [stretches, 8 quads, 16 outputs, 4]: the integer
 // itself, or CODE_ZERO more than it where it has a sign.
 struct TileChunk {
     const uint8_t* codes;  // where they are: in `bytes`, or in the weights
     alignas(64) uint8_t bytes[CHUNK * STRETCH_BYTES];
-    alignas(64) float scale[2 * CHUNK][TILE];    // of each group of 16 or 32 inputs
-    alignas(64) float minimum[2 * CHUNK][TILE];  // added to each weight of the group
+    TileScales<CHUNK> scales;
 };
 
 inline i32x16 load_bytes(const uint8_t* p) { return load_i32(reinterpret_cast<const int32_t*>(p)); }
@@ -167,61 +172,75 @@ inline f32x16 load_halved_powers(const uint8_t* p) {
     return max(as_float(shift_left<23>(e - one)), as_float(subnormal));
 }
 
-// The scales of stretches first..first + count - 1, at most CHUNK; `first` is a multiple of it.
+// The scales of stretches first..first + count - 1, at most so many; `first` is a multiple of CHUNK.
+template <int STRETCHES>
 inline void unpack_scales(const BlockWeights& w, const BlockSizes& sizes, int tile, int first,
-                          int count, TileChunk& to) {
+                          int count, TileScales<STRETCHES>& to) {
     const BlockShape& shape = shape_of(w.type);
-    const uint8_t* scales = w.data + size_t(tile) * sizes.tile;
     const int in_unit = shape.unit / STRETCH, groups = STRETCH / shape.group;
-    for (int i = 0; i < count; i += in_unit) {
-        const uint8_t* at = scales + size_t((first + i) / in_unit) * shape.scale_bytes;
-        const int end = i + in_unit < count ? i + in_unit : count;
-        switch (w.type) {
-            case BlockType::q8_0:
-            case BlockType::q4_0:
-            case BlockType::q5_0:
-            case BlockType::iq4_nl:
+    const uint8_t* scales = w.data + size_t(tile) * sizes.tile +
+                            size_t(first / in_unit) * shape.scale_bytes;
+    // Calls unit(where its scales are, its first stretch, the one after its last).
+    const auto each_unit = [&](auto unit) {
+        const uint8_t* at = scales;
+        for (int i = 0; i < count; i += in_unit, at += shape.scale_bytes) {
+            unit(at, i, i + in_unit < count ? i + in_unit : count);
+        }
+    };
+    switch (w.type) {
+        case BlockType::q8_0:
+        case BlockType::q4_0:
+        case BlockType::q5_0:
+        case BlockType::iq4_nl:
+            return each_unit([&](const uint8_t* at, int i, int) {
                 store(to.scale[i], load_halves(at));
-                break;
-            case BlockType::mxfp4:
+            });
+        case BlockType::mxfp4:
+            return each_unit([&](const uint8_t* at, int i, int) {
                 store(to.scale[i], load_halved_powers(at));
-                break;
-            case BlockType::q4_1:
-            case BlockType::q5_1:
+            });
+        case BlockType::q4_1:
+        case BlockType::q5_1:
+            return each_unit([&](const uint8_t* at, int i, int) {
                 store(to.scale[i], load_halves(at));
                 store(to.minimum[i], load_halves(at + 2 * TILE));
-                break;
-            case BlockType::q2_k:
-            case BlockType::q4_k:
-            case BlockType::q5_k: {
+            });
+        case BlockType::q2_k:
+            return each_unit([&](const uint8_t* at, int i, int end) {
                 const f32x16 d = load_halves(at), least = zero() - load_halves(at + 2 * TILE);
                 at += 4 * TILE;
                 for (int group = i * groups; group < end * groups; ++group, at += TILE) {
-                    const i32x16 both = load_u8(at);  // q2_k: a nibble each
-                    const bool nibbles = w.type == BlockType::q2_k;
-                    const i32x16 scale = nibbles ? both & splat_i32(15) : both;
-                    const i32x16 minimum =
-                        nibbles ? shift_right<4>(both) : load_u8(at + TILE);
-                    store(to.scale[group], d * to_float(scale));
-                    store(to.minimum[group], least * to_float(minimum));
-                    at += nibbles ? 0 : TILE;
+                    const i32x16 nibbles = load_u8(at);
+                    store(to.scale[group], d * to_float(nibbles & splat_i32(15)));
+                    store(to.minimum[group], least * to_float(shift_right<4>(nibbles)));
                 }
-                break;
-            }
-            case BlockType::q3_k:
-            case BlockType::q6_k:
-            case BlockType::iq4_xs: {
+            });
+        case BlockType::q4_k:
+        case BlockType::q5_k:
+            return each_unit([&](const uint8_t* at, int i, int end) {
+                const f32x16 d = load_halves(at), least = zero() - load_halves(at + 2 * TILE);
+                at += 4 * TILE;
+                for (int group = i * groups; group < end * groups; ++group, at += 2 * TILE) {
+                    store(to.scale[group], d * to_float(load_u8(at)));
+                    store(to.minimum[group], least * to_float(load_u8(at + TILE)));
+                }
+            });
+        case BlockType::q3_k:
+        case BlockType::q6_k:
+        case BlockType::iq4_xs:
+            return each_unit([&](const uint8_t* at, int i, int end) {
                 const f32x16 d = load_halves(at);
                 at += 2 * TILE;
                 for (int group = i * groups; group < end * groups; ++group, at += TILE) {
-                    store(to.scale[group], d * to_float(load_i8(reinterpret_cast<const int8_t*>(at))));
+                    const i32x16 scale = load_i8(reinterpret_cast<const int8_t*>(at));
+                    store(to.scale[group], d * to_float(scale));
                 }
-                break;
-            }
-            case BlockType::z4:
-            case BlockType::z4_128:
-            case BlockType::z8:
-            case BlockType::z8_128: {
+            });
+        case BlockType::z4:
+        case BlockType::z4_128:
+        case BlockType::z8:
+        case BlockType::z8_128:
+            return each_unit([&](const uint8_t* at, int i, int end) {
                 const i32x16 zero_code = splat_i32(shape.is_signed() ? CODE_ZERO : 0);
                 const f32x16 d = load_floats(at);
                 const f32x16 minimum = d * to_float(zero_code - load_u8(at + 4 * TILE));
@@ -229,19 +248,19 @@ inline void unpack_scales(const BlockWeights& w, const BlockSizes& sizes, int ti
                     store(to.scale[stretch], d);
                     store(to.minimum[stretch], minimum);
                 }
-                break;
-            }
-            case BlockType::f4_16:
+            });
+        case BlockType::f4_16:
+            return each_unit([&](const uint8_t* at, int i, int) {
                 store(to.scale[2 * i], load_floats(at));
                 store(to.scale[2 * i + 1], load_floats(at + 4 * TILE));
-                break;
-            case BlockType::c8:
-            case BlockType::c8_128:
+            });
+        case BlockType::c8:
+        case BlockType::c8_128:
+            return each_unit([&](const uint8_t* at, int i, int end) {
                 for (int stretch = i; stretch < end; ++stretch) {
                     store(to.scale[stretch], load_floats(at));
                 }
-                break;
-        }
+            });
     }
 }
 
@@ -269,7 +288,7 @@ void gather_blocks(const BlockWeights& w, int output, float multiplier, float* y
     for (int first = 0; first < sizes.stretches; first += CHUNK) {
         const int count = sizes.stretches - first < CHUNK ? sizes.stretches - first : CHUNK;
         chunk.codes = chunk_codes(w, sizes, output / TILE, first);
-        unpack_scales(w, sizes, output / TILE, first, count, chunk);
+        unpack_scales(w, sizes, output / TILE, first, count, chunk.scales);
         unpack_codes(w.type, count, chunk);
         for (int at = 0; at < count * STRETCH && first * STRETCH + at < w.k; at += LANES) {
             int32_t codes[LANES];
@@ -279,9 +298,9 @@ void gather_blocks(const BlockWeights& w, int output, float multiplier, float* y
             }
             const int group = at / shape.group;
             f32x16 value = to_float(load_i32(codes) - splat_i32(zero_code)) *
-                           splat(chunk.scale[group][lane]);
+                           splat(chunk.scales.scale[group][lane]);
             if (shape.minimum) {
-                value = value + splat(chunk.minimum[group][lane]);
+                value = value + splat(chunk.scales.minimum[group][lane]);
             }
             const int input = first * STRETCH + at, left = w.k - input;
             store_part(y + input, value * times, left);
