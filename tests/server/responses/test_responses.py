@@ -356,6 +356,7 @@ def test_the_store_is_bounded_in_bytes_and_time() -> None:
         ({"input": []}, "input"),
         ({"n": 2}, "a response is one answer"),
         ({"max_tokens": 5}, "send max_output_tokens"),
+        ({"max_output_tokens": 10**9}, "and max_output_tokens is 1000000000: shorten the prompt"),
         ({"temprature": 1}, "unknown field 'temprature'"),
         ({"return_origins": True}, "return_origins is only allowed in /v1/chat/completions"),
         ({"input": [{"role": "user"}]}, "input.0.content is missing"),

@@ -23,7 +23,7 @@ from paceline.server.anthropic.request import (
     TokenCount,
     chat_of,
 )
-from paceline.server.chat.tool_calls.values import values_of
+from paceline.server.chat.tool_calls.values import arguments_of
 from paceline.server.hosting.answering import Usage, received, respond
 from paceline.server.hosting.serving import Serving
 from paceline.server.http.body import WholeAnswer
@@ -189,7 +189,7 @@ class Content:
             block["signature"] = _signature(block["thinking"])
             yield self._delta("signature_delta", signature=block["signature"])
         elif block["type"] == "tool_use":
-            block["input"] = _input(self._arguments)
+            block["input"] = arguments_of(self._arguments)
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
 
@@ -200,12 +200,3 @@ def _signature(thoughts: str) -> str:
 
 def _tool_id(call_id: str) -> str:
     return "toolu_" + call_id.removeprefix("call_")
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments; empty where the answer ended in their middle."""
-    try:
-        values = values_of(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}

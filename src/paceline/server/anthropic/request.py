@@ -226,7 +226,7 @@ class _MessagesChat(ChatCompletionRequest):
 def chat_of(body: AnthropicConversation) -> ChatCompletionRequest:
     """The chat with the same words, tools and options."""
     system = [{"role": "system", "content": _joined(body.system, "\n")}] if body.system else []
-    messages = [*system, *(message for each in body.messages for message in _told(each))]
+    messages = [*system, *(message for each in body.messages for message in _chat_messages(each))]
     chat: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
     last = messages[-1]
     if last["role"] == "assistant" and "tool_calls" not in last:
@@ -256,7 +256,7 @@ def _joined(content: str | Sequence[TextBlock] | None, between: str) -> str:
     return between.join(block.text for block in content)
 
 
-def _told(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
+def _chat_messages(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
     """The messages of a chat that a message is: results of tools are messages of their own."""
     content = message.content
     blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content

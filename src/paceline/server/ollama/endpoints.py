@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.chat.tool_calls.values import values_of
+from paceline.server.chat.tool_calls.values import arguments_of
 from paceline.server.hosting.answering import (
     Answering,
     Body,
@@ -65,11 +65,11 @@ async def _respond(request: Request, kind: type[ChatRequest] | type[GenerateRequ
     if not (body.messages if isinstance(body, ChatRequest) else body.prompt):
         return await _settled(request, serving, body, deadline)
     name = serving.adapter_of(body.model) or serving.name
-    asked: ToldChat | ToldCompletion
+    asked: OllamaChat | OllamaCompletion
     if isinstance(body, GenerateRequest) and body.is_plain:
-        asked = ToldCompletion(serving, completion_of(body, name), deadline, body)
+        asked = OllamaCompletion(serving, completion_of(body, name), deadline, body)
     else:
-        asked = ToldChat(serving, chat_of(body, name), deadline, body)
+        asked = OllamaChat(serving, chat_of(body, name), deadline, body)
     idle = line(asked.piece({"content": ""}))
     return await respond(request, asked, _error_line, StreamForm(PIECES.media_type, idle))
 
@@ -100,7 +100,7 @@ def _error_line(error: BaseException) -> bytes:
     return line({"error": to_api_error(error).message})
 
 
-class _Told(Answering[Body], Generic[Body]):
+class _OllamaAnswering(Answering[Body], Generic[Body]):
     """An answer in Ollama's form, with the parts of whatever this is mixed into."""
 
     def __init__(
@@ -111,25 +111,25 @@ class _Told(Answering[Body], Generic[Body]):
         self.shape = _shape(asked)
         self.keep_alive = asked.keep_alive
         self._waits = not self.is_loaded
-        self._telling, self._times = Telling(), Times(deadline.began)
+        self._reader, self._times = PartReader(), Times(deadline.began)
 
     async def _prepare(self) -> list[EncodedPrompt]:
         if self._waits:
             self._times.note_loaded()
         return await super()._prepare()  # type: ignore[safe-super]
 
-    def piece(self, told: dict[str, Any], **rest: Any) -> dict[str, Any]:
-        return piece(self._model, self.shape, told, **rest)
+    def piece(self, added: dict[str, Any], **rest: Any) -> dict[str, Any]:
+        return piece(self._model, self.shape, added, **rest)
 
     async def document(self, request: Request) -> dict[str, Any]:
         async with aclosing(self._pieces(request)) as pieces:
-            told_pieces = [each async for each in pieces if each is not None]
-        return self.piece(joined(told_pieces), **self._end())
+            additions = [each async for each in pieces if each is not None]
+        return self.piece(joined(additions), **self._end())
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._pieces(request)) as pieces:
-            async for told in pieces:
-                yield b"" if told is None else line(self.piece(told))
+            async for added in pieces:
+                yield b"" if added is None else line(self.piece(added))
         yield line(self.piece({"content": ""}, **self._end()))
 
     async def _pieces(self, request: Request) -> AsyncGenerator[dict[str, Any] | None, None]:
@@ -139,19 +139,19 @@ class _Told(Answering[Body], Generic[Body]):
             async for each in answers:
                 self._times.note_tokens()
                 for part in await self._parts(answers, each):
-                    for told in self._telling.take(part):
-                        yield told
+                    for added in self._reader.take(part):
+                        yield added
 
     def _end(self) -> dict[str, Any]:
         totals = self._times.totals(self._usage.document())
-        return {"done": True, "done_reason": self._telling.reason, **totals}
+        return {"done": True, "done_reason": self._reader.reason, **totals}
 
 
-class ToldChat(_Told[Any], ServedChat):
+class OllamaChat(_OllamaAnswering[Any], ServedChat):
     """A chat."""
 
 
-class ToldCompletion(_Told[Any], ServedCompletion):
+class OllamaCompletion(_OllamaAnswering[Any], ServedCompletion):
     """A prompt that is continued as it is."""
 
 
@@ -169,15 +169,15 @@ def line(value: Mapping[str, Any]) -> bytes:
     return encode_json(value) + b"\n"
 
 
-def piece(model: str, shape: Shape, told: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
+def piece(model: str, shape: Shape, added: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
     """One of Ollama's objects.
 
     Args:
-        told: ``content``, and ``thinking``, ``tool_calls`` and ``logprobs`` where there are some.
+        added: ``content``, and ``thinking``, ``tool_calls`` and ``logprobs`` where there are some.
     """
     head: dict[str, Any] = {"model": model, "created_at": timestamp(time.time())}
-    words = {name: value for name, value in told.items() if name != "logprobs"}
-    logprobs = {"logprobs": told["logprobs"]} if "logprobs" in told else {}
+    words = {name: value for name, value in added.items() if name != "logprobs"}
+    logprobs = {"logprobs": added["logprobs"]} if "logprobs" in added else {}
     if shape == "message":
         head["message"] = {"role": "assistant", **words}
     else:
@@ -186,7 +186,7 @@ def piece(model: str, shape: Shape, told: Mapping[str, Any], **rest: Any) -> dic
     return {**head, **logprobs, "done": False, **rest}
 
 
-class Telling:
+class PartReader:
     """What the parts of one choice add, as ``content``, ``thinking`` and the like.
 
     A call is told when its arguments are complete, which they are when something else follows.
@@ -230,11 +230,7 @@ class Telling:
 
 
 def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are an object; an empty one where the answer ended in their middle."""
-    try:
-        arguments = values_of(call["arguments"])
-    except (ValueError, RecursionError):
-        arguments = {}
+    arguments = arguments_of(call["arguments"])
     function = {"index": call["index"], "name": call["name"], "arguments": arguments}
     return {"id": call["id"], "function": function}
 
@@ -242,8 +238,8 @@ def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def joined(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What all pieces tell together."""
     whole: dict[str, Any] = {"content": ""}
-    for told in pieces:
-        for name, value in told.items():
+    for added in pieces:
+        for name, value in added.items():
             whole[name] = whole[name] + value if name in whole else value
     return whole
 

@@ -337,7 +337,7 @@ def chat_of(body: ChatRequest | GenerateRequest, model: str) -> ChatCompletionRe
     """
     chat: dict[str, Any] = {"model": model, **_common(body)}
     if isinstance(body, ChatRequest):
-        chat["messages"] = [_told(message) for message in body.messages or ()]
+        chat["messages"] = [_chat_message(message) for message in body.messages or ()]
         chat["tools"] = [_tool(tool) for tool in body.tools or ()] or None
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
@@ -381,7 +381,7 @@ def _common(body: OllamaRequest) -> dict[str, Any]:
     return {**common, "stream": body.is_streamed}
 
 
-def _told(message: OllamaMessage) -> dict[str, Any]:
+def _chat_message(message: OllamaMessage) -> dict[str, Any]:
     chat_message: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.role == "assistant":
         chat_message["reasoning_content"] = message.thoughts or None

@@ -122,7 +122,13 @@ class ServedChat(Answering[ChatCompletionRequest]):
         info = serving.client.info
         token_ids = await encode(serving, text, add_special_tokens=False)
         token_ids = truncated(token_ids, body.truncate_prompt_tokens, info, body.limit)
-        limit = answer_limit(len(token_ids), body.limit, info, is_cut=body.is_cut_to_context)
+        limit = answer_limit(
+            len(token_ids),
+            body.limit,
+            info,
+            is_cut=body.is_cut_to_context,
+            name=body.called(body.limit_name),
+        )
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(
             body,

@@ -153,10 +153,10 @@ class ServedCompletion(Answering[CompletionRequest]):
         """What it takes to report on a long prompt holds up nobody else."""
         body = self.body
         if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
-            return await asyncio.to_thread(self._told, answers, piece)
-        return self._told(answers, piece)
+            return await asyncio.to_thread(self._reported, answers, piece)
+        return self._reported(answers, piece)
 
-    def _told(self, answers: Answers, piece: Piece) -> list[dict[str, Any]]:
+    def _reported(self, answers: Answers, piece: Piece) -> list[dict[str, Any]]:
         body, prompt = self.body, piece.sample // (self.body.n or 1)
         choice = self._choices.get(piece.sample)
         parts = []

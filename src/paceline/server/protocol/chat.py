@@ -265,8 +265,12 @@ class ChatCompletionRequest(GenerationFields):
         return None if has_none else budget
 
     @property
+    def limit_name(self) -> str:
+        """The field that limits the answer; OpenAI's later name counts where both are given."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def limit(self) -> int | None:
-        """Tokens that the answer may have; OpenAI's later name counts where both are given."""
-        later = self.max_completion_tokens
-        limit = self.max_tokens if later is None else later
+        """Tokens that the answer may have."""
+        limit: int | None = getattr(self, self.limit_name)
         return None if limit == NO_LIMIT else limit

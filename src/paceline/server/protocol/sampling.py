@@ -98,12 +98,18 @@ def truncated(
 
 
 def answer_limit(
-    num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo, *, is_cut: bool = False
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    info: EngineInfo,
+    *,
+    is_cut: bool = False,
+    name: str = "max_tokens",
 ) -> int:
     """Most tokens of an answer: what was asked for, or all that the context leaves.
 
     Args:
         is_cut: whether a ``max_tokens`` beyond what the context leaves means all of that.
+        name: what the client calls ``max_tokens``.
 
     Raises:
         ContextLengthError: prompt and answer do not fit into the context together.
@@ -120,7 +126,7 @@ def answer_limit(
         return room
     if max_tokens > room:
         raise ContextLengthError(
-            f"{longest}; the prompt has {num_prompt_tokens} and max_tokens is {max_tokens}: "
+            f"{longest}; the prompt has {num_prompt_tokens} and {name} is {max_tokens}: "
             f"shorten the prompt, or ask for at most {room}"
         )
     return max_tokens

@@ -27,8 +27,8 @@ from paceline.server.responses.request import (
     ResponsesRequest,
     chat_of,
     encoded,
+    kept_item,
     new_id,
-    told,
 )
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[Item])
@@ -81,7 +81,7 @@ class Responses(ServedChat):
     ) -> None:
         earlier = _ITEMS.validate_python(before)
         super().__init__(serving, chat_of(body, [*earlier, *items]), deadline)
-        self._before, self._input = before, [told(item) for item in items]
+        self._before, self._input = before, [kept_item(item) for item in items]
         self._output = Output(ENCRYPTED in (body.include or ()))
         self._num_events = 0
         self._response = {

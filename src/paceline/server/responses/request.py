@@ -289,7 +289,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
-def told(item: Any) -> dict[str, Any]:
+def kept_item(item: Any) -> dict[str, Any]:
     """An input item as it is kept: under a name, with its words in parts."""
     prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}.get(item.type, "fco")
     document = {"id": new_id(prefix), "status": "completed", **item.model_dump(exclude_none=True)}
@@ -315,6 +315,7 @@ def items_of(body: ResponsesRequest) -> list[Any]:
 class _ResponsesChat(ChatCompletionRequest):
     wording: ClassVar[Mapping[str, str]] = {
         "response_format": "text.format",
+        "max_completion_tokens": "max_output_tokens",
         "function.parameters": "parameters",
     }
 

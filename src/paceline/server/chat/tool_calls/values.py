@@ -371,6 +371,15 @@ def values_of(text: str) -> Any:
     return json.loads(text, parse_float=_float, parse_int=_integer, parse_constant=_float)
 
 
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call; none where the answer ended in their middle."""
+    try:
+        values = values_of(text)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 def _float(text: str) -> float | None:
     value = float(text)
     return None if math.isnan(value) else min(max(value, -_LARGEST), _LARGEST)
