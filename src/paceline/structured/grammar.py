@@ -158,7 +158,7 @@ class GrammarCompiler:
         return _refusal(kind, matcher.get_error()) if matcher.is_error() else matcher
 
     def _make_marks(self, opening: Sequence[str], closing: Sequence[str]) -> Marks:
-        return Marks.of(opening, closing, self._ready_tables().vocabulary.pieces, self._eos)
+        return Marks(opening, closing, self._ready_tables().vocabulary.pieces, self._eos)
 
     def prepare(self) -> None:
         """Make the tables of the vocabulary, where they can be made, before a grammar needs them.

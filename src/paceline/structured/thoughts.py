@@ -10,8 +10,7 @@ tokens and the path alone. Knows no grammar library: the answer's own constraint
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from paceline.request.request import Constraint
@@ -242,13 +241,14 @@ def _allows(mask: bytes, token: int) -> bool:
     return token < 8 * len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
 
-@dataclass(frozen=True, slots=True)
 class Marks:
     """The marks of thoughts as bytes, and the tokens of a vocabulary that matter to them.
 
-    Attributes:
+    Args:
         pieces: what each token writes; empty where it writes nothing.
         eos_token_ids: tokens that end a text.
+
+    Attributes:
         free: the mask of thoughts.
         closers: tokens that can complete a closing mark and write more, by the part of it before
             them.
@@ -257,37 +257,24 @@ class Marks:
             to come.
     """
 
-    opening: tuple[bytes, ...]
-    closing: tuple[bytes, ...]
-    pieces: Sequence[bytes]
-    eos_token_ids: frozenset[int]
-    free: bytes
-    closers: dict[bytes, list[int]]
-    openers: dict[bytes, list[int]]
-    spellings: dict[bytes, int]
-
-    @classmethod
-    def of(
-        cls,
-        openings: Iterable[str],
-        closings: Iterable[str],
+    def __init__(
+        self,
+        opening: Iterable[str],
+        closing: Iterable[str],
         pieces: Sequence[bytes],
-        eos: Collection[int],
-    ) -> Marks:
-        opening, closing = (tuple(mark.encode() for mark in side) for side in (openings, closings))
+        eos_token_ids: Iterable[int],
+    ) -> None:
+        self.opening = tuple(mark.encode() for mark in opening)
+        self.closing = tuple(mark.encode() for mark in closing)
+        self.pieces = pieces
+        self.eos_token_ids = frozenset(eos_token_ids)
         free = bytearray(everything(len(pieces)))
-        for token in eos:
+        for token in self.eos_token_ids:
             free[token // 8] &= ~(1 << token % 8)
-        return cls(
-            opening,
-            closing,
-            pieces,
-            frozenset(eos),
-            bytes(free),
-            _closers(closing, pieces),
-            _openers(opening, pieces),
-            _spellings(closing, pieces),
-        )
+        self.free = bytes(free)
+        self.closers = _closers(self.closing, pieces)
+        self.openers = _openers(self.opening, pieces)
+        self.spellings = _spellings(self.closing, pieces)
 
 
 def _closers(marks: Sequence[bytes], pieces: Sequence[bytes]) -> dict[bytes, list[int]]:
