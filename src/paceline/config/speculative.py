@@ -478,13 +478,6 @@ def check_method(
     )
 
 
-def find_entry_point(method: str) -> EntryPoint:
-    """Where the proposers of a method come from; ``ConfigError`` if nowhere."""
-    if check_method(method) in METHODS:
-        return EntryPoint(method, f"paceline.proposers.{METHODS[method].builder}", ENTRY_POINTS)
-    return plugins()[method]
-
-
 def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeConfig, ...]:
     """The same proposers, which forget a request when it ends.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from paceline.config import METHODS, SpeculativeConfig
-from paceline.config.speculative import find_entry_point
+from paceline.config.speculative import ENTRY_POINTS, check_method, plugins
 from paceline.core.errors import PacelineError
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.plugin import PluginProposer, contained
@@ -49,10 +50,11 @@ def build_proposers(
 
 def find_builder(method: str) -> Builder:
     """What builds the proposers of a method that a configuration may name."""
-    entry = find_entry_point(method)
-    if method in METHODS:
-        builder: Builder = entry.load()
+    if check_method(method) in METHODS:
+        value = f"{__name__}.{METHODS[method].builder}"
+        builder: Builder = EntryPoint(method, value, ENTRY_POINTS).load()
         return builder
+    entry = plugins()[method]
 
     def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
         make: Any = contained(entry, entry.load)

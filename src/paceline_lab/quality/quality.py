@@ -213,7 +213,7 @@ class Excess:
         return asdict(self)
 
 
-def excess(own: Quality, other: Quality, draws: int = DRAWS, seed: int = 0) -> Excess:
+def excess(own: Quality, other: Quality) -> Excess:
     """Compare two rows that scored the same windows.
 
     A token's divergence depends on the text around it, so windows and not tokens are the units that
@@ -227,7 +227,7 @@ def excess(own: Quality, other: Quality, draws: int = DRAWS, seed: int = 0) -> E
     pairs = list(zip(own.windows, other.windows, strict=True))
     gaps = np.array([float((a.kl - b.kl).sum()) for a, b in pairs])
     tokens = np.array([len(a.kl) for a, _ in pairs])
-    drawn = np.random.default_rng(seed).integers(0, len(pairs), (draws, len(pairs)))
+    drawn = np.random.default_rng(0).integers(0, len(pairs), (DRAWS, len(pairs)))
     means = gaps[drawn].sum(axis=1) / tokens[drawn].sum(axis=1)
     difference, upper = float(gaps.sum() / tokens.sum()), float(np.quantile(means, CONFIDENCE))
     base = other.mean_kl

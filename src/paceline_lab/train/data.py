@@ -17,6 +17,7 @@ import logging
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ STDLIB_EXCLUDE = (
     "encodings/*",  # tables of characters
 )
 
+BATCH = 64
+"""Documents that are encoded at once."""
 SHOWN = 5
 """Skipped files that a warning names."""
 
@@ -204,22 +207,14 @@ def split_passages(text: str, limit: int = PASSAGE_CHARS) -> list[str]:
     return [p for p in passages if p.strip()]
 
 
-def tokenize(documents: Iterable[Document], tokenizer: Any, batch: int = 64) -> TokenDocuments:
-    """Encode documents without special tokens, ``batch`` at a time; empty ones are dropped."""
+def tokenize(documents: Iterable[Document], tokenizer: Any) -> TokenDocuments:
+    """Encode documents without special tokens, several at a time; empty ones are dropped."""
     encoded: list[TokenArray] = []
-    pending: list[str] = []
-
-    def flush() -> None:
-        for item in tokenizer.encode_batch(pending, add_special_tokens=False):
+    texts = (document.text for document in documents)
+    while batch := list(islice(texts, BATCH)):
+        for item in tokenizer.encode_batch(batch, add_special_tokens=False):
             if item.ids:
                 encoded.append(np.asarray(item.ids, np.int32))
-        pending.clear()
-
-    for document in documents:
-        pending.append(document.text)
-        if len(pending) >= batch:
-            flush()
-    flush()
     return TokenDocuments.of(encoded)
 
 

@@ -50,7 +50,7 @@ from paceline_lab.train.parallel import (
     measure_chains,
     parallel_loss,
 )
-from paceline_lab.train.surgery import cut_model, keep_frequent, special_tokens
+from paceline_lab.train.surgery import cut_model, frequent_tokens, prune_head, special_tokens
 from paceline_lab.train.trainer import (
     DecoderTask,
     Loss,
@@ -155,7 +155,8 @@ def _head_cut(
     if not config.draft_vocab_size:
         return model
     special = special_tokens(load_tokenizer(config.target), target.config)
-    return keep_frequent(model, seen.tokens, config.draft_vocab_size, special)
+    size, count = model.config.vocab_size, config.draft_vocab_size
+    return prune_head(model, frequent_tokens(seen.tokens, size, count, special))
 
 
 def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Rows) -> Loss:

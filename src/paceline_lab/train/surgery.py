@@ -178,13 +178,6 @@ def _layer_types(model: TrainableModel, kept: list[int]) -> dict[str, Any]:
     return {}
 
 
-def keep_frequent(
-    model: TrainableModel, tokens: TokenArray, count: int, always: Iterable[int]
-) -> TrainableModel:
-    """The model with a head of the ``count`` tokens most frequent in a text."""
-    return prune_head(model, frequent_tokens(tokens, model.config.vocab_size, count, always))
-
-
 def special_tokens(tokenizer: Any, config: ModelConfig) -> set[int]:
     """What ends or shapes a text, by the tokenizer's word and by the model's."""
     added = tokenizer.get_added_tokens_decoder()

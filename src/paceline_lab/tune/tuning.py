@@ -23,7 +23,6 @@ from paceline_lab.simulate.setup import num_learnt
 from paceline_lab.simulate.simulator import Simulator, best_of_each
 from paceline_lab.tune.search import (
     SUFFIX,
-    Clock,
     Setting,
     all_configs,
     configured_candidate,
@@ -188,7 +187,6 @@ def tune(
     drafts: Drafts,
     planners: Sequence[str],
     budget_seconds: float,
-    clock: Clock = time.perf_counter,
     default: Sequence[SpeculativeConfig] = (),
 ) -> Tuning:
     """Search among all proposers and settings.
@@ -200,16 +198,16 @@ def tune(
         budget_seconds: for replaying candidates; hindsight comes after it.
         default: who drafts where nothing is configured.
     """
-    began = clock()
+    began = time.perf_counter()
     singles = suffix_candidates(planners)
     for name, draft in drafts.items():
         singles += draft_candidates(name, draft, planners)
     share = SINGLE_SHARE if drafts else 1.0
-    singly = search(simulator, singles, began + share * budget_seconds, clock)
+    singly = search(simulator, singles, began + share * budget_seconds)
     plain = simulator.plain()
     scores = {each: plain.ms / result.ms for each, result in singly.results.items()}
     joint = [each for name in drafts for each in joint_candidates(scores, name, planners)]
-    more = search(simulator, joint, began + budget_seconds, clock)
+    more = search(simulator, joint, began + budget_seconds)
     results = singly.results | more.results
     rows = [_row(simulator, plain, c, result) for c, result in results.items()]
     rows.sort(key=lambda row: planners.index(_candidate(row).planner))
@@ -219,7 +217,7 @@ def tune(
         oracles=_oracles(simulator, drafts, plain, results),
         num_candidates=len(singles) + len(joint),
         num_left_out=singly.num_left_out + more.num_left_out,
-        seconds=clock() - began,
+        seconds=time.perf_counter() - began,
         default=_default(simulator, plain, drafts, default) if default else None,
     )
 

@@ -264,11 +264,6 @@ def _layer_params(weights: TargetWeights, index: int, prefix: str) -> dict[str, 
     return {f"{prefix}{name}.weight": p for name, p in params.items()}
 
 
-def embedding_param(target: Checkpoint) -> dict[str, Tensor]:
-    """The target's embedding under its name in a head's checkpoint."""
-    return {"embed_tokens.weight": TargetWeights(target).embedding}
-
-
 def vocabulary_maps(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """What a checkpoint says of the head's tokens: ``d2t`` and ``t2d``."""
     flags = torch.zeros(vocab_size, dtype=torch.bool)

@@ -42,7 +42,6 @@ from paceline_lab.train.heads.initial import (
     TargetWeights,
     continued,
     default_taps,
-    embedding_param,
     vocabulary_maps,
 )
 from paceline_lab.train.heads.kinds import Kind, kind_of, speculators_config
@@ -102,14 +101,15 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     with computing_on(config.device):
         model = model.to(config.device)
         task = _Task(config, kind, target, model, traces, features, train, held_out)
-        before = task.acceptance(None)
+        before = task.acceptance()
         progress = run_training(task, config, fingerprint(config, documents, model), TITLE)
-        after = task.acceptance(None)
+        after = task.acceptance()
     result = HeadTrainingResult(**spent(config, model, progress), before=before, after=after)
     answers = sum(len(traces[i].logprobs) for i in train)
     card = head_card(config, result, kind.layers, kind.recipe, answers)
     if config.with_embedding:
-        model = TrainableModel(model.raw, {**model.params, **embedding_param(target)}, model.fixed)
+        embedding = {"embed_tokens.weight": TargetWeights(target).embedding}
+        model = TrainableModel(model.raw, {**model.params, **embedding}, model.fixed)
     save_model(folder, model, None, config.weights_dtype, card)
     remove_state(folder)
     if not config.features:
@@ -274,8 +274,8 @@ class _Task:
             return None
         return counted.loss(self.config.step_decay), str(counted.shares)
 
-    def acceptance(self, windows: int | None) -> DepthAcceptance | None:
-        counted = self._count(windows)
+    def acceptance(self) -> DepthAcceptance | None:
+        counted = self._count(None)
         return counted.shares if counted else None
 
     @torch.no_grad()
