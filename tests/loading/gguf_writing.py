@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import torch
 
-from paceline.tensors.stored import plain_expert_name
+from paceline.models.families.layouts import plain_expert_name
 from tests.loading.gguf_gemma import (
     LAYERED,
     parameter_name,

@@ -33,6 +33,7 @@ from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, spl
 from paceline.loading.safetensors_files import SafetensorsFolder, base_names
 from paceline.models.config import EntryConfig, ModelConfig
 from paceline.models.decoder_reader import JOIN
+from paceline.models.families import FAMILIES
 from paceline.models.families.config_json import (
     config_from_hf,
     layout_from_hf,
@@ -41,6 +42,8 @@ from paceline.models.families.config_json import (
 from paceline.models.families.family import PLAIN, Layout
 from paceline.models.families.fields import Fields
 from paceline.models.families.layouts import (
+    ALTUP_STACK,
+    ExpertTensors,
     GroupedHeads,
     LaidOutTensors,
     LatentTensors,
@@ -50,7 +53,7 @@ from paceline.models.heads import head_kind, mtp_part
 from paceline.models.pooling import folder_pooling
 from paceline.models.tensor_reader import PackedFormat, folder_format
 from paceline.tensors.arrays import Array, floats
-from paceline.tensors.stored import ALTUP_STACK, ExpertTensors, RenamedTensors, StoredTensors
+from paceline.tensors.stored import Place, PlacedTensors, StoredTensors, renamed
 from paceline.text.chat_templates import MAX_TEMPLATE_CHARS
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tokenizer_files import has_tokenizer_files
@@ -138,7 +141,7 @@ class Checkpoint:
         tensors = self.tensors
         if not isinstance(tensors, StoredTensors):
             return {name: tensors[there] for name, there in names.items()}
-        return RenamedTensors(tensors, names) if start else tensors.only(names)
+        return renamed(tensors, names) if start else tensors.only(names)
 
 
 def load_checkpoint(
@@ -243,7 +246,7 @@ def _folder_views(
     """
     if config.mlp.experts:
         number = config.mlp.experts.number
-        yield lambda tensors: ExpertTensors(tensors, number, config.architecture)
+        yield lambda tensors: ExpertTensors(tensors, number, layout)
     if quantisation is not None:
         yield lambda tensors: QuantisedTensors(tensors, schemes_of(quantisation))
     if layout != PLAIN and packed is None:
@@ -254,17 +257,20 @@ def _folder_views(
         yield lambda tensors: RecurrentTensors(tensors, config)
 
 
-def _gguf_views(config: ModelConfig) -> Iterator[View]:
+def _gguf_views(config: ModelConfig, layout: Layout) -> Iterator[View]:
     """The same of a GGUF file's tensors."""
     experts, altup = config.mlp.experts, config.altup
+    if layout != PLAIN:
+        yield lambda tensors: LaidOutTensors(tensors, layout, config)
     if experts:
         yield lambda tensors: ExpertTensors(tensors, experts.number)
     if altup:
         yield lambda tensors: ExpertTensors(tensors, altup.streams - 1, stack=ALTUP_STACK)
     if config.attention.latent:
         yield lambda tensors: LatentTensors(tensors, config)
-    if config.recurrent or config.attention.gate:  # of an MTP layer alone
+    if FAMILIES[config.architecture].gguf.tiled_heads:
         yield lambda tensors: GroupedHeads(tensors, config)
+    if config.recurrent or config.attention.gate:  # of an MTP layer alone
         yield lambda tensors: RecurrentTensors(tensors, config)
 
 
@@ -324,7 +330,7 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
     found = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
     config = found.config
     tensors: StoredTensors = found.tensors
-    for view in _gguf_views(config):
+    for view in _gguf_views(config, found.layout):
         tensors = view(tensors)
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
@@ -392,7 +398,7 @@ def mtp_head(model: Checkpoint) -> Checkpoint | None:
     shape = _shape(model.config, is_mixture=part.expert is not None)
     tensors = _renamed(model.tensors, part.names, shape)
     if part.hidden_first:
-        tensors = RenamedTensors(tensors, {name: name for name in tensors}, f"{JOIN}.weight")
+        tensors = _swapped(tensors, f"{JOIN}.weight")
     quantised = model.is_quantised
     return Checkpoint(shape, tensors, None, model.name, is_quantised=quantised, packed=model.packed)
 
@@ -404,12 +410,21 @@ def _renamed(tensors: StoredTensors, names: Mapping[str, str], shape: ModelConfi
     of MTP layers were not, since the target does without them.
     """
     if not isinstance(tensors, QuantisedTensors | LatentTensors | RecurrentTensors):
-        return RenamedTensors(tensors, names)
+        return renamed(tensors, names)
     part = mtp_part(tensors.stored)
     assert part is not None
     if not isinstance(tensors, QuantisedTensors):
         return type(tensors)(_renamed(tensors.stored, part.names, shape), shape)
-    return QuantisedTensors(RenamedTensors(tensors.stored, part.names), tensors.schemes)
+    return QuantisedTensors(renamed(tensors.stored, part.names), tensors.schemes)
+
+
+def _swapped(tensors: StoredTensors, name: str) -> StoredTensors:
+    """The tensors, in one of which the inputs' two halves change places."""
+    places = {each: Place(each) for each in tensors}
+    if name in tensors and len(shape := tensors.shape_of(name)) == 2:
+        columns = np.roll(np.arange(shape[1]), shape[1] // 2)
+        places[name] = Place(name, columns=columns)
+    return PlacedTensors(tensors, places)
 
 
 def _shape(model: ModelConfig, is_mixture: bool) -> ModelConfig:

@@ -20,15 +20,10 @@ from paceline.core.errors import ModelLoadError
 from paceline.core.files import HEAD_BYTES, MAX_JSON_BYTES, check_fetched, read_json
 from paceline.loading.gguf.container import read_shards
 from paceline.loading.gguf.names import place_of
+from paceline.models.families.layouts import plain_expert_name
 from paceline.tensors.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Arena, Array, as_bytes
 from paceline.tensors.quantised_blocks import FLOAT_BYTES
-from paceline.tensors.stored import (
-    FilePart,
-    StoredRows,
-    StoredTensors,
-    drop_pages,
-    plain_expert_name,
-)
+from paceline.tensors.stored import FilePart, StoredRows, StoredTensors, drop_pages
 
 _TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -63,7 +58,7 @@ class SafetensorsFolder(StoredTensors):
     """
 
     def __init__(self, folder: Path, *, in_memory: bool = False) -> None:
-        self._folder = folder
+        self.source = f"the checkpoint in {folder}"
         self._where = {}  # name -> (file, its name there)
         weight_map = shards_by_tensor(folder / INDEX_FILE)
         files = {path.name: MappedFile(path) for path in _weight_files(folder, weight_map)}
@@ -102,32 +97,29 @@ class SafetensorsFolder(StoredTensors):
     def __getitem__(self, name: str) -> Array:
         if name in self._read:
             return self._read[name]
-        if name not in self._where:
-            raise ModelLoadError(f"the checkpoint in {self._folder} has no tensor {name}")
-        file, stored = self._where[name]
-        found: Array = file.tensor(stored)
-        return found
+        file, stored = self._at(name)
+        tensor: Array = file.tensor(stored)
+        return tensor
 
     def as_stored(self, name: str) -> StoredRows | None:
-        if name not in self._where or self.type_of(name) not in FLOAT_BYTES:
+        if self.type_of(name) not in FLOAT_BYTES:
             return None
         return StoredRows(self.type_of(name), as_bytes(self[name]))
 
     def type_of(self, name: str) -> str:
-        file, stored = self._where[name]
+        file, stored = self._at(name)
         return str(file.entries[stored]["dtype"])
 
     def file_part(self, name: str) -> FilePart | None:
-        if name not in self._where or name in self._read:
+        if name in self._read:
             return None
-        file, stored = self._where[name]
+        file, stored = self._at(name)
         part: FilePart = file.part(stored)
         return part
 
     def release(self, name: str) -> None:
-        if name in self._where:
-            file, stored = self._where[name]
-            file.release(stored)
+        file, stored = self._at(name)
+        file.release(stored)
 
 
 class MappedFile:

@@ -19,9 +19,10 @@ import numpy as np
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.installation import install_command
 from paceline.loading.checkpoint import Checkpoint
-from paceline.loading.gguf.names import place_of
+from paceline.loading.gguf.names import layout_of, place_of
 from paceline.models.config import ModelConfig
-from paceline.tensors.arrays import Array, floats
+from paceline.models.families.layouts import row_order
+from paceline.tensors.arrays import floats
 from paceline_lab.quality import llama_peer_child
 from paceline_lab.quality.quality import Logits, Window
 
@@ -71,9 +72,9 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
             place = place_of(kind, stored)
             if place.name in checkpoint.tensors:
                 tensor = floats(checkpoint.tensors[place.name])
-                if place.unpermute:
-                    heads = config.num_heads if place.unpermute == "q" else config.num_kv_heads
-                    tensor = _interleaved(tensor, heads)
+                order = row_order(layout_of(kind), config, place.name)
+                if order is not None:
+                    tensor = tensor[np.argsort(order)]
                 writer.add_tensor(stored, np.ascontiguousarray(tensor))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -96,12 +97,6 @@ def _add_sizes(writer: Any, config: ModelConfig) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")
     writer.add_file_type(0)
-
-
-def _interleaved(tensor: Array, heads: int) -> Array:
-    """Rows (half, pair) of each head to (pair, half), as converters store them."""
-    rows = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
-    return rows.swapaxes(1, 2).reshape(tensor.shape)
 
 
 class LlamaPeer:

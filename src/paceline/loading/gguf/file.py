@@ -24,9 +24,9 @@ from paceline.loading.gguf.config import (
     hf_config_from_gguf,
 )
 from paceline.loading.gguf.container import MAGIC, TensorInfo, read_shards
-from paceline.loading.gguf.names import GgufPlace, place_of
+from paceline.loading.gguf.names import GgufPlace, layout_of, place_of
 from paceline.models.config import ModelConfig
-from paceline.models.families.layouts import fused_halves, halves
+from paceline.models.families.family import Layout
 from paceline.models.pooling import gguf_pooling
 from paceline.request.sampling_params import LLAMA_CPP
 from paceline.tensors.arrays import STORED_FLOATS, Array, floats
@@ -49,6 +49,7 @@ class GgufModel(NamedTuple):
     """What a GGUF file holds.
 
     Attributes:
+        layout: of its tensors.
         told: its metadata as a ``config.json`` would tell them.
         sampling: what its makers wrote into it, told as a ``generation_config.json``.
         pooling: how it was trained to make one vector of a text; empty where it does not say.
@@ -56,6 +57,7 @@ class GgufModel(NamedTuple):
 
     config: ModelConfig
     tensors: GgufTensors
+    layout: Layout
     tokenizer: Tokenizer | None
     told: Mapping[str, Any]
     sampling: Mapping[str, float]
@@ -85,7 +87,8 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
     where = {place.name: (stored[name], place) for name, place in places.items()}
     return GgufModel(
         config,
-        GgufTensors(path, config, where),
+        GgufTensors(path, where),
+        layout_of(architecture),
         tokenizer,
         told,
         _sampling(container.metadata),
@@ -198,74 +201,45 @@ class _Stored:
 
 
 class GgufTensors(StoredTensors):
-    """Lazy mapping from Hugging Face names to tensors in their Hugging Face layout."""
+    """Lazy mapping from Hugging Face names to tensors, whose rows are in the file's order."""
 
     _where: dict[str, tuple[_Stored, GgufPlace]]
 
-    def __init__(
-        self, path: Path, config: ModelConfig, where: dict[str, tuple[_Stored, GgufPlace]]
-    ) -> None:
-        self._path = path
-        self._config = config
-        self._where = where
+    def __init__(self, path: Path, where: dict[str, tuple[_Stored, GgufPlace]]) -> None:
+        self.source, self._where = str(path), where
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._where:
-            raise ModelLoadError(f"{self._path} has no tensor {name}")
-        stored, place = self._where[name]
-        tensor = stored.read()
+        stored, place = self._at(name)
+        tensor: Array = stored.read()
         if place.minus_row:
             rows = np.arange(len(tensor), dtype=tensor.dtype)
             found: Array = tensor - rows.reshape(-1, *[1] * (tensor.ndim - 1))
             return found
         if place.minus_one:
             return floats(tensor) - np.float32(1.0)
-        if place.flat:
-            return tensor.reshape(-1)
-        return self._placed(name, place, tensor)
-
-    def _placed(self, name: str, place: GgufPlace, tensor: Array) -> Array:
-        if not place.unpermute:
-            return tensor
-        c = self._config
-        heads = c.num_heads if place.unpermute == "q" else c.num_kv_heads
-        if place.unpermute == "qkv":
-            order, heads = fused_halves(c), c.num_heads + 2 * c.num_kv_heads
-        else:
-            dim = c.head_dim if place.whole_heads else c.positions.rope.dim or c.head_dim
-            order = halves(heads, c.head_dim, dim)
-        if len(tensor) != len(order):
-            raise ModelLoadError(
-                f"tensor {name} has {len(tensor)} rows; the configuration needs {heads} heads of "
-                f"{c.head_dim}"
-            )
-        return tensor[order]
+        return tensor.reshape(-1) if place.flat else tensor
 
     def type_of(self, name: str) -> str:
-        return self._where[name][0].kind
+        return str(self._at(name)[0].kind)
 
     def num_bytes(self) -> int:
         return sum(stored.packed.nbytes for stored, _ in self._where.values())
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        if name not in self._where:
-            return super().shape_of(name)  # which says so
-        stored, place = self._where[name]
+        stored, place = self._at(name)
         return (stored.info.num_elements,) if place.flat else stored.info.shape
 
     def rows(self, name: str, first: int, last: int) -> Array:
-        stored, place = self._where[name]
-        assert not place.unpermute
+        stored, place = self._at(name)
         assert not place.minus_one
-        return stored.read(slice(first, last))
+        rows: Array = stored.read(slice(first, last))
+        return rows
 
     def as_stored(self, name: str) -> StoredRows | None:
-        if name not in self._where or self.type_of(name) not in (*FORMATS, *FLOAT_BYTES):
+        stored, _ = self._at(name)
+        if stored.kind not in (*FORMATS, *FLOAT_BYTES) or stored.scale is not None:
             return None
-        stored, place = self._where[name]
-        if stored.scale is not None:
-            return None
-        return StoredRows(stored.kind, self._placed(name, place, stored.packed))
+        return StoredRows(stored.kind, stored.packed)
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -17,14 +17,13 @@ from paceline.loading.gguf.keys import (
     RECURRENT_PARAMETERS,
 )
 from paceline.models.families import gguf_family
-from paceline.models.families.family import Family
+from paceline.models.families.family import Family, Layout
 from paceline.models.layer_sizes import DELTA
 
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 """``general.architecture`` -> ``model_type`` of heads that draft from a target's hidden states."""
 _INTERLEAVED_HEADS = ("eagle3",)
 
-_TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -70,21 +69,16 @@ _PARAMETERS = {"attn_sinks.weight": "self_attn.sinks", **LAYERED_PARAMETERS, **R
 
 @dataclass(frozen=True, slots=True)
 class GgufPlace:
-    """Where a tensor belongs and what has to be undone.
+    """Where a tensor belongs and what has to be undone, but for the order of its rows.
 
     Attributes:
         name: its Hugging Face name.
-        unpermute: ``q``, ``k`` or ``qkv`` where the rows of these heads are interleaved, otherwise
-            empty.
-        whole_heads: they are interleaved beyond what of a head is rotated.
         minus_one: a norm's weight that is stored with the one already added.
         flat: a vector that is stored as a matrix.
         minus_row: token ids that are stored as they are, not as distances from their rows.
     """
 
     name: str
-    unpermute: str = ""
-    whole_heads: bool = False
     minus_one: bool = False
     minus_row: bool = False
     flat: bool = False
@@ -102,7 +96,6 @@ def place_of(architecture: str, stored: str) -> GgufPlace:
         return GgufPlace(stored, minus_row=True)
     match = _IN_BLOCK.fullmatch(stored)
     names = _block(family)
-    is_interleaved = family.gguf.interleaved or architecture in _INTERLEAVED_HEADS
     if match is None:
         return GgufPlace(stored)
     index, part, kind = match.groups()
@@ -115,11 +108,16 @@ def place_of(architecture: str, stored: str) -> GgufPlace:
         return GgufPlace(stored)
     return GgufPlace(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
-        unpermute=_TURNED.get(part, "") if is_interleaved else "",
-        whole_heads=family.gguf.turned_whole,
         minus_one=plus_one and part.endswith("norm") and part not in FLAT and kind == "weight",
         flat=part in FLAT,
     )
+
+
+def layout_of(architecture: str) -> Layout:
+    """How files lay out what :func:`place_of` has named."""
+    gguf = gguf_family(architecture).gguf
+    is_interleaved = gguf.interleaved or architecture in _INTERLEAVED_HEADS
+    return Layout(interleaved=is_interleaved, turned_whole=gguf.turned_whole)
 
 
 def _block(family: Family) -> dict[str, str]:

@@ -148,7 +148,7 @@ class QuantisedTensors(StoredTensors):
     """
 
     def __init__(self, stored: StoredTensors, schemes: Sequence[Scheme]) -> None:
-        self.stored, self.schemes = stored, schemes
+        self.stored, self.source, self.schemes = stored, stored.source, schemes
         found: dict[str, QuantisedWeight] = {}
         hidden: set[str] = set()
         self._parts: dict[str, list[str]] = {}  # of each quantised weight
@@ -169,10 +169,8 @@ class QuantisedTensors(StoredTensors):
 
     def _weight(self, name: str) -> QuantisedWeight | None:
         """The weight, where it is quantised."""
-        if name not in self._where:
-            raise ModelLoadError(f"the checkpoint has no tensor {name}")
-        found: QuantisedWeight | None = self._where[name]
-        return found
+        weight: QuantisedWeight | None = self._at(name)
+        return weight
 
     def __getitem__(self, name: str) -> Array:
         weight = self._weight(name)
@@ -186,7 +184,7 @@ class QuantisedTensors(StoredTensors):
         return _unpacked(weight, min(first, last), last)
 
     def as_stored(self, name: str) -> StoredRows | None:
-        weight = self._where.get(name)
+        weight = self._weight(name)
         return self.stored.as_stored(name) if weight is None else weight.as_stored()
 
     def num_bytes(self) -> int:

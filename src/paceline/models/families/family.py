@@ -64,15 +64,21 @@ class Layout:
         renames: patterns and what stands for each of their matches, one after another.
         ignored: names of tensors that are no weights, as a pattern.
         interleaved: pairs of rows that are rotated together follow one another.
+        turned_whole: they do in whole heads, even where only a part of each is rotated.
         by_head: the fused queries, keys and values go head by head.
         transposed: linears are ``[inputs, outputs]``.
+        in_turn: stacks of experts have the outputs of gates and of ups in turn.
+        inputs_first: stacks of experts' floats are ``[experts, inputs, outputs]``.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     ignored: str = ""
     interleaved: bool = False
+    turned_whole: bool = False
     by_head: bool = False
     transposed: bool = False
+    in_turn: bool = False
+    inputs_first: bool = False
 
     def plain(self, stored: str) -> str:
         """What others call a tensor that the family's checkpoints call so."""

@@ -117,7 +117,7 @@ LLAMA: Mapping[str, Family] = {
             sigmoid=True,
             weighs_inputs=True,
         ),
-        layout=Layout(interleaved=True),
+        layout=Layout(interleaved=True, inputs_first=True),
         gguf=Gguf(("llama4",), interleaved=True),
     ),
     "granite": Family(

@@ -15,6 +15,7 @@ from paceline.models.families.family import (
     ExpertKeys,
     Family,
     Gguf,
+    Layout,
 )
 
 MIXTURES: Mapping[str, Family] = {
@@ -122,6 +123,7 @@ MIXTURES: Mapping[str, Family] = {
         slides="alternately",
         clamped=True,
         experts=ExpertKeys(biases=True),
+        layout=Layout(in_turn=True, inputs_first=True),
         gguf=Gguf(("gpt-oss",), whole_ramps=True),
     ),
 }

@@ -30,7 +30,7 @@ from paceline.models.weights import HEAD_TOKENS, PrunedHead
 from paceline.proposers.heads.checkpoint import LAYER_CONFIG
 from paceline.request.traces import Trace
 from paceline.tensors.arrays import floats
-from paceline.tensors.stored import RenamedTensors, StoredTensors
+from paceline.tensors.stored import StoredTensors, renamed
 from paceline.tensors.torch_arrays import to_numpy, to_torch
 from paceline_lab.train.heads.features import FeatureRows, join_rows, likeliest
 from paceline_lab.train.heads.modules import (
@@ -327,7 +327,7 @@ def known_mask_token(folder: Path, vocab_size: int) -> int | None:
 def _tensors(folder: Path, quantisation: Mapping[str, Any] | None) -> StoredTensors:
     """What the folder holds, under its names behind :data:`_OWN`."""
     files = SafetensorsFolder(folder)
-    tensors = RenamedTensors(files, {_OWN + name: name for name in files})
+    tensors = renamed(files, {_OWN + name: name for name in files})
     return QuantisedTensors(tensors, schemes_of(quantisation)) if quantisation else tensors
 
 
