@@ -11,23 +11,24 @@ from dataclasses import replace
 from paceline.models.families.family import (
     ATTENTION_BIASES,
     BIASED_EXPERTS,
-    MIXTURE_DEFAULTS,
     ExpertKeys,
     Family,
     Gguf,
+    usual,
 )
 
-_DEEPSEEK = {
-    **MIXTURE_DEFAULTS,
-    "max_position_embeddings": 4096,
-    "head_dim": 64,  # which no tensor has
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "rope_interleave": True,
-}
+_DEEPSEEK = usual(
+    context=4096,
+    bos=None,
+    eos=None,
+    head_dim=64,  # which no tensor has
+    kv_lora_rank=512,
+    q_lora_rank=1536,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    rope_interleave=True,
+)
 DEEPSEEK: Mapping[str, Family] = {
     "deepseek_v2": Family(
         {
@@ -93,12 +94,7 @@ DEEPSEEK: Mapping[str, Family] = {
         latent=True,
     ),
     "dots1": Family(
-        {
-            **MIXTURE_DEFAULTS,
-            "max_position_embeddings": 2048,
-            "max_window_layers": 62,
-            "use_sliding_window": True,
-        },
+        usual(bos=None, eos=None, max_window_layers=62, use_sliding_window=True),
         {"attention.qk_norm": True},
         ATTENTION_BIASES,
         slides="late",

@@ -206,31 +206,39 @@ class Family:
 
 
 ATTENTION_BIASES = ("attention.qkv_bias", "attention.o_bias")
-LLAMA_DEFAULTS = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 GRANITE_SCALARS = {
     "embedding_multiplier": "multipliers.embedding",
     "residual_multiplier": "multipliers.residual",
     "attention_multiplier": "attention.scale",
     "logits_scaling": "multipliers.logits_divisor",
 }
-DEFAULTS: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-MIXTURE_DEFAULTS: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-}
+
+
+def usual(
+    *,
+    eps: float = 1e-6,
+    context: int = 2048,
+    bos: int | None = 1,
+    eos: int | list[int] | None = 2,
+    **others: Any,
+) -> dict[str, Any]:
+    """Defaults of a family, which are Llama's but for what is said here.
+
+    Args:
+        eps, context, bos, eos: what a configuration calls ``rms_norm_eps``,
+            ``max_position_embeddings``, ``bos_token_id`` and ``eos_token_id``.
+        others: by the configuration's own names.
+    """
+    return {
+        "hidden_act": "silu",
+        "rms_norm_eps": eps,
+        "max_position_embeddings": context,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        **others,
+    }
+
+
 BIASED_EXPERTS = ExpertKeys(
     "moe_intermediate_size",
     renormalise=True,

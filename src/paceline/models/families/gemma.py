@@ -13,26 +13,29 @@ from paceline.models.families.family import (
     ExpertKeys,
     Family,
     Gguf,
+    usual,
 )
 from paceline.models.families.rope import FULL, SLIDING
 
+_GEMMA = usual(
+    bos=2,
+    eos=1,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    tie_word_embeddings=True,
+)
 _GEMMA2 = {
+    **_GEMMA,
     "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
     "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
     "max_position_embeddings": 8192,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "sliding_window_pattern": 2,
-    "tie_word_embeddings": True,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
@@ -56,16 +59,10 @@ _GEMMA3_FAMILY = Family(
 )
 _GEMMA4 = Family(
     {
+        **_GEMMA,
         "vocab_size": 262144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
         "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
         "global_head_dim": 512,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6,
         "max_position_embeddings": 131072,
         "query_pre_attn_scalar": 1.0,
         "sliding_window": 512,
@@ -74,11 +71,8 @@ _GEMMA4 = Family(
             SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
         },
-        "tie_word_embeddings": True,
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
     },
     {
         "norms.after": True,
@@ -114,15 +108,12 @@ _UNIFIED = replace(
 )
 _GEMMA3N = Family(
     {
+        **_GEMMA,
         "vocab_size": 262400,
         "hidden_size": 2048,
         "intermediate_size": 16384,
         "num_hidden_layers": 35,
-        "num_attention_heads": 8,
         "num_key_value_heads": 2,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6,
         "max_position_embeddings": 32768,
         "query_pre_attn_scalar": 1.0,
         "final_logit_softcapping": 30.0,
@@ -130,7 +121,6 @@ _GEMMA3N = Family(
         "sliding_window_pattern": 5,
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
-        "tie_word_embeddings": True,
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,
         "num_kv_shared_layers": 15,
@@ -138,8 +128,6 @@ _GEMMA3N = Family(
         "altup_active_idx": 0,
         "altup_correct_scale": True,
         "laurel_rank": 64,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
     },
     {"norms.after": True, "attention.qk_norm": True, "attention.value_norm": True},
     ATTENTION_BIASES,

@@ -15,20 +15,18 @@ from paceline.models.families.family import (
     Family,
     Gguf,
     Layout,
+    usual,
 )
 from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV
 
 _LFM2: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 128_000,
+    "eps": 1e-5,
+    "context": 128_000,
     "rope_theta": 1e6,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "conv_L_cache": 3,
     "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _LFM2_KEYS = {
     "rms_norm_eps": "norm_eps",
@@ -37,7 +35,7 @@ _LFM2_KEYS = {
     "first_k_dense_replace": "num_dense_layers",
 }
 _LFM2_LAYOUT = Layout(
-    renames=(
+    (
         (r"\.operator_norm\.", ".input_layernorm."),
         (r"\.ffn_norm\.", ".post_attention_layernorm."),
         (r"^model\.embedding_norm\.", "model.norm."),
@@ -75,11 +73,6 @@ _FALCON_LAYOUT = Layout(
 )
 _MAMBA_LAYOUT = Layout(renames=((r"\.mamba\.", ".linear_attn."),))
 _MAMBA: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
     "mamba_d_state": 256,
@@ -87,10 +80,15 @@ _MAMBA: dict[str, Any] = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
+_SMALL_MAMBA = {**_MAMBA, "mamba_d_state": 128, "mamba_d_head": 64, "mamba_n_groups": 8}
 HYBRIDS: Mapping[str, Family] = {
     "lfm2": Family(
-        {**_LFM2, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0}
-        | {"block_multiple_of": 256},
+        usual(
+            block_auto_adjust_ff_dim=True,
+            block_ffn_dim_multiplier=1.0,
+            block_multiple_of=256,
+            **_LFM2,
+        ),
         {"attention.qk_norm": True},
         keys=_LFM2_KEYS,
         layout=_LFM2_LAYOUT,
@@ -98,8 +96,13 @@ HYBRIDS: Mapping[str, Family] = {
         gguf=Gguf(("lfm2",)),
     ),
     "lfm2_moe": Family(
-        {**_LFM2, "first_k_dense_replace": 2}
-        | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792},
+        usual(
+            first_k_dense_replace=2,
+            num_experts=32,
+            num_experts_per_tok=4,
+            moe_intermediate_size=1792,
+            **_LFM2,
+        ),
         {"attention.qk_norm": True},
         experts=ExpertKeys(
             "moe_intermediate_size",
@@ -114,15 +117,15 @@ HYBRIDS: Mapping[str, Family] = {
         gguf=Gguf(("lfm2moe",), renormalises=True),
     ),
     "falcon_h1": Family(
-        {
+        usual(
+            eps=1e-5,
+            context=8192,
+            num_key_value_heads=8,
+            mamba_d_ssm=1024,
+            mamba_rms_norm=False,
+            mamba_norm_before_gate=True,
             **_MAMBA,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 8192,
-            "num_key_value_heads": 8,
-            "mamba_d_ssm": 1024,
-            "mamba_rms_norm": False,
-            "mamba_norm_before_gate": True,
-        },
+        ),
         refused=("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"),
         layout=_FALCON_LAYOUT,
         recurrent=MAMBA2,
@@ -130,24 +133,21 @@ HYBRIDS: Mapping[str, Family] = {
         gguf=Gguf(("falcon-h1",)),
     ),
     "nemotron_h": Family(
-        {
-            **_MAMBA,
-            "hidden_act": "relu2",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 4096,
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "mamba_d_state": 128,
-            "mamba_d_head": 64,
-            "mamba_n_groups": 8,
-            "mamba_least_step": 0.001,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-            "mamba_hidden_act": "silu",
-            "intermediate_size": 21504,
-        },
+        usual(
+            eps=1e-5,
+            context=4096,
+            hidden_act="relu2",
+            head_dim=128,
+            num_key_value_heads=8,
+            mamba_least_step=0.001,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=7688,
+            moe_shared_expert_intermediate_size=7688,
+            mamba_hidden_act="silu",
+            intermediate_size=21504,
+            **_SMALL_MAMBA,
+        ),
         {"mlp.gated": False},
         refused=("attention_bias", "mlp_bias", "moe_latent_size"),
         rotates="none",
@@ -179,18 +179,14 @@ HYBRIDS: Mapping[str, Family] = {
         gguf=Gguf(("nemotron_h", "nemotron_h_moe"), interleaved=True),
     ),
     "mamba2": Family(
-        {
-            **_MAMBA,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 1 << 17,  # nothing says how long texts may be
-            "bos_token_id": 0,
-            "mamba_d_state": 128,
-            "mamba_d_head": 64,
-            "mamba_n_groups": 8,
-            # Of attention and feed-forwards there are none.
-            "num_attention_heads": 1,
-            "intermediate_size": 1,
-        },
+        usual(
+            eps=1e-5,
+            context=1 << 17,  # nothing says how long texts may be
+            bos=0,
+            num_attention_heads=1,  # there is no attention
+            intermediate_size=1,  # nor a feed-forward
+            **_SMALL_MAMBA,
+        ),
         keys={
             "rms_norm_eps": "layer_norm_epsilon",
             "mamba_n_heads": "num_heads",
@@ -209,16 +205,15 @@ HYBRIDS: Mapping[str, Family] = {
         gguf=Gguf(("mamba2",)),
     ),
     "olmo_hybrid": Family(
-        {
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 65536,
-            "eos_token_id": 100257,
-            "linear_conv_kernel_dim": 4,
-            "linear_norm_eps": 1e-5,  # not the other norms'
-            "linear_allow_neg_eigval": True,
-            "rope_theta": 1e4,
-        },
+        usual(
+            context=65536,
+            bos=None,
+            eos=100257,
+            linear_conv_kernel_dim=4,
+            linear_norm_eps=1e-5,  # not the other norms'
+            linear_allow_neg_eigval=True,
+            rope_theta=1e4,
+        ),
         {"attention.qk_norm": True, "attention.qk_norm_whole": True, "norms.by_kind": True},
         ATTENTION_BIASES,
         rotates="with_theta",
@@ -235,13 +230,13 @@ HYBRIDS: Mapping[str, Family] = {
         recurrent=DELTA,
     ),
     "bamba": Family(
-        {
+        usual(
+            eps=1e-5,
+            context=262144,
+            num_key_value_heads=8,
+            partial_rotary_factor=0.5,
             **_MAMBA,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 262144,
-            "num_key_value_heads": 8,
-            "partial_rotary_factor": 0.5,
-        },
+        ),
         biases=ATTENTION_BIASES,
         mlp_bias=True,
         partial_rotary=True,
@@ -250,8 +245,13 @@ HYBRIDS: Mapping[str, Family] = {
         recurrent=MAMBA2,
     ),
     "granitemoehybrid": Family(
-        {**_MAMBA, "mamba_d_head": 64}
-        | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+        usual(
+            mamba_d_head=64,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            shared_intermediate_size=1024,
+            **_MAMBA,
+        ),
         biases=ATTENTION_BIASES,
         partial_rotary=True,  # of Bamba's GGUF files, which say that they are of this family
         only={"partial_rotary_factor": 1.0},  # transformers 5.24 heeds it with some scalings alone

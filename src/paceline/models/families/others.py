@@ -9,29 +9,22 @@ from collections.abc import Mapping
 
 from paceline.models.families.family import (
     ATTENTION_BIASES,
-    DEFAULTS,
-    LLAMA_DEFAULTS,
     Family,
     Gguf,
     Layout,
+    usual,
 )
 
 _ONLY_POST_NORMS = {"norms.before": False, "norms.after": True}
 _WHOLE_NORMS = {"attention.qk_norm": True, "attention.qk_norm_whole": True}
-_OLMO = {**DEFAULTS, "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 50279}
+_OLMO = usual(eps=1e-5, bos=None, eos=50279)
 _LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 BIASED_NORMS = {"norms.layer_norm": True, "norms.bias": True}
 _ALL_BIASES = {"attention.qkv_bias": True, "attention.o_bias": True, "mlp.bias": True}
 _PARALLEL = {"norms.layer_norm": True, "mlp.parallel": True, "norms.shared": True}
-_COHERE = {
-    **DEFAULTS,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 8192,
-    "logit_scale": 0.0625,
-    "tie_word_embeddings": True,
-    "bos_token_id": 5,
-    "eos_token_id": 255001,
-}
+_COHERE = usual(
+    eps=1e-5, context=8192, bos=5, eos=255001, logit_scale=0.0625, tie_word_embeddings=True
+)
 _C_NAMES = ((r"\.mlp\.c_fc\.", ".mlp.up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_proj."))
 _GPT2_NAMES = (
     (r"^(transformer\.)?wte\.", "model.embed_tokens."),
@@ -62,24 +55,13 @@ _PHI_NAMES = (
 )
 OTHERS: Mapping[str, Family] = {
     "phi3": Family(
-        {
-            **LLAMA_DEFAULTS,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 4096,
-            "original_max_position_embeddings": 4096,
-            "eos_token_id": 32000,
-        },
+        usual(eps=1e-5, context=4096, eos=32000, original_max_position_embeddings=4096),
         slides="always",
         partial_rotary=True,
         gguf=Gguf(("phi3",), fused_up=True),
     ),
     "phi": Family(
-        {
-            **DEFAULTS,
-            "hidden_act": "gelu_new",
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5,
-        },
+        usual(eps=1e-5, hidden_act="gelu_new", partial_rotary_factor=0.5),
         {**_PARALLEL, **_ALL_BIASES, "norms.bias": True, "mlp.gated": False, "head_bias": True},
         partial_rotary=True,
         keys=_LAYER_NORM_EPS,
@@ -103,13 +85,7 @@ OTHERS: Mapping[str, Family] = {
         unscaled_windows=True,
     ),
     "exaone4": Family(
-        {
-            **DEFAULTS,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "bos_token_id": 0,
-        },
+        usual(eps=1e-5, bos=0, sliding_window=4096, sliding_window_pattern=4),
         {**_ONLY_POST_NORMS, "attention.qk_norm": True},
         slides="alternately",
         rotates="sliding",
@@ -137,17 +113,16 @@ OTHERS: Mapping[str, Family] = {
         gguf=Gguf(("cohere2",), interleaved=True),
     ),
     "starcoder2": Family(
-        {
-            **DEFAULTS,
-            "hidden_act": "gelu_pytorch_tanh",
-            "rms_norm_eps": 1e-5,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "use_bias": True,
-            "tie_word_embeddings": True,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-        },
+        usual(
+            eps=1e-5,
+            context=4096,
+            bos=50256,
+            eos=50256,
+            hidden_act="gelu_pytorch_tanh",
+            num_key_value_heads=2,
+            use_bias=True,
+            tie_word_embeddings=True,
+        ),
         {**BIASED_NORMS, "mlp.gated": False},
         slides="always",
         keys={"rms_norm_eps": "norm_epsilon"},
@@ -156,15 +131,7 @@ OTHERS: Mapping[str, Family] = {
         gguf=Gguf(("starcoder2",)),
     ),
     "nemotron": Family(
-        {
-            **DEFAULTS,
-            "hidden_act": "relu2",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 4096,
-            "partial_rotary_factor": 0.5,
-            "bos_token_id": 2,
-            "eos_token_id": 3,
-        },
+        usual(eps=1e-5, context=4096, bos=2, eos=3, hidden_act="relu2", partial_rotary_factor=0.5),
         {**BIASED_NORMS, "norms.plus_one": True, "mlp.gated": False},
         ATTENTION_BIASES,
         mlp_bias=True,
@@ -173,14 +140,7 @@ OTHERS: Mapping[str, Family] = {
         gguf=Gguf(("nemotron",)),
     ),
     "stablelm": Family(
-        {
-            **DEFAULTS,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 4096,
-            "partial_rotary_factor": 0.25,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        },
+        usual(eps=1e-5, context=4096, bos=0, eos=0, partial_rotary_factor=0.25),
         BIASED_NORMS,
         partial_rotary=True,
         keys=_LAYER_NORM_EPS,
@@ -192,15 +152,14 @@ OTHERS: Mapping[str, Family] = {
         gguf=Gguf(("stablelm",)),
     ),
     "gpt_neox": Family(
-        {
-            **DEFAULTS,
-            "hidden_act": "gelu",
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.25,
-            "use_parallel_residual": True,
-            "attention_bias": True,
-            "bos_token_id": 0,
-        },
+        usual(
+            eps=1e-5,
+            bos=0,
+            hidden_act="gelu",
+            partial_rotary_factor=0.25,
+            use_parallel_residual=True,
+            attention_bias=True,
+        ),
         {**BIASED_NORMS, "mlp.gated": False, "mlp.bias": True},
         ATTENTION_BIASES,
         partial_rotary=True,
@@ -218,15 +177,14 @@ OTHERS: Mapping[str, Family] = {
         gguf=Gguf(("gptneox",)),
     ),
     "gpt2": Family(
-        {
-            **DEFAULTS,
-            "hidden_act": "gelu_new",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 1024,
-            "tie_word_embeddings": True,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-        },
+        usual(
+            eps=1e-5,
+            context=1024,
+            bos=50256,
+            eos=50256,
+            hidden_act="gelu_new",
+            tie_word_embeddings=True,
+        ),
         {**BIASED_NORMS, **_ALL_BIASES, "mlp.gated": False, "positions.learned": True},
         keys={
             "hidden_size": "n_embd",

@@ -6,6 +6,7 @@ As data: :mod:`paceline.models.families.family` says what the fields mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.models.families.family import (
@@ -13,36 +14,30 @@ from paceline.models.families.family import (
     ExpertKeys,
     Family,
     Gguf,
+    usual,
 )
 from paceline.models.layer_sizes import DELTA
 
-_QWEN = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
+_NO_TOKENS: dict[str, Any] = {"context": 32768, "bos": None, "eos": None}
+_QWEN = usual(sliding_window=4096, max_window_layers=28, **_NO_TOKENS)
 _QWEN_MOE = {**_QWEN, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
-_QWEN_HYBRID: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-    "partial_rotary_factor": 0.25,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-_HYBRID_FLAGS = {"attention.qk_norm": True, "norms.plus_one": True, "attention.gate": True}
-_HYBRID_EXPERTS = ExpertKeys(
+_QWEN_HYBRID = usual(
+    partial_rotary_factor=0.25,
+    head_dim=256,
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+    **_NO_TOKENS,
+)
+_SHARED_EXPERT = ExpertKeys(
     "moe_intermediate_size",
     shared="shared_expert_intermediate_size",
     shared_gate=True,
     some_dense=True,
 )
+_HYBRID_FLAGS = {"attention.qk_norm": True, "norms.plus_one": True, "attention.gate": True}
 
 
 def _qwen_hybrid(gguf: Gguf, experts: ExpertKeys | None = None, **defaults: Any) -> Family:
@@ -78,13 +73,7 @@ QWEN: Mapping[str, Family] = {
         },
         {"attention.qkv_bias": True},
         slides="late",
-        experts=ExpertKeys(
-            "moe_intermediate_size",
-            renormalise=False,
-            shared="shared_expert_intermediate_size",
-            shared_gate=True,
-            some_dense=True,
-        ),
+        experts=replace(_SHARED_EXPERT, renormalise=False),
         gguf=Gguf(("qwen2moe",)),
     ),
     "qwen3_moe": Family(
@@ -102,13 +91,7 @@ QWEN: Mapping[str, Family] = {
     ),
     "qwen3_next": _qwen_hybrid(
         Gguf(("qwen3next",), renormalises=True),
-        ExpertKeys(
-            "moe_intermediate_size",
-            renormalise=True,
-            shared="shared_expert_intermediate_size",
-            shared_gate=True,
-            some_dense=True,
-        ),
+        replace(_SHARED_EXPERT, renormalise=True),
         num_key_value_heads=2,
         num_experts=512,
         num_experts_per_tok=10,
@@ -125,7 +108,7 @@ QWEN: Mapping[str, Family] = {
         ("qwen3_5_moe", "qwen3_5_moe_text"),
         _qwen_hybrid(
             Gguf(("qwen35moe",), tiled_heads=True, renormalises=True),
-            _HYBRID_EXPERTS,
+            _SHARED_EXPERT,
             num_key_value_heads=2,
             num_experts=256,
             num_experts_per_tok=8,
