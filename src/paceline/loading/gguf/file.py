@@ -17,13 +17,9 @@ import numpy as np
 
 from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.core.installation import install_command
-from paceline.loading.gguf.config import (
-    ROPE_TENSORS,
-    architecture_of,
-    config_from_gguf,
-    hf_config_from_gguf,
-)
+from paceline.loading.gguf.config import ROPE_TENSORS, config_from_gguf, hf_config_from_gguf
 from paceline.loading.gguf.container import MAGIC, TensorInfo, read_shards
+from paceline.loading.gguf.metadata import architecture_of
 from paceline.loading.gguf.names import GgufPlace, layout_of, place_of
 from paceline.models.config import ModelConfig
 from paceline.models.families.family import Layout

@@ -5,17 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paceline.loading.gguf.keys import (
-    DELTA_BLOCK,
-    EXPERT_BLOCK,
-    FLAT,
-    LATENT_BLOCK,
-    LAYERED_BLOCK,
-    LAYERED_PARAMETERS,
-    LAYERED_TOP,
-    RECURRENT_BLOCK,
-    RECURRENT_PARAMETERS,
-)
 from paceline.models.families import gguf_family
 from paceline.models.families.family import Family, Layout
 from paceline.models.layer_sizes import DELTA
@@ -25,6 +14,62 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 _INTERLEAVED_HEADS = ("eagle3",)
 
 _TOP = {
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    "altup_proj.weight": "model.altup_projections.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.weight",
+}
+_LAYERED_BLOCK = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+_LAYERED_PARAMETERS = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "mlp.gate.scale",
+    "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+}
+"""The same of parameters that are no matrix's weight."""
+_RECURRENT_BLOCK = {
+    "shortconv.in_proj": "linear_attn.in_proj",
+    "shortconv.conv": "linear_attn.conv1d",
+    "shortconv.out_proj": "linear_attn.out_proj",
+    "ssm_in": "linear_attn.in_proj",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+}
+_DELTA_BLOCK = {
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+}
+"""The same of what gated delta nets have under the names of other parts."""
+_RECURRENT_PARAMETERS = {
+    "ssm_a": "linear_attn.A",
+    "ssm_d": "linear_attn.D",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ffn_norm": "post_attention_layernorm.weight",  # of Falcon-H1
+}
+"""The same of parameters that are no matrix's weight."""
+_FLAT = ("ssm_a", "ssm_d", "ssm_norm")
+"""Vectors that may be stored as matrices."""
+_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "token_embd_norm.weight": "model.norm.weight",  # of LFM2
@@ -32,7 +77,11 @@ _TOP = {
     "output_norm.bias": "model.norm.bias",
     "output.bias": "lm_head.bias",
     "position_embd.weight": "model.embed_positions.weight",
-    **LAYERED_TOP,
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    "altup_proj.weight": "model.altup_projections.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.weight",
 }
 _ENCODER_NORM = {"eagle3": "input_norm.weight", "dflash": "hidden_norm.weight"}
 _BLOCK = {
@@ -50,21 +99,83 @@ _BLOCK = {
     "ffn_norm": "post_attention_layernorm",
     "post_attention_norm": "post_attention_layernorm",  # what some call it
     "attn_norm_2": "hidden_norm",
-    **EXPERT_BLOCK,
-    **LATENT_BLOCK,
-    **LAYERED_BLOCK,
-    **RECURRENT_BLOCK,
+    # Of mixtures of experts:
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    # Of latent attention:
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    # Of Gemma 3n and 4:
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+    # Of recurrent layers:
+    "shortconv.in_proj": "linear_attn.in_proj",
+    "shortconv.conv": "linear_attn.conv1d",
+    "shortconv.out_proj": "linear_attn.out_proj",
+    "ssm_in": "linear_attn.in_proj",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    # Of a layer for multi-token prediction:
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",
 }
+"""Parts of a layer by their names in a file, and where they belong in a checkpoint."""
+_DELTA_BLOCK = {
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+}
+"""What gated delta nets have under the names of other parts."""
 _POST_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+?)(?:\.(weight|bias|scale))?")
-_PARAMETERS = {"attn_sinks.weight": "self_attn.sinks", **LAYERED_PARAMETERS, **RECURRENT_PARAMETERS}
+_PARAMETERS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "mlp.gate.scale",
+    "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "ssm_a": "linear_attn.A",
+    "ssm_d": "linear_attn.D",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ffn_norm": "post_attention_layernorm.weight",  # of Falcon-H1
+}
+"""The same of parameters that are no matrix's weight."""
+_FLAT = ("ssm_a", "ssm_d", "ssm_norm")
+"""Vectors that may be stored as matrices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +214,13 @@ def place_of(architecture: str, stored: str) -> GgufPlace:
     if kind == "scale" and not family.per_layer:
         parameter = None  # what multiplies a weight
     if parameter is not None:  # no matrix's weight, but a parameter by itself
-        return GgufPlace(f"model.layers.{int(index)}.{parameter}", flat=part in FLAT)
+        return GgufPlace(f"model.layers.{int(index)}.{parameter}", flat=part in _FLAT)
     if part not in names or kind in (None, "scale"):
         return GgufPlace(stored)
     return GgufPlace(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
-        minus_one=plus_one and part.endswith("norm") and part not in FLAT and kind == "weight",
-        flat=part in FLAT,
+        minus_one=plus_one and part.endswith("norm") and part not in _FLAT and kind == "weight",
+        flat=part in _FLAT,
     )
 
 
@@ -128,5 +239,5 @@ def _block(family: Family) -> dict[str, str]:
     if family.gguf.fused_up:
         names["ffn_up"] = "mlp.gate_up_proj"
     if family.recurrent == DELTA:
-        names |= DELTA_BLOCK
+        names |= _DELTA_BLOCK
     return names

@@ -41,12 +41,3 @@ _HEAD = Family({})
 def gguf_family(architecture: str) -> Family:
     """The family of a file; one that has no traits for a head's."""
     return FAMILIES[GGUF_MODEL_TYPES[architecture]] if architecture in GGUF_MODEL_TYPES else _HEAD
-
-
-def gguf_architectures(**traits: object) -> tuple[str, ...]:
-    """Those of the families that have all of some traits, by the names of their fields."""
-    return tuple(
-        architecture
-        for architecture, model_type in GGUF_MODEL_TYPES.items()
-        if all(getattr(FAMILIES[model_type], name) == wanted for name, wanted in traits.items())
-    )
