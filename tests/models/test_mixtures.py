@@ -233,11 +233,11 @@ def test_configurations_that_do_not_fit(
     ("changes", "match"),
     [
         ({"n_routed_experts": 0}, "n_routed_experts = 0"),
-        ({"n_group": 3}, "n_group = 3; it must divide the number of experts, 8"),
+        ({"n_group": 3}, "n_group = 3; it must be a divisor of the number of experts, 8"),
         ({"n_group": 9}, "n_group = 9"),
         ({"topk_group": 5}, "topk_group = 5; .* from 1 to 4"),
         ({"num_experts_per_tok": 5}, "num_experts_per_tok = 5; .* from 1 to 4"),
-        ({"scoring_func": "tanh"}, "'tanh' are not supported"),
+        ({"scoring_func": "tanh"}, "'tanh' is not supported"),
         ({"first_k_dense_replace": 1}, r"no tensor .*0\.mlp\.gate_proj"),
         ({"n_shared_experts": 2}, "shape"),
         ({"routed_scaling_factor": 0}, "routed_scaling_factor"),

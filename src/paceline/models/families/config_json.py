@@ -16,7 +16,7 @@ from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig, PositionConfig
 from paceline.models.families import FAMILIES
 from paceline.models.families.family import Family, Layout
-from paceline.models.families.fields import MOST_LAYERS, Fields
+from paceline.models.families.fields import MOST_LAYERS, Fields, supported
 from paceline.models.families.layers_json import (
     adjusted_width,
     dense_width,
@@ -230,15 +230,10 @@ def _sizes(fields: Fields, family: Family) -> dict[str, Any]:
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
     hidden = fields.integer("hidden_size", 1, 1 << 17)
     if heads % kv_heads:
-        raise ModelLoadError(
-            f"the model configuration says num_attention_heads = {heads}, which is not a multiple "
-            f"of num_key_value_heads = {kv_heads}"
-        )
+        raise fields.error("num_attention_heads", f"a multiple of num_key_value_heads = {kv_heads}")
     if fields.get("head_dim") is None and hidden % heads:
-        raise ModelLoadError(
-            f"the model configuration says hidden_size = {hidden}, which is not a multiple of "
-            f"num_attention_heads = {heads}, and gives no head_dim"
-        )
+        wanted = f"a multiple of num_attention_heads = {heads}, as there is no head_dim"
+        raise fields.error("hidden_size", wanted)
     head_dim = fields.integer("head_dim", 2, 4096, hidden // heads)
     if head_dim % 2:
         raise ModelLoadError(f"heads of odd size are not supported: head_dim = {head_dim}")
@@ -268,10 +263,8 @@ def _draft_vocab_size(fields: Fields, vocab_size: int, tied: bool) -> int:
     if rows == vocab_size:
         return 0
     if tied:
-        raise ModelLoadError(
-            f"the model configuration says draft_vocab_size = {rows} and tie_word_embeddings; a "
-            "head that has not every token is a matrix of its own"
-        )
+        wanted = f"{vocab_size} with tie_word_embeddings, whose head has every token"
+        raise fields.error("draft_vocab_size", wanted)
     return rows
 
 
@@ -279,29 +272,19 @@ def _activation(fields: Fields, family: Family) -> str:
     if family.clamped:
         for key, only in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
             if fields.number(key, 0.0, 1e9, only) != only:
-                raise UnsupportedModelError(
-                    f"the model configuration says {key} = {fields.get(key)}; only {only} is "
-                    "supported"
-                )
+                raise fields.error(key, f"{only} to be supported", UnsupportedModelError)
         return "clamped_swiglu"
     # Gemma's hidden_act is a former name, which says what the models were not trained with.
     name = fields.text("hidden_activation" if family.gemma else "hidden_act")
     ungated = not family.flags.get("mlp.gated", True)
     if name == XIELU and ungated:
         return XIELU
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"activation {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[name]
+    return supported("activation", name, _ACTIVATIONS)
 
 
 def _dtype(fields: Fields) -> str:
     name = (fields.text("dtype") or fields.text("torch_dtype") or "float32").removeprefix("torch.")
-    if name not in DTYPES:
-        raise UnsupportedModelError(
-            f"checkpoints of dtype {name!r} are not supported; supported: {', '.join(DTYPES)}"
-        )
+    supported("a checkpoint of dtype", name, DTYPES)
     return name
 
 
@@ -317,7 +300,9 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
     if family.slides == "always" or if_asked or (family.slides == "listed" and types is None):
         return window, ()
     if types is not None:
-        layers = _layer_types(types, num_layers, CHUNKED if family.slides == "rotated" else SLIDING)
+        slides = CHUNKED if family.slides == "rotated" else SLIDING
+        kinds = fields.layer_kinds("layer_types", num_layers, FULL, slides)
+        layers = tuple(kind == slides for kind in kinds)
     elif family.slides == "rotated":
         layers = _rotated(fields, family.rotates, num_layers, 0, ())
     elif late:
@@ -358,20 +343,6 @@ def _learnt(fields: Fields, num_layers: int) -> tuple[tuple[float, ...], ...]:
         return ()
     columns = [fields.numbers(key, num_layers, -1e6, 1e6) for key in LEARNT_KEYS]
     return tuple(zip(*columns, strict=True))
-
-
-def _layer_types(types: object, num_layers: int, sliding: str) -> tuple[bool, ...]:
-    if not isinstance(types, list | tuple) or len(types) != num_layers:
-        raise ModelLoadError(
-            f"layer_types must be a list with one entry for each of {num_layers} layers"
-        )
-    unknown = [kind for kind in types if kind not in (FULL, sliding)]
-    if unknown:
-        raise UnsupportedModelError(
-            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported: {FULL} and "
-            f"{sliding}"
-        )
-    return tuple(kind == sliding for kind in types)
 
 
 def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:

@@ -23,17 +23,14 @@ class ExpertKeys:
         shared: key of the shared expert's width; empty where the family has none.
         shared_count: whether that key counts experts of the others' width, which are one wide one.
         shared_gate: whether a sigmoid weighs the shared expert.
-        biases: whether the router and the experts have biases.
         some_dense: whether the keys are heeded that make some layers dense.
         per_token: key of the number of experts that a row chooses.
         sigmoid: whether scores are sigmoids where no ``scoring_func`` says so.
-        choice_bias: whether a bias is added to the scores for the choice.
         group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
             keys are not heeded.
         switch: a key, a flag or the number of experts, without which all layers are dense.
-        own_norms, own_scales: as :class:`~paceline.models.config.Experts` has them.
         jitter: key of what SparseMixer weighs with; empty where the family does not.
-        weighs_inputs: whether weights are those of what experts read.
+        traits: fields of :class:`~paceline.models.layer_sizes.Experts` that hold for every member.
         scaled_or_one: whether weights may either be scaled or add up to 1, but not both.
     """
 
@@ -42,18 +39,14 @@ class ExpertKeys:
     shared: str = ""
     shared_count: bool = False
     shared_gate: bool = False
-    biases: bool = False
     some_dense: bool = False
     per_token: str = "num_experts_per_tok"
     sigmoid: bool = False
-    choice_bias: bool = False
     group_best: int = 0
     switch: str = ""
-    own_norms: bool = False
-    own_scales: bool = False
     jitter: str = ""
-    weighs_inputs: bool = False
     scaled_or_one: bool = False
+    traits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +239,7 @@ BIASED_EXPERTS = ExpertKeys(
     shared_count=True,
     some_dense=True,
     sigmoid=True,
-    choice_bias=True,
     group_best=2,
+    traits={"choice_bias": True},
 )
 """As DeepSeek-V3 has them, and those that follow it."""

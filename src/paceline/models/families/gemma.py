@@ -90,8 +90,7 @@ _GEMMA4 = Family(
         shared="intermediate_size",
         per_token="top_k_experts",
         switch="enable_moe_block",
-        own_norms=True,
-        own_scales=True,
+        traits={"own_norms": True, "own_scales": True},
     ),
     gguf=Gguf(("gemma4",)),
 )

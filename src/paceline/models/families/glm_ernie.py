@@ -102,7 +102,7 @@ GLM_ERNIE: Mapping[str, Family] = {
             shared_count=True,
             some_dense=True,
             per_token="moe_k",
-            choice_bias=True,
+            traits={"choice_bias": True},
         ),
         layout=Layout(interleaved=True),
         gguf=Gguf(("ernie4_5-moe",), interleaved=True),

@@ -109,7 +109,7 @@ HYBRIDS: Mapping[str, Family] = {
             renormalise=True,
             some_dense=True,
             sigmoid=True,
-            choice_bias=True,
+            traits={"choice_bias": True},
         ),
         keys=_LFM2_KEYS,
         layout=_LFM2_LAYOUT,
@@ -158,8 +158,8 @@ HYBRIDS: Mapping[str, Family] = {
             some_dense=True,
             switch="n_routed_experts",
             sigmoid=True,
-            choice_bias=True,
             group_best=2,
+            traits={"choice_bias": True},
         ),
         keys={
             "rms_norm_eps": "layer_norm_epsilon",

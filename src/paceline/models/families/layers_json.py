@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.families.family import ExpertKeys
-from paceline.models.families.fields import MOST_LAYERS, Fields
+from paceline.models.families.fields import MOST_LAYERS, Fields, supported
 from paceline.models.layer_sizes import (
     DELTA,
     MAMBA2,
@@ -31,7 +31,7 @@ from paceline.models.layer_sizes import (
 
 MOST_EXPERTS = 4096
 _NUMBERS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_SCORES = ("softmax", "sigmoid")
+_SCORES = {"softmax": False, "sigmoid": True}
 _METHODS = {"greedy": False, "group_limited_greedy": True}
 """DeepSeek-V2's ways to choose -> whether groups limit them."""
 
@@ -54,20 +54,15 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
     said = said or [_NUMBERS[0]]
     number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
-        raise ModelLoadError(
-            f"the model configuration says {said[0]} = {number} and {said[1]} = {others[0]}; they "
-            "must be the same"
-        )
+        raise fields.error(said[0], f"the same as {said[1]} = {others[0]}")
     width = _same(fields, keys.width).integer(keys.width, 1, 1 << 20)
     shared = _same(fields, keys.shared).integer(keys.shared, 0, 1 << 20, 0) if keys.shared else 0
     shared *= width if keys.shared_count else 1
     groups = _groups(fields, keys, number)
     most = number // groups["groups"] * groups["groups_per_token"]
     if keys.jitter and fields.integer(keys.per_token, 1, most) != 2:
-        raise UnsupportedModelError(
-            f"the model configuration says {keys.per_token} = {fields.get(keys.per_token)}; with "
-            "this family's way to weigh experts a row has 2"
-        )
+        wanted = "2, with this family's way to weigh experts"
+        raise fields.error(keys.per_token, wanted, UnsupportedModelError)
     return Experts(
         number=number,
         per_token=_same(fields, keys.per_token).integer(keys.per_token, 1, most),
@@ -75,15 +70,11 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         **_weights(fields, keys),
         shared_width=shared,
         shared_gate=keys.shared_gate and shared > 0,
-        biases=keys.biases,
         sparse_layers=() if all(sparse) else tuple(sparse),
         sigmoid=_is_sigmoid(fields, keys),
-        choice_bias=keys.choice_bias,
         least_sum=fields.number("moe_norm_min", 0.0, 1.0, 1e-20),
-        own_norms=keys.own_norms,
-        own_scales=keys.own_scales,
         jitter=fields.number(keys.jitter, 1e-9, 1.0) if keys.jitter else 0.0,
-        weighs_inputs=keys.weighs_inputs,
+        **keys.traits,
         **groups,
     )
 
@@ -111,13 +102,8 @@ def _same(fields: Fields, key: str) -> Fields:
 
 
 def _is_sigmoid(fields: Fields, keys: ExpertKeys) -> bool:
-    kind = fields.text("scoring_func") or _SCORES[keys.sigmoid]
-    if kind not in _SCORES:
-        raise UnsupportedModelError(
-            f"scores of experts by {kind[:40]!r} are not supported; supported: "
-            f"{' and '.join(_SCORES)}"
-        )
-    return kind == _SCORES[True]
+    said = fields.text("scoring_func")
+    return supported("scoring_func", said, _SCORES) if said else keys.sigmoid
 
 
 def _groups(fields: Fields, keys: ExpertKeys, number: int) -> dict[str, Any]:
@@ -126,10 +112,7 @@ def _groups(fields: Fields, keys: ExpertKeys, number: int) -> dict[str, Any]:
         return {"groups": 1, "groups_per_token": 1}
     groups = fields.integer("n_group", 1, number, 1)
     if number % groups:
-        raise ModelLoadError(
-            f"the model configuration says n_group = {groups}; it must divide the number of "
-            f"experts, {number}"
-        )
+        raise fields.error("n_group", f"a divisor of the number of experts, {number}")
     chosen = fields.integer("topk_group", 1, groups, 1)
     if chosen == groups:  # which limits nothing
         return {"groups": 1, "groups_per_token": 1}
@@ -154,50 +137,29 @@ def _weights(fields: Fields, keys: ExpertKeys) -> dict[str, Any]:
 
 def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
     if fields.get("moe_layers") is not None:
-        sparse = _layer_list(fields, "moe_layers")
+        sparse = fields.layers("moe_layers")
         return [index in sparse for index in range(num_layers)]
     step = fields.integer("decoder_sparse_step", 1, 4096, 1)
     step *= fields.integer("moe_layer_interval", 1, 4096, 1)
-    each = fields.integer("moe_layer_freq", 1, 4096, 1)
+    frequency = fields.integer("moe_layer_freq", 1, 4096, 1)
     first = fields.integer("first_k_dense_replace", 0, 4096, 0)
     first = max(first, fields.integer("moe_layer_start_index", 0, 4096, 0))
     last = fields.integer("moe_layer_end_index", -1, 4096, -1)
-    kinds, types = fields.get("mlp_layer_types"), fields.get("layer_types")
+    types = fields.get("layer_types")
     if isinstance(types, list | tuple) and ("moe" in types or "mlp" in types):
-        kinds = ["sparse" if each == "moe" else "dense" for each in types]
-    if kinds is not None:
-        return _listed_layers(kinds, num_layers)
-    dense = _layer_list(fields, "mlp_only_layers")
+        return [kind == "moe" for kind in fields.by_layer("layer_types", num_layers)]
+    if fields.get("mlp_layer_types") is not None:
+        kinds = fields.layer_kinds("mlp_layer_types", num_layers, "dense", "sparse")
+        return [kind == "sparse" for kind in kinds]
+    dense = fields.layers("mlp_only_layers")
     return [
         index >= first
         and (last < 0 or index <= last)
         and index not in dense
         and (index + 1) % step == 0
-        and index % each == 0
+        and index % frequency == 0
         for index in range(num_layers)
     ]
-
-
-def _layer_list(fields: Fields, key: str) -> Sequence[int]:
-    layers = fields.get(key) or []
-    if not isinstance(layers, list | tuple) or any(type(index) is not int for index in layers):
-        raise ModelLoadError(
-            f"the model configuration says {key} = {str(layers)[:80]}; it must be a list of layers"
-        )
-    return layers
-
-
-def _listed_layers(kinds: object, num_layers: int) -> Sequence[bool]:
-    if (
-        not isinstance(kinds, list | tuple)
-        or len(kinds) != num_layers
-        or any(kind not in ("dense", "sparse") for kind in kinds)
-    ):
-        raise ModelLoadError(
-            f"the model configuration says mlp_layer_types = {str(kinds)[:80]}; it must say dense "
-            f"or sparse of each of {num_layers} layers"
-        )
-    return [kind == "sparse" for kind in kinds]
 
 
 def latent_from_hf(fields: Fields) -> Latent:
@@ -210,9 +172,7 @@ def latent_from_hf(fields: Fields) -> Latent:
         raise UnsupportedModelError("latent attention with biases is not supported")
     rope_dim = fields.integer("qk_rope_head_dim", 2, 4096)
     if rope_dim % 2:
-        raise ModelLoadError(
-            f"the model configuration says qk_rope_head_dim = {rope_dim}; it must be even"
-        )
+        raise fields.error("qk_rope_head_dim", "even")
     return Latent(
         rank=fields.integer("kv_lora_rank", 1, 1 << 17),
         q_rank=0
@@ -420,24 +380,13 @@ def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Per layer, whether it is recurrent."""
     types = fields.get("layer_types")
     if fields.get("full_attn_idxs") is not None and types is None:
-        full = fields.get("full_attn_idxs")
-        if not isinstance(full, list | tuple) or any(type(index) is not int for index in full):
-            raise ModelLoadError("full_attn_idxs must be a list of layers")
+        full = fields.layers("full_attn_idxs")
         return tuple(index not in full for index in range(num_layers))
     if types is None:
         every = fields.integer("full_attention_interval", 1, 4096, 4)
         return tuple((index + 1) % every != 0 for index in range(num_layers))
-    if not isinstance(types, list | tuple) or len(types) != num_layers:
-        raise ModelLoadError(
-            f"layer_types must be a list with one entry for each of {num_layers} layers"
-        )
-    unknown = [each for each in types if each not in (*_ATTENTION, *_RECURRENT, *_MLP)]
-    if unknown:
-        raise UnsupportedModelError(
-            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported: "
-            f"{', '.join((*_ATTENTION, *_RECURRENT))}"
-        )
-    return tuple(each in _RECURRENT for each in types)
+    kinds = fields.layer_kinds("layer_types", num_layers, *_ATTENTION, *_RECURRENT, *_MLP)
+    return tuple(kind in _RECURRENT for kind in kinds)
 
 
 def adjusted_width(fields: Fields, width: int) -> int:
@@ -461,7 +410,7 @@ def _delta(fields: Fields) -> dict[str, Any]:
     width = fields.integer("hidden_size", 1, _MOST)
     # Families that have no numbers of their own for these go by OLMo Hybrid's rule.
     key_dim = fields.integer("linear_key_head_dim", 1, 4096, int(0.75 * width / groups))
-    _check_groups("linear_num_value_heads", heads, "linear_num_key_heads", groups)
+    _check_groups(fields, "linear_num_value_heads", heads, "linear_num_key_heads", groups)
     return {
         "kernel": fields.integer("linear_conv_kernel_dim", 2, 64),
         "heads": heads,
@@ -477,7 +426,7 @@ def _delta(fields: Fields) -> dict[str, Any]:
 def _mamba2(fields: Fields, hidden_size: int) -> dict[str, Any]:
     heads = fields.integer("mamba_n_heads", 1, 4096)
     groups = fields.integer("mamba_n_groups", 1, 4096)
-    _check_groups("mamba_n_heads", heads, "mamba_n_groups", groups)
+    _check_groups(fields, "mamba_n_heads", heads, "mamba_n_groups", groups)
     inner = fields.integer("mamba_expand", 1, 64, 2) * hidden_size
     inner = fields.integer("mamba_d_ssm", 1, _MOST, inner)
     auto = fields.get("mamba_d_head") in (None, "auto")
@@ -581,9 +530,6 @@ def only_parts(fields: Fields) -> tuple[str, ...]:
     return tuple("mlp" if each in _MLP else "mixer" for each in types)
 
 
-def _check_groups(name: str, heads: int, of: str, groups: int) -> None:
+def _check_groups(fields: Fields, name: str, heads: int, of: str, groups: int) -> None:
     if heads % groups:
-        raise ModelLoadError(
-            f"the model configuration says {name} = {heads}, which is not a multiple of "
-            f"{of} = {groups}"
-        )
+        raise fields.error(name, f"a multiple of {of} = {groups}")

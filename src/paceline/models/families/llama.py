@@ -99,7 +99,7 @@ LLAMA: Mapping[str, Family] = {
             shared_count=True,
             some_dense=True,
             sigmoid=True,
-            weighs_inputs=True,
+            traits={"weighs_inputs": True},
         ),
         layout=Layout(interleaved=True, inputs_first=True),
         gguf=Gguf(("llama4",), interleaved=True),

@@ -80,7 +80,7 @@ MIXTURES: Mapping[str, Family] = {
         ),
         {"attention.qk_norm": True, "attention.qk_norm_whole": True},
         partial_rotary=True,
-        experts=ExpertKeys(sigmoid=True, choice_bias=True),
+        experts=ExpertKeys(sigmoid=True, traits={"choice_bias": True}),
         gguf=Gguf(("minimax-m2",)),
     ),
     "gpt_oss": Family(
@@ -111,7 +111,7 @@ MIXTURES: Mapping[str, Family] = {
         ATTENTION_BIASES,
         slides="alternately",
         clamped=True,
-        experts=ExpertKeys(biases=True),
+        experts=ExpertKeys(traits={"biases": True}),
         layout=Layout(in_turn=True, inputs_first=True),
         gguf=Gguf(("gpt-oss",), whole_ramps=True),
     ),

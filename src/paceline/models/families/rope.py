@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.families.fields import Fields
+from paceline.core.errors import ModelLoadError
+from paceline.models.families.fields import Fields, supported
 from paceline.models.layer_sizes import GROWTH_START, QUERY_GROWTH, RopeConfig
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -76,10 +76,7 @@ def rope_from_hf(
     if kind == "dynamic" and fields.get("alpha"):  # Hunyuan's, which does not depend on lengths
         kind = "default"
         theta *= fields.number("alpha", 1e-3, 1e9) ** (dim / max(dim - 2, 1))
-    if kind not in _SCALINGS:
-        raise UnsupportedModelError(
-            f"rope scaling {kind!r} is not supported; supported: {', '.join(_SCALINGS)}"
-        )
+    supported("rope scaling", kind, _SCALINGS)
     params = _params(config, fields, kind, dim)
     if grows and fields.get(QUERY_GROWTH) is not None:
         params[QUERY_GROWTH] = fields.number(QUERY_GROWTH, 0.0, 1e3)
