@@ -6,6 +6,7 @@ arithmetic, and leaves to :mod:`paceline.models.tensor_reader` how a tensor is p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,41 +52,40 @@ class DecoderReader:
     def __init__(self, tensors: TensorReader) -> None:
         self._tensors, self._config, self._ops = tensors, tensors.config, tensors.ops
 
+    def _norm(self, name: str, there_is: bool = True) -> Any:
+        """A norm of the residual stream; None where there is none."""
+        return self._tensors.norm(f"{name}.weight", self._config.hidden_size) if there_is else None
+
     def _mixture(self, index: int) -> Mixture | None:
         """A layer's mixture of experts; None where the layer is dense."""
         e, mlp = self._config.mlp.experts_of(index), f"model.layers.{index}.mlp."
         if e is None:
             return None
         gates = [mlp + "gate", mlp + "shared_expert_gate"][: 2 if e.shared_gate else 1]
-        outs, shared = [e.number, 1][: len(gates)], None
+        outs, shared, gate = [e.number, 1][: len(gates)], None, mlp + "gate"
         if e.shared_width:
             # An expert with norms of its own is what a dense layer has as its feed-forward.
             prefix = mlp if e.own_norms else mlp + "shared_expert."
             shared = self._feed_forward(prefix, e.shared_width, bias=False)
         return Mixture(
-            self._tensors.float_linear(
-                gates, mlp + "gate", outs, self._config.hidden_size, e.biases
-            ),
+            self._tensors.float_linear(gates, gate, outs, self._config.hidden_size, e.biases),
             [self._feed_forward(f"{mlp}experts.{i}.", e.width, e.biases) for i in range(e.number)],
             shared,
-            self._choice_bias(mlp + "gate.e_score_correction.bias", e) if e.choice_bias else None,
-            self._scales(mlp + "gate.per_expert_scale", e) if e.own_scales else None,
+            self._choice_bias(gate + ".e_score_correction.bias", e) if e.choice_bias else None,
+            self._tensors.packed_vector(gate + ".per_expert_scale", e.number)
+            if e.own_scales
+            else None,
             self._mixture_norms(index) if e.own_norms else None,
         )
 
-    def _scales(self, name: str, experts: Experts) -> Any:
-        return self._ops.pack_vector(self._tensors.vector(name, experts.number))
-
     def _mixture_norms(self, index: int) -> MixtureNorms:
         p, width = f"model.layers.{index}.", self._config.hidden_size
-        router = as_floats(self._tensors.vector(f"{p}mlp.gate.scale", width)) * np.float32(
-            width**-0.5
-        )
+        router = as_floats(self._tensors.vector(f"{p}mlp.gate.scale", width))
         return MixtureNorms(
-            self._ops.pack_vector(router),
-            self._tensors.norm(f"{p}pre_feedforward_layernorm_2.weight", width),
-            self._tensors.norm(f"{p}post_feedforward_layernorm_2.weight", width),
-            self._tensors.norm(f"{p}post_feedforward_layernorm_1.weight", width),
+            self._ops.pack_vector(router * np.float32(width**-0.5)),
+            self._norm(p + "pre_feedforward_layernorm_2"),
+            self._norm(p + "post_feedforward_layernorm_2"),
+            self._norm(p + "post_feedforward_layernorm_1"),
         )
 
     def _choice_bias(self, name: str, experts: Experts) -> Any:
@@ -98,12 +98,12 @@ class DecoderReader:
 
     def _feed_forward(self, prefix: str, width: int, bias: bool) -> FeedForward:
         """The two linears of a dense layer, or of an expert."""
-        hidden, down = self._config.hidden_size, prefix + "down_proj"
+        hidden = self._config.hidden_size
         names, fused = [prefix + "gate_proj", prefix + "up_proj"], prefix + "gate_up_proj"
         if not self._config.mlp.gated:
             names, fused = names[1:], names[1]
         gate_up = self._tensors.linear(names, fused, [width] * len(names), hidden, bias)
-        return FeedForward(gate_up, self._tensors.linear([down], down, [hidden], width, bias))
+        return FeedForward(gate_up, self._tensors.single(prefix + "down_proj", hidden, width, bias))
 
     def ends(self) -> tuple[Any, Any]:
         """The embedding and the head; they may be one object where they are tied."""
@@ -131,8 +131,7 @@ class DecoderReader:
                 f"the model has an embedding for each of {c.max_position} positions, and "
                 f"{max_len} are asked for; give --max-model-len {c.max_position} or less"
             )
-        table = self._tensors.vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
-        return self._ops.pack_vector(table)
+        return self._tensors.packed_vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
 
     def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
         """As :meth:`ends`, with another decoder's for those that the checkpoint has not."""
@@ -185,7 +184,7 @@ class DecoderReader:
         if kind == "eagle3":
             token_norm = tensors.norm(EAGLE3_TOKEN_NORM, width)
             return EntryWeights(token_norm, tensors.norm(EAGLE3_INPUT_NORM, width), None)
-        join = tensors.linear([JOIN], JOIN, [width], 2 * width, self._config.entry.bias)
+        join = tensors.single(JOIN, width, 2 * width, self._config.entry.bias)
         if kind == "eagle":
             return EntryWeights(None, None, join)
         return EntryWeights(tensors.norm(TOKEN_NORM, width), tensors.norm(INPUT_NORM, width), join)
@@ -203,25 +202,31 @@ class DecoderReader:
         attends, recurrent = c.has_attention(index), c.recurrent_of(index)
         latent = self._latent(attn) if c.attention.latent and attends else None
         o_in = c.num_heads * (c.attention.latent.value_dim if c.attention.latent else heads.dim)
-        mixture = self._mixture(index)
+        mixture, has_post_norms = self._mixture(index), c.has_post_norms(index)
         gate_up, down = None, None
         if mixture is None and c.has_mlp(index):
             gate_up, down = self._feed_forward(p + "mlp.", c.mlp_width(index), c.mlp.bias)
-        input_norm = self._input_norm(index)
-        mlp_norm = input_norm if c.norms.shared or c.only_part else self._mlp_norm(index, p)
+        input_norm = mlp_norm = self._norm(p + "input_layernorm", c.has_input_norm(index))
+        if not c.norms.shared and not c.only_part:
+            name = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
+            mlp_norm = self._norm(p + name, c.has_pre_norms(index))
         return Layer(
             input_norm=input_norm,
             qkv=self._first(index, attn) if attends else None,
             qk_norm=self._qk_norm(index, attn) if c.attention.qk_norm and attends else None,
-            o=self._out(attn, width, o_in) if attends else None,
-            post_attention_norm=self._post_norm(index, p + "post_attention_layernorm.weight"),
+            o=self._tensors.single(attn + "o_proj", width, o_in, c.attention.o_bias)
+            if attends
+            else None,
+            post_attention_norm=self._norm(p + "post_attention_layernorm", has_post_norms),
             mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=down,
             mixture=mixture,
-            post_mlp_norm=self._post_norm(index, p + "post_feedforward_layernorm.weight"),
+            post_mlp_norm=self._norm(p + "post_feedforward_layernorm", has_post_norms),
             learnt=self._learnt(index) if c.mlp.activation == XIELU else None,
-            sinks=self._sinks(attn) if attends else None,
+            sinks=self._tensors.packed_vector(attn + "sinks", c.num_heads)
+            if c.attention.sinks and attends
+            else None,
             latent=latent,
             v_norm=self._v_norm(index),
             gate=self._gate(p) if c.layer_inputs else None,
@@ -252,61 +257,36 @@ class DecoderReader:
         outs = [latent.first_widths(c.num_heads)[0], latent.key_dim]
         return self._tensors.linear(names, attn + "qkv_a_proj", outs, read, bias=False)
 
-    def _out(self, attn: str, width: int, o_in: int) -> Any:
-        return self._tensors.linear(
-            [attn + "o_proj"], attn + "o_proj", [width], o_in, self._config.attention.o_bias
-        )
-
     def _latent(self, attn: str) -> LatentWeights:
         """What lies between a latent attention's first and last linear."""
         c, latent, q_norm, q_b = self._config, self._config.attention.latent, None, None
         assert latent is not None
-
-        def linear(name: str, out: int, width: int) -> Any:
-            return self._tensors.linear([attn + name], attn + name, [out], width, bias=False)
-
+        linear, norm = self._tensors.single, self._tensors.norm
         if latent.q_rank:
             queries = c.num_heads * (latent.nope_dim + latent.rope_dim)
-            q_norm = self._tensors.norm(f"{attn}q_a_layernorm.weight", latent.q_rank)
-            q_b = linear("q_b_proj", queries, latent.q_rank)
+            q_norm = norm(f"{attn}q_a_layernorm.weight", latent.q_rank)
+            q_b = linear(attn + "q_b_proj", queries, latent.q_rank)
         heads = range(c.num_heads)
         return LatentWeights(
             q_norm,
             q_b,
-            self._tensors.norm(f"{attn}kv_a_layernorm.weight", latent.rank),
-            [linear(f"k_b_proj.{h}", latent.rank, latent.nope_dim) for h in heads],
-            [linear(f"v_b_proj.{h}", latent.value_dim, latent.rank) for h in heads],
+            norm(f"{attn}kv_a_layernorm.weight", latent.rank),
+            [linear(f"{attn}k_b_proj.{h}", latent.rank, latent.nope_dim) for h in heads],
+            [linear(f"{attn}v_b_proj.{h}", latent.value_dim, latent.rank) for h in heads],
         )
-
-    def _mlp_norm(self, index: int, prefix: str) -> Any:
-        c = self._config
-        if not c.has_pre_norms(index):
-            return None
-        is_between = c.has_post_norms(index)
-        name = "pre_feedforward_layernorm" if is_between else "post_attention_layernorm"
-        return self._tensors.norm(f"{prefix}{name}.weight", c.hidden_size)
 
     def _learnt(self, index: int) -> Any:
         """Alpha above and below zero, and beta, of xIELU."""
-        prefix = f"model.layers.{index}.mlp.act_fn."
-        names = [prefix + name for name in ("alpha_p", "alpha_n", "beta")]
-        above, below, beta = (
-            self._config.mlp.learnt[index]
-            if self._config.mlp.learnt
-            else [
-                as_floats(self._tensors.vector(n, *self._tensors.shape_of(n))).reshape(())
-                for n in names
-            ]
-        )
-        found = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
-        return self._ops.pack_vector(np.array(found, np.float32))
-
-    def _input_norm(self, index: int) -> Any:
-        if not self._config.has_input_norm(index):
-            return None
-        return self._tensors.norm(
-            f"model.layers.{index}.input_layernorm.weight", self._config.hidden_size
-        )
+        numbers: Sequence[Any] = ()
+        if self._config.mlp.learnt:
+            numbers = self._config.mlp.learnt[index]
+        else:
+            names = (f"model.layers.{index}.mlp.act_fn.{x}" for x in ("alpha_p", "alpha_n", "beta"))
+            stored = [self._tensors.vector(n, *self._tensors.shape_of(n)) for n in names]
+            numbers = [as_floats(number).reshape(()) for number in stored]
+        above, below, beta = numbers
+        learnt = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
+        return self._ops.pack_vector(np.array(learnt, np.float32))
 
     def _qk_norm(self, index: int, attn: str) -> Any:
         c = self._config
@@ -327,27 +307,16 @@ class DecoderReader:
             return None
         return self._ops.pack_vector(np.ones(self._config.heads_of(index).dim, np.float32))
 
-    def _sinks(self, attn: str) -> Any:
-        if not self._config.attention.sinks:
-            return None
-        return self._ops.pack_vector(self._tensors.vector(attn + "sinks", self._config.num_heads))
-
-    def _post_norm(self, index: int, name: str) -> Any:
-        c = self._config
-        return self._tensors.norm(name, c.hidden_size) if c.has_post_norms(index) else None
-
     def layer_inputs(self) -> LayerInputWeights | None:
         """What the inputs of all layers are made of; None where layers have none."""
         c, inputs = self._config, self._config.layer_inputs
         if inputs is None:
             return None
-        name, projection = LAYER_EMBEDDING, "model.per_layer_model_projection"
+        name, tensors = LAYER_EMBEDDING, self._tensors
         return LayerInputWeights(
-            self._tensors.end(name, inputs.vocab_size, self._ops.pack_embedding, inputs.total),
-            self._tensors.linear(
-                [projection], projection, [inputs.total], c.hidden_size, bias=False
-            ),
-            self._tensors.norm("model.per_layer_projection_norm.weight", inputs.width),
+            tensors.end(name, inputs.vocab_size, self._ops.pack_embedding, inputs.total),
+            tensors.single("model.per_layer_model_projection", inputs.total, c.hidden_size),
+            tensors.norm("model.per_layer_projection_norm.weight", inputs.width),
         )
 
     def altup(self) -> AltUpEnds | None:
@@ -355,11 +324,11 @@ class DecoderReader:
         if self._config.altup is None:
             return None
         width, count = self._config.hidden_size, self._config.altup.streams - 1
-        found = []
-        for kind in ("altup_projections", "altup_unembed_projections"):
-            names = [f"model.{kind}.{index}" for index in range(count)]
-            found.append([self._tensors.linear([x], x, [width], width, bias=False) for x in names])
-        return AltUpEnds(*found)
+        spread, gather = (
+            [self._tensors.single(f"model.{end}.{index}", width, width) for index in range(count)]
+            for end in ("altup_projections", "altup_unembed_projections")
+        )
+        return AltUpEnds(spread, gather)
 
     def _altup(self, prefix: str) -> AltUpLayer:
         """Scores, coefficients and the linear of low rank of a layer."""
@@ -376,18 +345,15 @@ class DecoderReader:
         name = p + "correct_output_scale"
         if not altup.scaled:  # checkpoints have it all the same
             self._tensors.leave_out([name])
-        left, right = prefix + "laurel.linear_left", prefix + "laurel.linear_right"
         return AltUpLayer(
             self._ops.pack_vector(norm),
             flat("modality_router", streams, width),
             flat("prediction_coefs", streams**2, streams),
             flat("correction_coefs", streams, streams),
-            scale=self._ops.pack_vector(self._tensors.vector(name, width))
-            if altup.scaled
-            else None,
-            left=self._tensors.linear([left], left, [rank], width, bias=False),
-            right=self._tensors.linear([right], right, [width], rank, bias=False),
-            norm=self._tensors.norm(prefix + "laurel.post_laurel_norm.weight", width),
+            scale=self._tensors.packed_vector(name, width) if altup.scaled else None,
+            left=self._tensors.single(prefix + "laurel.linear_left", rank, width),
+            right=self._tensors.single(prefix + "laurel.linear_right", width, rank),
+            norm=self._norm(prefix + "laurel.post_laurel_norm"),
         )
 
     def _layer_scale(self, prefix: str) -> float:
@@ -396,13 +362,10 @@ class DecoderReader:
     def _gate(self, prefix: str) -> LayerGate:
         c, inputs = self._config, self._config.layer_inputs
         assert inputs is not None
-        gate, projection = prefix + "per_layer_input_gate", prefix + "per_layer_projection"
         return LayerGate(
-            self._tensors.linear([gate], gate, [inputs.width], c.hidden_size, bias=False),
-            self._tensors.linear(
-                [projection], projection, [c.hidden_size], inputs.width, bias=False
-            ),
-            self._tensors.norm(prefix + "post_per_layer_input_norm.weight", c.hidden_size),
+            self._tensors.single(prefix + "per_layer_input_gate", inputs.width, c.hidden_size),
+            self._tensors.single(prefix + "per_layer_projection", c.hidden_size, inputs.width),
+            self._norm(prefix + "post_per_layer_input_norm"),
         )
 
 
@@ -431,9 +394,7 @@ def read_recurrent(
     bias = p + "conv1d.bias"
     return RecurrentWeights(
         first=reader.linear(names, p + "in_proj", widths, hidden_size, shape.in_bias),
-        last=reader.linear(
-            [p + "out_proj"], p + "out_proj", [hidden_size], shape.inner, shape.out_bias
-        ),
+        last=reader.single(p + "out_proj", hidden_size, shape.inner, shape.out_bias),
         conv=_conv(reader, p, shape),
         conv_bias=reader.packed_vector(bias, shape.channels) if shape.conv_bias else None,
         decay=_decay(reader, p, shape.heads) if has_heads else None,
@@ -460,12 +421,12 @@ def _conv(reader: TensorReader, prefix: str, shape: Recurrent) -> Any:
         middle = [1] if len(stored) == 3 else []
         part = as_floats(reader.vector(name, *stored[:1], *middle, shape.kernel))
         parts.append(part.reshape(-1, shape.kernel))
-    return reader.pack(np.ascontiguousarray(np.concatenate(parts).T))
+    return reader.ops.pack_vector(np.ascontiguousarray(np.concatenate(parts).T))
 
 
 def _in_scale(reader: TensorReader, shape: Recurrent) -> Any:
     widths = shape.inner, shape.inner, shape.keys, shape.keys, shape.heads
-    return reader.pack(np.repeat(np.array(shape.in_scales, np.float32), widths))
+    return reader.ops.pack_vector(np.repeat(np.array(shape.in_scales, np.float32), widths))
 
 
 def _decay(reader: TensorReader, prefix: str, heads: int) -> Any:
@@ -478,4 +439,4 @@ def _decay(reader: TensorReader, prefix: str, heads: int) -> Any:
             f"tensor {prefix}A has values that are above 0 or not numbers; what decays a state "
             "must be below 0"
         )
-    return reader.pack(decay)
+    return reader.ops.pack_vector(decay)

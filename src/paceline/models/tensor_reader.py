@@ -91,10 +91,6 @@ class TensorReader:
         """The same as the backend keeps them."""
         return self.ops.pack_vector(self.vector(name, *shape))
 
-    def pack(self, array: Any) -> Any:
-        """Floats that were made of tensors, as the backend keeps them."""
-        return self.ops.pack_vector(array)
-
     def has(self, name: str) -> bool:
         return name in self._tensors
 
@@ -131,6 +127,10 @@ class TensorReader:
             packed = self.ops.pack_linear(parts, width, vector)
         self._release([f"{name}.weight" for name in names])
         return packed
+
+    def single(self, name: str, out: int, width: int, bias: bool = False) -> Any:
+        """A linear that is by itself."""
+        return self.linear([name], name, [out], width, bias)
 
     def float_linear(
         self, names: list[str], fused: str, outs: list[int], width: int, bias: bool
