@@ -23,7 +23,7 @@ from paceline.loading.quantised.weight import (
     looked_up,
     unpack_nibbles,
 )
-from paceline.models.families.fields import Fields
+from paceline.models.families.fields import Fields, supported
 from paceline.tensors.arrays import BFLOAT16, Array, as_bytes, floats
 
 _TABLES = (".weight.absmax", ".weight.quant_map")
@@ -123,11 +123,7 @@ class Bnb4Weight(QuantisedWeight):
 def _nested_type(parts: Parts, state: str, settings: Fields) -> np.dtype[Any]:
     """To which magnitudes are rounded; it was not said of old."""
     said = settings.text("nested_dtype") if settings.says("nested_dtype") else "float32"
-    if said not in _TYPES:
-        raise UnsupportedModelError(
-            f"{parts.name(state)} says nested_dtype = {said[:40]}; supported: {', '.join(_TYPES)}"
-        )
-    return _TYPES[said]
+    return supported(f"{parts.name(state)} with nested_dtype =", said, _TYPES)
 
 
 def _settings(parts: Parts, state: str) -> Fields:

@@ -17,6 +17,7 @@ from paceline.core.errors import UnsupportedModelError
 from paceline.loading.quantised.floats import Block, Fp8Weight, Mxfp4Weight, Nvfp4Weight
 from paceline.loading.quantised.integers import Int8Weight, PackedWeight
 from paceline.loading.quantised.weight import Parts, QuantisedWeight, Scheme, as_object, block_size
+from paceline.models.families.fields import supported
 
 _FORMATS = (
     "pack-quantized",
@@ -34,11 +35,7 @@ _PLAIN = ("", "_scale", "_zero_point")
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
     for form in {str(part["format"]) for part in (config, *groups) if part.get("format")}:
-        if form not in _FORMATS:
-            raise UnsupportedModelError(
-                f"compressed-tensors of the format {form[:40]!r} are not supported; supported: "
-                f"{', '.join(_FORMATS)}"
-            )
+        supported("compressed-tensors of the format", form, dict.fromkeys(_FORMATS))
     sparse = as_object(config.get("sparsity_config")).get("format") not in (None, "dense")
     if sparse or config.get("transform_config"):
         what = "compressed sparsity" if sparse else "transformed activations"

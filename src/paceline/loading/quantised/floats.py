@@ -69,7 +69,6 @@ def _told(block: Block, n: int, k: int) -> str:
     return f"blocks of {block[0]} x {block[1]}"
 
 
-_DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12]
 _BYTES = (np.uint8,)
 
 
@@ -77,7 +76,7 @@ class Fp4Weight(CodedWeight):
     """Two codes a byte ``[n, k / 2]``, the first in the low half."""
 
     bits = 4
-    table = np.array([*_DOUBLED, *(-value for value in _DOUBLED)], np.int8)
+    is_fp4 = True
     codes_part: str
 
     def _codes_of(self, first: int, last: int) -> Array:

@@ -26,6 +26,7 @@ from paceline.loading.quantised.weight import (
     unpack_columns,
     unpack_words,
 )
+from paceline.models.families.fields import supported
 from paceline.tensors.arrays import Array
 
 _FORMATS = {"gptq": True, "gptq_v2": False}  # whether zeros are stored minus one
@@ -36,12 +37,8 @@ _PARTS = (".qweight", ".qzeros", ".scales", ".g_idx")
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     form = str(config.get("checkpoint_format") or "gptq")
-    if form not in _FORMATS:
-        raise UnsupportedModelError(
-            f"GPTQ checkpoints of the format {form[:40]!r} are not supported; supported: "
-            f"{', '.join(_FORMATS)}"
-        )
-    opened = partial(GptqWeight, minus_one=_FORMATS[form], symmetric=config.get("sym") is True)
+    minus_one = supported("GPTQ of the format", form, _FORMATS)
+    opened = partial(GptqWeight, minus_one=minus_one, symmetric=config.get("sym") is True)
     return (Scheme(".qweight", _PARTS, opened),)
 
 

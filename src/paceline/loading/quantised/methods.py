@@ -21,6 +21,7 @@ from paceline.core.files import read_json
 from paceline.loading.quantised import bitsandbytes, compressed_tensors, gptq
 from paceline.loading.quantised.floats import Fp8Weight, Mxfp4Weight, Nvfp4Weight
 from paceline.loading.quantised.weight import Parts, QuantisedWeight, Scheme, as_object, block_size
+from paceline.models.families.fields import supported
 from paceline.models.tensor_reader import is_harmless
 from paceline.tensors.arrays import Array
 from paceline.tensors.stored import StoredRows, StoredTensors
@@ -62,11 +63,7 @@ def _modelopt(config: Config) -> tuple[Scheme, ...]:
     said = config.get("quant_algo") or inner.get("quant_algo")
     if said is None:  # only the cache of keys and values
         return ()
-    if said not in _ALGORITHMS:
-        raise UnsupportedModelError(
-            f"modelopt checkpoints of the algorithm {str(said)[:40]!r} are not supported; "
-            f"supported: {', '.join(_ALGORITHMS)}"
-        )
+    supported("modelopt with the algorithm", str(said), dict.fromkeys(_ALGORITHMS))
     parts = tuple(".weight" + end for end in ("", "_scale", "_scale_2"))
     return (Scheme(".weight_scale", parts, _modelopt_weight),)
 

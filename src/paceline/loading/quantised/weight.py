@@ -141,48 +141,38 @@ def looked_up(table: Array, code: Array) -> Array:
     return np.take(table.astype(np.float32), code)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Codes:
-    """Weights ``[n, k]`` as integers and scales.
+def blocks_of(bits: int, code: Array, scale: Array, zero: Array) -> StoredRows | None:
+    """Integers and scales in a format of blocks that holds them; None without one.
 
-    Weight ``(row, order[j])`` is ``scale[row, g] * (code[row, j] - zero[row, g])``, where ``g`` is
-    ``j // group``; with a table, ``table[code[row, j]]`` stands in place of the difference.
+    Weight ``(row, j)`` is ``scale[row, g] * (code[row, j] - zero[row, g])`` in group ``g``.
 
-    Attributes:
+    Args:
         bits: of a code, 4 or 8.
-        code: uint8 ``[n, k]``; codes that are stored as signed are shifted, and ``zero`` with them.
-        scale: float32 ``[n, k / group]``.
-        zero: uint8 ``[n, k / group]``; zeros where there is a table.
-        group: inputs that share a scale.
-        order: int64 ``[k]``, which input each column is of; None where they are in their order.
-        table: int8 ``[16]``, what each code stands for; None where it stands for itself.
+        code: uint8 ``[n, k]``.
+        scale: ``[n, groups]``, each of as many inputs, one group after the other.
+        zero: uint8 ``[n, groups]``.
     """
-
-    bits: int
-    code: Array
-    scale: Array
-    zero: Array
-    group: int
-    order: Array | None = None
-    table: Array | None = None
-
-
-def blocks_of(codes: Codes) -> StoredRows | None:
-    """The codes in a format that holds them, their inputs in the same order; None without one."""
-    if codes.code.shape[1] % 32:
+    k, groups = code.shape[1], scale.shape[1]
+    group = k // groups
+    if k % 32 or group % 32:
         return None
-    if codes.table is not None:
-        return _fp4(codes) if codes.table.tolist() == list(FP4_VALUES) else None
-    if codes.group % 32:
+    inputs = 128 if group % 128 == 0 else 32
+    scales = _floats(np.repeat(scale, group // inputs, axis=1))
+    if bits == 8 and bool((zero == 128).all()):
+        return _stored(f"C8_{inputs}", scales, code ^ 128)
+    zeros = np.repeat(zero, group // inputs, axis=1)
+    return _stored(f"Z{bits}_{inputs}", scales, zeros, code if bits == 8 else _nibbles(code))
+
+
+def fp4_blocks(code: Array, scale: Array) -> StoredRows | None:
+    """The same of 4-bit floats, doubled: as MXFP4 where scales are powers of two for 32 inputs."""
+    group = code.shape[1] // scale.shape[1]
+    mantissa, exponent = np.frexp(scale)
+    if code.shape[1] % 32:
         return None
-    inputs = 128 if codes.group % 128 == 0 else 32
-    if codes.bits == 8 and bool((codes.zero == 128).all()):
-        form = f"C8_{inputs}"
-        scale = _floats(_spread(codes.scale, codes, form))
-        return _stored(codes, form, [scale, codes.code ^ 128])
-    form = f"Z{codes.bits}_{inputs}"
-    head = [_floats(_spread(codes.scale, codes, form)), _spread(codes.zero, codes, form)]
-    return _stored(codes, form, [*head, codes.code if codes.bits == 8 else _nibbles(codes.code)])
+    if group == 32 and bool(((mantissa == 0.5) & (exponent > -128)).all()):
+        return _stored("MXFP4", (exponent + 127).astype(np.uint8), _nibbles(code))
+    return _stored("F4_16", _floats(scale), _nibbles(code)) if group == 16 else None
 
 
 def fp8_blocks(value: Array, scale: Array, block: tuple[int, int]) -> StoredRows | None:
@@ -203,22 +193,6 @@ def fp8_blocks(value: Array, scale: Array, block: tuple[int, int]) -> StoredRows
     return StoredRows("F8_128", np.concatenate(parts, axis=2).reshape(n, -1))
 
 
-def _fp4(codes: Codes) -> StoredRows | None:
-    """MXFP4 where the scales are powers of two for 32 inputs each; otherwise for 16 each."""
-    mantissa, exponent = np.frexp(codes.scale)
-    if codes.group == 32 and bool(((mantissa == 0.5) & (exponent > -128)).all()):
-        powers = (exponent + 127).astype(np.uint8)
-        return _stored(codes, "MXFP4", [powers, _nibbles(codes.code)])
-    if codes.group != 16:
-        return None
-    return _stored(codes, "F4_16", [_floats(codes.scale), _nibbles(codes.code)])
-
-
-def _spread(values: Array, codes: Codes, form: str) -> Array:
-    """A value per group as a value per block, ``[n, blocks]``."""
-    return np.repeat(values, codes.group // FORMATS[form].inputs, axis=1)
-
-
 def _floats(values: Array) -> Array:
     return as_bytes(floats(values))
 
@@ -230,12 +204,12 @@ def _nibbles(code: Array) -> Array:
     return nibbles.reshape(len(code), -1)
 
 
-def _stored(codes: Codes, form: str, parts: list[Array]) -> StoredRows:
-    """Rows of blocks out of parts ``[n, blocks * bytes]``, in the order of the codes."""
+def _stored(form: str, *parts: Array) -> StoredRows:
+    """Rows of blocks out of parts ``[n, blocks * bytes]``."""
     n = len(parts[0])
     blocks = sum(part.shape[1] for part in parts) // FORMATS[form].num_bytes
-    rows = np.concatenate([part.reshape(n, blocks, -1) for part in parts], axis=2).reshape(n, -1)
-    return StoredRows(form, rows, None if codes.order is None else codes.order.astype(np.int32))
+    rows = np.concatenate([part.reshape(n, blocks, -1) for part in parts], axis=2)
+    return StoredRows(form, rows.reshape(n, -1))
 
 
 class QuantisedWeight(ABC):
@@ -266,12 +240,12 @@ class CodedWeight(QuantisedWeight):
     Attributes:
         bits: of a code.
         groups: in a row.
-        table: what each code stands for, as :class:`Codes` has it.
+        is_fp4: whether codes stand for :data:`FP4_VALUES`, and not for themselves less a zero.
     """
 
     bits: int
     groups: int
-    table: Array | None = None
+    is_fp4: bool = False
 
     @abstractmethod
     def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
@@ -289,11 +263,11 @@ class CodedWeight(QuantisedWeight):
             scale, zero = scale[..., None], zero[..., None]
         else:
             zero, scale = zero[:, index], scale[:, index]
-        if self.table is None:
+        if self.is_fp4:
+            values = looked_up(np.array(FP4_VALUES), code)
+        else:
             values = code.astype(np.float32)
             values -= zero
-        else:
-            values = looked_up(self.table, code)
         values *= scale
         return values.reshape(last - first, -1)
 
@@ -306,7 +280,10 @@ class CodedWeight(QuantisedWeight):
                 return None  # groups of different sizes
             order = np.argsort(index, kind="stable")
             code = code[:, order]
-        return blocks_of(Codes(self.bits, code, scale, zero, k // self.groups, order, self.table))
+        stored = fp4_blocks(code, scale) if self.is_fp4 else blocks_of(self.bits, code, scale, zero)
+        if stored is None or order is None:
+            return stored
+        return stored._replace(order=order.astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True)
