@@ -14,62 +14,6 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 _INTERLEAVED_HEADS = ("eagle3",)
 
 _TOP = {
-    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
-    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
-    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
-    "altup_proj.weight": "model.altup_projections.weight",
-    "altup_unembd_proj.weight": "model.altup_unembed_projections.weight",
-}
-_LAYERED_BLOCK = {
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "altup_correct_coef": "altup.correction_coefs",
-    "altup_predict_coef": "altup.prediction_coefs",
-    "altup_router": "altup.modality_router",
-    "altup_router_norm": "altup.router_norm",
-    "laurel_l": "laurel.linear_left",
-    "laurel_r": "laurel.linear_right",
-    "laurel_post_norm": "laurel.post_laurel_norm",
-}
-_LAYERED_PARAMETERS = {
-    "layer_output_scale.weight": "layer_scalar",
-    "ffn_gate_inp.scale": "mlp.gate.scale",
-    "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
-    "altup_correct_scale.weight": "altup.correct_output_scale",
-}
-"""The same of parameters that are no matrix's weight."""
-_RECURRENT_BLOCK = {
-    "shortconv.in_proj": "linear_attn.in_proj",
-    "shortconv.conv": "linear_attn.conv1d",
-    "shortconv.out_proj": "linear_attn.out_proj",
-    "ssm_in": "linear_attn.in_proj",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    "ssm_ba": "linear_attn.in_proj_ba",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-}
-_DELTA_BLOCK = {
-    "ssm_in": "linear_attn.in_proj_qkvz",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-}
-"""The same of what gated delta nets have under the names of other parts."""
-_RECURRENT_PARAMETERS = {
-    "ssm_a": "linear_attn.A",
-    "ssm_d": "linear_attn.D",
-    "ssm_dt.bias": "linear_attn.dt_bias",
-    "ffn_norm": "post_attention_layernorm.weight",  # of Falcon-H1
-}
-"""The same of parameters that are no matrix's weight."""
-_FLAT = ("ssm_a", "ssm_d", "ssm_norm")
-"""Vectors that may be stored as matrices."""
-_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "token_embd_norm.weight": "model.norm.weight",  # of LFM2
