@@ -199,7 +199,7 @@ def test_sinks_count_once_over_many_chunks_of_keys(
     ("changes", "match"),
     [
         ({"swiglu_limit": 5.0}, r"swiglu_limit = 5.0; it must be 7.0"),
-        ({"swiglu_alpha": 1.0}, r"swiglu_alpha = 1.0; only 1.702"),
+        ({"swiglu_alpha": 1.0}, r"swiglu_alpha = 1.0; it must be 1.702"),
         ({"num_local_experts": 5}, "a stack of 5 matrices"),
         ({"num_attention_heads": 8, "num_key_value_heads": 8}, "shape"),
     ],

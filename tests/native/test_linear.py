@@ -45,7 +45,7 @@ def test_packed_weights_are_the_decoded_ones(name: str) -> None:
 
 
 def test_formats_are_those_of_the_table() -> None:
-    sizes = {form.name: (form.inputs, form.num_bytes) for form in FORMATS.values()}
+    sizes = {name: (form.inputs, form.num_bytes) for name, form in FORMATS.items()}
     assert native.block_formats() == sizes
 
 

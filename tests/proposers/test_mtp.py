@@ -357,7 +357,9 @@ def test_models_that_cannot_be_read_bring_nothing(tmp_path: Path) -> None:
 
 def test_an_index_of_shards_names_it(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"model.language_model.mtp_layers.0.input_proj.weight": "a"}}')
+    index.write_text(
+        '{"weight_map": {"model.language_model.mtp_layers.0.input_proj.weight": "a.safetensors"}}'
+    )
     assert [config.method for config in bundled_drafts(str(tmp_path))] == ["mtp"]
 
 

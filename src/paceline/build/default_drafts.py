@@ -33,7 +33,7 @@ from paceline.loading.catalogue import embedded_model, embedded_ngram_model, fin
 from paceline.loading.gguf.choice import is_later_shard, sibling_shards
 from paceline.loading.gguf.names import HEADS
 from paceline.models.config import MASK_TOKEN_KEYS
-from paceline.models.heads import MTP, head_kind, mtp_part
+from paceline.models.heads import LINEAR_ATTENTION, MTP, head_kind, mtp_part
 
 EVERY_MODEL = parse_speculative_config({"method": DEFAULT_METHOD})
 """Who drafts for any model, wherever it comes from."""
@@ -116,9 +116,10 @@ def _has_mtp_layer(model: Path) -> bool:
         part = mtp_part(stored_names(model))
     except (OSError, ValueError, RecursionError, PacelineError):
         return False
-    if part is not None and part.foreign is not None:
-        log.info("the MTP layer of %s drafts nothing: it has %s", model, part.foreign)
-    return part is not None and part.foreign is None
+    foreign = None if part is None else part.tensor_of(LINEAR_ATTENTION)
+    if foreign is not None:
+        log.info("the MTP layer of %s drafts nothing: it has %s", model, foreign)
+    return part is not None and foreign is None
 
 
 def _is_mtp_layer(file: Path) -> bool:

@@ -49,7 +49,7 @@ from paceline.models.families.layouts import (
     LatentTensors,
     RecurrentTensors,
 )
-from paceline.models.heads import head_kind, mtp_part
+from paceline.models.heads import EXPERTS, LATENT_ATTENTION, LINEAR_ATTENTION, head_kind, mtp_part
 from paceline.models.pooling import folder_pooling
 from paceline.models.tensor_reader import PackedFormat, folder_format
 from paceline.tensors.arrays import Array, floats
@@ -386,16 +386,17 @@ def mtp_head(model: Checkpoint) -> Checkpoint | None:
     part = mtp_part(model.tensors)
     if part is None:
         return None
-    unlike = part.foreign
-    unlike = unlike or (None if model.config.mlp.experts else part.expert)
-    unlike = unlike or (None if model.config.attention.latent else part.latent)
+    expert = part.tensor_of(EXPERTS)
+    unlike = part.tensor_of(LINEAR_ATTENTION)
+    unlike = unlike or (None if model.config.mlp.experts else expert)
+    unlike = unlike or (None if model.config.attention.latent else part.tensor_of(LATENT_ATTENTION))
     if unlike is not None:
         raise UnsupportedModelError(
             f"the MTP layer of {model.name} is a mixture of experts or has an attention (it has "
             f"{unlike}) that the model itself has not, or of a kind that does not run here"
         )
     assert isinstance(model.tensors, StoredTensors)
-    shape = _shape(model.config, is_mixture=part.expert is not None)
+    shape = _shape(model.config, is_mixture=expert is not None)
     tensors = _renamed(model.tensors, part.names, shape)
     if part.hidden_first:
         tensors = _swapped(tensors, f"{JOIN}.weight")

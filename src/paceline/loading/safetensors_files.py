@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from paceline.core.errors import ModelLoadError
-from paceline.core.files import HEAD_BYTES, MAX_JSON_BYTES, check_fetched, read_json
+from paceline.core.files import HEAD_BYTES, check_fetched, read_json
 from paceline.loading.gguf.container import read_shards
 from paceline.loading.gguf.names import place_of
 from paceline.models.families.layouts import plain_expert_name
@@ -249,20 +249,13 @@ def stored_names(model: Path) -> list[str]:
     """As Hugging Face names; empty for a folder without safetensors.
 
     Raises:
-        ModelLoadError, OSError, ValueError: a file is damaged; whoever loads it says how.
+        ModelLoadError, OSError: a file is damaged.
     """
     if model.is_file():
         container = read_shards(model)
         architecture = str(container.metadata.get("general.architecture"))
         return [place_of(architecture, name).name for name in container.tensors]
-    if (model / INDEX_FILE).is_file():
-        return _keys(read_json(model / INDEX_FILE).get("weight_map"))
-    if not (model / SINGLE_FILE).is_file():
-        return []
-    with (model / SINGLE_FILE).open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        return _keys(json.loads(file.read(min(size, MAX_JSON_BYTES))))
-
-
-def _keys(found: object) -> list[str]:
-    return [plain_name(str(name)) for name in found] if isinstance(found, dict) else []
+    names: Iterable[str] = shards_by_tensor(model / INDEX_FILE)
+    if not names and (model / SINGLE_FILE).is_file():
+        names = MappedFile(model / SINGLE_FILE).entries
+    return [plain_name(name) for name in names]

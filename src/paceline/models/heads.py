@@ -76,9 +76,10 @@ _DEEPSEEK = {
 _JOIN, _NORM, _LAYER = "model.eh_proj.", "model.norm.weight", "model.layers.0."
 PACKED = "mtp."
 """What the names of a head in a converted folder begin with."""
-_FOREIGN = re.compile(r".*(linear_attn|ssm_).*")
-"""Parts of linear attention."""
-_EXPERTS, _LATENT = re.compile(r".*\.mlp\.(gate|experts)\..*"), re.compile(r".*\.kv_a_proj.*")
+LINEAR_ATTENTION = re.compile(r".*(linear_attn|ssm_).*")
+EXPERTS = re.compile(r".*\.mlp\.(gate|experts)\..*")
+LATENT_ATTENTION = re.compile(r".*\.kv_a_proj.*")
+"""What the names of tensors of these parts look like."""
 
 
 class MtpPart(NamedTuple):
@@ -92,23 +93,10 @@ class MtpPart(NamedTuple):
     names: Mapping[str, str]
     hidden_first: bool
 
-    @property
-    def foreign(self) -> str | None:
-        """The name of a tensor of linear attention; None where there is none."""
-        return self._named(_FOREIGN)
-
-    @property
-    def expert(self) -> str | None:
-        """The name of a tensor of a mixture of experts; None where there is none."""
-        return self._named(_EXPERTS)
-
-    @property
-    def latent(self) -> str | None:
-        """The name of a tensor of latent attention; None where there is none."""
-        return self._named(_LATENT)
-
-    def _named(self, pattern: re.Pattern[str]) -> str | None:
-        return next((name for name in self.names.values() if pattern.fullmatch(name)), None)
+    def tensor_of(self, what: re.Pattern[str]) -> str | None:
+        """The name of a tensor of :data:`LINEAR_ATTENTION`, :data:`EXPERTS` or
+        :data:`LATENT_ATTENTION`; None where there is none."""
+        return next((name for name in self.names.values() if what.fullmatch(name)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,17 +32,13 @@ class BlockFormat:
     """How a format's blocks are made.
 
     Attributes:
-        name: GGUF's, in capitals, or one of ours.
         inputs: of a block.
         num_bytes: of a block.
-        group: inputs that share a scale, as it is decoded.
         decode: blocks ``[n, blocks, num_bytes]`` to :class:`Decoded`.
     """
 
-    name: str
     inputs: int
     num_bytes: int
-    group: int
     decode: Callable[[Bytes], Decoded]
 
 
@@ -251,28 +247,25 @@ def _c8(b: Bytes) -> Decoded:
 
 
 FORMATS = {
-    form.name: form
-    for form in (
-        BlockFormat("Q8_0", 32, 34, 32, _q8_0),
-        BlockFormat("Q4_0", 32, 18, 32, _q4_0),
-        BlockFormat("Q4_1", 32, 20, 32, _q4_1),
-        BlockFormat("Q5_0", 32, 22, 32, _q5_0),
-        BlockFormat("Q5_1", 32, 24, 32, _q5_1),
-        BlockFormat("IQ4_NL", 32, 18, 32, _iq4_nl),
-        BlockFormat("MXFP4", 32, 17, 32, _mxfp4),
-        BlockFormat("Q2_K", 256, 84, 16, _q2_k),
-        BlockFormat("Q3_K", 256, 110, 16, _q3_k),
-        BlockFormat("Q4_K", 256, 144, 32, _q4_k),
-        BlockFormat("Q5_K", 256, 176, 32, _q5_k),
-        BlockFormat("Q6_K", 256, 210, 16, _q6_k),
-        BlockFormat("IQ4_XS", 256, 136, 32, _iq4_xs),
-        BlockFormat("Z4_32", 32, 21, 32, _z4),
-        BlockFormat("Z4_128", 128, 69, 32, _z4),
-        BlockFormat("Z8_32", 32, 37, 32, _z8),
-        BlockFormat("Z8_128", 128, 133, 32, _z8),
-        BlockFormat("F4_16", 32, 24, 16, _f4_16),
-        BlockFormat("C8_32", 32, 36, 32, _c8),
-        BlockFormat("C8_128", 128, 132, 32, _c8),
-    )
+    "Q8_0": BlockFormat(32, 34, _q8_0),
+    "Q4_0": BlockFormat(32, 18, _q4_0),
+    "Q4_1": BlockFormat(32, 20, _q4_1),
+    "Q5_0": BlockFormat(32, 22, _q5_0),
+    "Q5_1": BlockFormat(32, 24, _q5_1),
+    "IQ4_NL": BlockFormat(32, 18, _iq4_nl),
+    "MXFP4": BlockFormat(32, 17, _mxfp4),
+    "Q2_K": BlockFormat(256, 84, _q2_k),
+    "Q3_K": BlockFormat(256, 110, _q3_k),
+    "Q4_K": BlockFormat(256, 144, _q4_k),
+    "Q5_K": BlockFormat(256, 176, _q5_k),
+    "Q6_K": BlockFormat(256, 210, _q6_k),
+    "IQ4_XS": BlockFormat(256, 136, _iq4_xs),
+    "Z4_32": BlockFormat(32, 21, _z4),
+    "Z4_128": BlockFormat(128, 69, _z4),
+    "Z8_32": BlockFormat(32, 37, _z8),
+    "Z8_128": BlockFormat(128, 133, _z8),
+    "F4_16": BlockFormat(32, 24, _f4_16),
+    "C8_32": BlockFormat(32, 36, _c8),
+    "C8_128": BlockFormat(128, 132, _c8),
 }
-"""By name: what is computed as it is stored."""
+"""By GGUF's name, in capitals, or one of ours: what is computed as it is stored."""

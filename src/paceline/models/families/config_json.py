@@ -40,7 +40,6 @@ from paceline.models.families.rope import (
     rope_from_hf,
     still_rope_from_hf,
 )
-from paceline.models.layer_sizes import Experts, Recurrent
 from paceline.tensors.arrays import BFLOAT16
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
@@ -75,8 +74,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields(with_one_width(called) if family.per_layer else called, family.defaults)
     sizes = _sizes(fields, family)
     width = adjusted_width(fields, sizes["intermediate_size"])
-    width = dense_width(fields, family.experts, width) if family.experts else width
-    sizes["intermediate_size"] = width
+    sizes["intermediate_size"] = dense_width(fields, family.experts, width)
     latent = latent_from_hf(fields) if family.latent else None
     window, sliding = _sliding(fields, family, sizes["num_layers"])
     heads = heads_from_hf(fields, sizes, sliding) if family.per_layer else ()
@@ -96,8 +94,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         "attention.sliding_layers": sliding,
         "mlp.activation": _activation(fields, family),
         "mlp.learnt": _learnt(fields, sizes["num_layers"]),
-        "mlp.experts": _experts(fields, family, sizes["num_layers"]),
-        "recurrent": _recurrent(fields, family, sizes),
+        "mlp.experts": experts_from_hf(fields, family.experts, sizes["num_layers"]),
+        "recurrent": recurrent_from_hf(fields, family, sizes),
         "only_part": only_parts(fields) if family.single_parts else (),
         **_ends(fields, sizes["vocab_size"]),
     }
@@ -112,17 +110,6 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         _rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
     )
     return ModelConfig(architecture=name, **sizes, positions=positions).with_traits(traits)
-
-
-def _experts(fields: Fields, family: Family, num_layers: int) -> Experts | None:
-    return experts_from_hf(fields, family.experts, num_layers) if family.experts else None
-
-
-def _recurrent(fields: Fields, family: Family, sizes: Mapping[str, Any]) -> Recurrent | None:
-    if not family.recurrent:
-        return None
-    layers, width = sizes["num_layers"], sizes["hidden_size"]
-    return recurrent_from_hf(fields, family.recurrent, layers, width, family.beside)
 
 
 def _ends(fields: Fields, vocab_size: int) -> dict[str, Any]:
@@ -263,7 +250,10 @@ def _draft_vocab_size(fields: Fields, vocab_size: int, tied: bool) -> int:
     if rows == vocab_size:
         return 0
     if tied:
-        wanted = f"{vocab_size} with tie_word_embeddings, whose head has every token"
+        wanted = (
+            f"{vocab_size} with tie_word_embeddings: a head that has not every token is a matrix "
+            "of its own"
+        )
         raise fields.error("draft_vocab_size", wanted)
     return rows
 

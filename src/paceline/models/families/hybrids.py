@@ -81,6 +81,13 @@ _MAMBA: dict[str, Any] = {
     "mamba_conv_bias": True,
 }
 _SMALL_MAMBA = {**_MAMBA, "mamba_d_state": 128, "mamba_d_head": 64, "mamba_n_groups": 8}
+_STATE_KEYS = {
+    "rms_norm_eps": "layer_norm_epsilon",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_proj_bias": "use_bias",
+}
 HYBRIDS: Mapping[str, Family] = {
     "lfm2": Family(
         usual(
@@ -162,15 +169,11 @@ HYBRIDS: Mapping[str, Family] = {
             traits={"choice_bias": True},
         ),
         keys={
-            "rms_norm_eps": "layer_norm_epsilon",
+            **_STATE_KEYS,
             "hidden_act": "mlp_hidden_act",
             "mamba_n_heads": "mamba_num_heads",
             "mamba_d_head": "mamba_head_dim",
             "mamba_d_state": "ssm_state_size",
-            "mamba_n_groups": "n_groups",
-            "mamba_d_conv": "conv_kernel",
-            "mamba_conv_bias": "use_conv_bias",
-            "mamba_proj_bias": "use_bias",
             "mamba_least_step": "time_step_min",
         },
         layout=_NEMOTRON_LAYOUT,
@@ -188,15 +191,11 @@ HYBRIDS: Mapping[str, Family] = {
             **_SMALL_MAMBA,
         ),
         keys={
-            "rms_norm_eps": "layer_norm_epsilon",
+            **_STATE_KEYS,
             "mamba_n_heads": "num_heads",
             "mamba_d_head": "head_dim",
             "mamba_d_state": "state_size",
-            "mamba_n_groups": "n_groups",
-            "mamba_d_conv": "conv_kernel",
             "mamba_expand": "expand",
-            "mamba_conv_bias": "use_conv_bias",
-            "mamba_proj_bias": "use_bias",
         },
         layout=_NEMOTRON_LAYOUT,
         rotates="none",

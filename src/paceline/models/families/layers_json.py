@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.families.family import ExpertKeys
+from paceline.models.families.family import ExpertKeys, Family
 from paceline.models.families.fields import MOST_LAYERS, Fields, supported
 from paceline.models.layer_sizes import (
     DELTA,
@@ -36,7 +36,7 @@ _METHODS = {"greedy": False, "group_limited_greedy": True}
 """DeepSeek-V2's ways to choose -> whether groups limit them."""
 
 
-def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Experts | None:
+def experts_from_hf(fields: Fields, keys: ExpertKeys | None, num_layers: int) -> Experts | None:
     """The mixtures of a family that has some; None where all layers are dense by choice.
 
     Raises:
@@ -45,7 +45,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         UnsupportedModelError: the scores are of an unknown kind, or it is not known what weighs
             experts.
     """
-    if not _has_experts(fields, keys):
+    if keys is None or not _has_experts(fields, keys):
         return None
     sparse = _sparse_layers(fields, num_layers) if keys.some_dense else (True,) * num_layers
     if not any(sparse):
@@ -79,10 +79,10 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
     )
 
 
-def dense_width(fields: Fields, keys: ExpertKeys, width: int) -> int:
+def dense_width(fields: Fields, keys: ExpertKeys | None, width: int) -> int:
     """Of the feed-forward of a layer that is no mixture; where there are no experts at all, it is
     what would be shared."""
-    if not keys.shared or keys.some_dense or _has_experts(fields, keys):
+    if keys is None or not keys.shared or keys.some_dense or _has_experts(fields, keys):
         return width
     return fields.integer(keys.shared, 1, 1 << 20)
 
@@ -341,19 +341,21 @@ _PARTS = 5
 """Of what comes out of Mamba-2's first linear: gates, values, B, C and time steps."""
 
 
-def recurrent_from_hf(
-    fields: Fields, kind: str, num_layers: int, hidden_size: int, beside: bool = False
-) -> Recurrent | None:
-    """The recurrent layers of a family that has some; None where all are attention by choice."""
-    layers = (True,) * num_layers if beside else _layers(fields, num_layers)
+def recurrent_from_hf(fields: Fields, family: Family, sizes: Mapping[str, Any]) -> Recurrent | None:
+    """The recurrent layers; None where the family has none, or all are attention by choice."""
+    num_layers, hidden_size = sizes["num_layers"], sizes["hidden_size"]
+    if not family.recurrent:
+        return None
+    layers = (True,) * num_layers if family.beside else _layers(fields, num_layers)
     if not any(layers):
         return None
-    if kind != SHORT_CONV:
+    if family.recurrent != SHORT_CONV:
         _check_activation(fields)
-    if kind == DELTA:
+    if family.recurrent == DELTA:
         return Recurrent(DELTA, layers, **_delta(fields))
-    if kind == MAMBA2:
-        return Recurrent(MAMBA2, layers, beside=beside, **_mamba2(fields, hidden_size))
+    if family.recurrent == MAMBA2:
+        mamba2 = _mamba2(fields, hidden_size)
+        return Recurrent(MAMBA2, layers, beside=family.beside, **mamba2)
     bias = fields.flag("conv_bias")
     return Recurrent(
         SHORT_CONV,
