@@ -92,7 +92,13 @@ class WidestLimits(dict[tuple[Sequence[str] | None, bool], DraftLimits]):
         self._configs = configs
 
     def __missing__(self, key: tuple[Sequence[str] | None, bool]) -> DraftLimits:
-        configs = [config for config in self._configs if _is_for(config, *key)]
+        methods, is_constrained = key
+        configs = [
+            config
+            for config in self._configs
+            if (is_constrained or not config.needs_constraint)
+            and (methods is None or config.method in methods)
+        ]
         limits = NO_LIMITS
         if configs:
             limits = DraftLimits(
@@ -110,7 +116,7 @@ class ContainedProposers:
     Attributes:
         entries: the proposers that may draft, in the order in which they are asked.
         readers: those of them that read hidden states of the target.
-        learners: those of them that learn from what was committed; the others need not be told.
+        learners: those of them that learn from what was committed.
         widest: what each request may draft at most.
         groups: the same as planners know them. A change makes other lists, so that a loop over the
             old ones may switch proposers off.
@@ -367,13 +373,6 @@ class AppliesTo:
 
     def __hash__(self) -> int:
         return hash(tuple(config.method for config in self._configs))
-
-
-def _is_for(config: SpeculativeConfig, methods: Sequence[str] | None, is_constrained: bool) -> bool:
-    """Whether a request allows this method, and has the data that the method drafts from."""
-    if config.needs_constraint and not is_constrained:
-        return False
-    return methods is None or config.method in methods
 
 
 def _learns(proposer: Proposer) -> bool:

@@ -30,10 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Skipped:
-    """Steps for which the planner need not be asked, as long as the same requests decode.
-
-    What they take is summed up, so that the planner need not be told of each.
-    """
+    """Steps for which the planner need not be asked as long as the same requests decode, and the
+    sums of what they take."""
 
     left: int = 0  # how many more
     asleep: int = 0  # for how many of them no text can come to where a draft may pay

@@ -4,13 +4,11 @@ A proposer's own estimate was fitted to other text and other models. Here the lo
 those of its estimate by a prior (:mod:`paceline.planner.priors`), plus two offsets: one of the
 request and the proposer, which follows the text within some tokens, and one of the proposer, which
 moves slowly and which all requests of an adapter share, or all that have none. Both descend the
-gradient of the log-loss. In a merged tree the merged estimate has to be right: proposers that named
-a node share its error in proportion to their estimates.
+gradient of the log-loss.
 
-Labels are censored: which token the target chose is known only after nodes of the accepted path, so
-exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
-same. Estimates that are right on average are too high where nodes were chosen for them, which
-:class:`Promise` corrects. Knows no proposer, no model and no cost.
+Which token the target chose is known only after nodes of the accepted path, so exactly the children
+of those are labelled. The native ``Calibration`` estimates and learns the same. Estimates that are
+right on average are too high where nodes were chosen for them, which :class:`Promise` corrects.
 """
 
 from __future__ import annotations

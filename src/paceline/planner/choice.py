@@ -46,18 +46,15 @@ def choose_nodes(
     request, then to the lower node; of equally good counts the lowest is taken.
 
     Args:
-        trees: one per request that decodes in the step, empty where nothing was drafted, with
-            calibrated ``accept_probs`` in 0..1.
-        limits: parallel to ``trees``.
+        trees: one per request that decodes, empty where nothing was drafted, with calibrated
+            ``accept_probs`` in 0..1; ``limits`` are parallel.
         growth: milliseconds of the step with 0, 1, 2, ... draft nodes over all requests. More
             nodes than it has times for are only taken when forced.
         rate: what a millisecond is worth, in tokens; at least 0.
-        slowdown: share of its tokens per time that a request may lose to the nodes of others,
-            compared with the step without drafts (0.04 is 4 %). Counts at which any request loses
-            more are left out, unless the step is then no longer than with the forced nodes alone.
-            None is no limit.
-        ahead: tokens that each request may be taken to gain besides its nodes, or lacks where it is
-            negative; None is nothing.
+        slowdown: share of its tokens per time that a request may lose to the nodes of others.
+            Counts at which any loses more are left out, unless the step is then no longer than with
+            the forced nodes alone. None is no limit.
+        ahead: tokens that each request gains besides its nodes, or lacks where it is negative.
         node_budget: most draft nodes over all requests, forced ones included.
 
     Returns:
@@ -155,10 +152,7 @@ def best_path_first(tree: DraftTree, nodes: Sequence[int]) -> list[int]:
 def cheapest_ahead(growth: Sequence[float]) -> list[float]:
     """By node count: what a node costs up to the further count where nodes are cheapest, in ms.
 
-    These are the slopes of the lower convex hull of what is ahead, and never negative.
-
-    Args:
-        growth: milliseconds of the step with 0, 1, 2, ... draft nodes.
+    These are the slopes of the lower convex hull of what is ahead in a step's ``growth``.
     """
 
     def slope(begin: int, end: int) -> float:

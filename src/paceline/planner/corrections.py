@@ -250,9 +250,8 @@ class ExpertUnion:
         """Experts that steps are expected to read, of all layers together.
 
         Args:
-            steps: rows of each, and experts that the table's step of as many rows read; infinity
-                where rows choose independently.
-            requests: to which the rows belong, the same number to each.
+            steps: rows of each, which belong to the requests alike, and experts that the table's
+                step of as many rows read; infinity where rows choose independently.
         """
         times, whole = self._times.mean(), float(self._cost.layers * self._cost.number)
         expected = []
@@ -377,7 +376,7 @@ class ExpertPrices:
             self._from_disk.learn(fetched / read)
 
     def beyond(self, read: int, fetched: int, expected: float) -> float:
-        """Experts that a step read beyond the expected ones, weighted by where they came from."""
+        """Experts beyond the expected ones, weighted by where they came from."""
         from_disk = self._disk() / DISK
         further = read - expected + DISK * (fetched - from_disk * expected)
         return further / (1.0 + self._disk())

@@ -1,11 +1,9 @@
 """The drafts of a step: each estimated anew, merged into one tree per request, chosen from.
 
-Every tree that is added is estimated by what was learnt of its proposer. The trees of one request
-are merged. Of all nodes :mod:`paceline.planner.choice` takes those that pay, and what the target
-emitted teaches the estimates. Requests are known by their place in the step. The native ``Drafts``
-does the same to the last bit, and drafts from texts without leaving C++.
-
-:class:`Prices` tell a proposer when to stop drafting. Knows no proposer and no clock.
+Of all nodes :mod:`paceline.planner.choice` takes those that pay, and what the target emitted
+teaches the estimates. Requests are known by their place in the step. The native ``Drafts`` does the
+same to the last bit, and drafts from texts without leaving C++. :class:`Prices` tell a proposer
+when to stop drafting.
 """
 
 from __future__ import annotations
@@ -286,8 +284,7 @@ class Prices:
     def are_met(self, promises: Sequence[tuple[int, Sequence[float]]]) -> list[bool]:
         """For which requests another level is worth drafting.
 
-        The tokens of a level are not known before it is drafted; they are taken to be as likely as
-        those on the way there.
+        Its tokens are taken to be as likely as those on the way there.
 
         Args:
             promises: of each request its place in the list given to the proposer, and the
