@@ -194,9 +194,10 @@ def test_versions(cli: Call) -> None:
 def test_help_is_that_of_the_command(cli: Call) -> None:
     for words in ([], ["run"], ["bench", "serve"]):
         assert cli("help", *words).out == cli(*words, "--help").out
-    result = cli("help", "bench", "nothing")
-    assert result.code == 2
-    assert "there are serve, throughput" in result.err
+    for line in (["help", "bench", "nothing"], ["bench", "nothing"]):
+        result = cli(*line)
+        assert result.code == 2
+        assert "No such command 'nothing'. There are serve, throughput" in result.err
 
 
 def test_a_list_by_other_names(cli: Call) -> None:

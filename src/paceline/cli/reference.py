@@ -42,21 +42,7 @@ class HelpOptions:
 
 def help_command(options: HelpOptions) -> int:
     """The work of ``paceline help``."""
-    from paceline.cli.main import app  # which imports the table that names this module
-
-    command: Any = typer.main.get_command(app)
-    context = command.make_context("paceline", [], resilient_parsing=True)
-    for word in options.command or ():
-        below = getattr(command, "commands", {})
-        child = command.get_command(context, word) if below else None
-        if child is None:
-            raise ConfigError(
-                f"{context.command_path} has no command {word!r}; there are "
-                f"{', '.join(below) or 'none'}"
-            )
-        command = child
-        context = command.make_context(word, [], parent=context, resilient_parsing=True)
-    typer.echo(command.get_help(context))
+    app(args=[*(options.command or ()), "--help"], prog_name="paceline")
     return 0
 
 
@@ -209,8 +195,6 @@ class CompletionOptions:
 
 def completion_command(options: CompletionOptions) -> int:
     """The work of ``paceline completion``."""
-    from paceline.cli.reference import all_commands
-
     if options.shell not in SHELLS:
         raise ConfigError(f"shell {options.shell!r} is not one of {', '.join(SHELLS)}")
     Screen().say(script(options.shell, all_commands()).rstrip())

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.habits import Own, advice_on_command, read
-from paceline.core.checks import sentences
+from paceline.core.checks import did_you_mean, sentences
 from paceline.core.errors import ConfigError
 from paceline.core.installation import plugins_of
 
@@ -93,7 +93,10 @@ class LazyGroup(TyperGroup):
         try:
             return super().resolve_command(context, arguments)
         except _USAGE_ERROR as error:
-            raise _advised(error, _command_advice(arguments, context)) from error
+            advice = _command_advice(arguments, context)
+            if not advice and not did_you_mean(arguments[0], self.commands):
+                advice = f"There are {', '.join(self.commands)}"
+            raise _advised(error, advice) from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands of the root in sections, those of a group as one list."""
