@@ -26,7 +26,7 @@ class CachedBlock(NamedTuple):  # made in most steps: a frozen dataclass takes t
 
 
 class BlockObserver(Protocol):
-    """Is told what the prefix index gains and loses, in that order, on the engine's thread."""
+    """Gets what the prefix index gains and loses, in that order, on the engine's thread."""
 
     def stored(
         self, key: bytes, parent: bytes | None, token_ids: Sequence[int], adapter: str | None
@@ -53,11 +53,11 @@ def salt_hash(salt: str) -> bytes:
 class BlockPool:
     """Hands out blocks, counts their users, and finds blocks by the tokens they hold.
 
-    A block that nobody uses any more but whose content is indexed stays available for reuse by
-    content until its memory is needed; the least recently used goes first.
+    A block without users whose content is indexed can be found by its content until its memory
+    is needed; the least recently used goes first.
 
     Attributes:
-        observer: told about the prefix index; None where nobody wants to know.
+        observer: of the prefix index, or None.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -71,7 +71,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be allocated: free ones and cached ones that nobody uses."""
+        """Blocks that can be allocated: free ones and cached ones without users."""
         return len(self._free) + len(self._evictable)
 
     @property
@@ -118,7 +118,7 @@ class BlockPool:
         return self._users[block]
 
     def free_blocks(self) -> list[int]:
-        """Blocks whose content nobody may rely on."""
+        """Blocks whose content may be anything."""
         return list(self._free)
 
     def publish(

@@ -76,7 +76,7 @@ class KVCache:
 
     @property
     def can_open(self) -> bool:
-        """Whether another sequence can be opened; of states there may be room for so many."""
+        """Whether another sequence can be opened: states have room for a fixed number."""
         return self.states is None or self.states.has_lane
 
     @property
@@ -361,7 +361,7 @@ class KVCache:
         self.pool.clear_index()
 
     def poison_free(self, value: float = float("nan")) -> None:
-        """Overwrite what nobody may read: free blocks and slots past the committed tokens."""
+        """Overwrite what must not be read: free blocks and slots past the committed tokens."""
         free = slots_of(self.pool.free_blocks())
         tails = [s.slots[s.length :] for s in self._sequences.values()]
         for memory in (self.memory, *self._followers):

@@ -86,7 +86,7 @@ def bytes_per_request(shape: Recurrent, draft_nodes: int) -> tuple[int, int]:
 
 
 def least_budget(shape: Recurrent, lanes: int, draft_nodes: int) -> int:
-    """The smallest budget with room for so many requests."""
+    """The smallest budget with room for ``lanes`` requests."""
     _, each = bytes_per_request(shape, draft_nodes)
     return SEQUENCE_SHARE * (SPARE_SLOTS * state_bytes(shape) + lanes * each)
 

@@ -79,7 +79,7 @@ class ModelRunner:
         """Write the KV of every row and return the logits of the sampled ones.
 
         Args:
-            greedy: nobody needs more of the logits than their arg-max.
+            greedy: only the arg-max of the logits is needed.
             inputs: ``[num_rows, hidden_size]``, hidden states that the rows of a decoder
                 with an entry (:meth:`DecoderReader.entry
                 <paceline.models.decoder_reader.DecoderReader.entry>`) take in; None for any other.

@@ -65,7 +65,7 @@ class States:
 
     @property
     def num_available(self) -> int:
-        """Slots that nobody uses."""
+        """Slots without a user."""
         return len(self._free)
 
     @property
@@ -249,7 +249,7 @@ class States:
         return kept
 
     def poison_free(self, value: float) -> None:
-        """Overwrite what nobody may read: free slots, and what of the logs is not due."""
+        """Overwrite what must not be read: free slots, and entries of logs that are not due."""
         due = {(s.lane, entry) for s in self._sequences.values() for entry in s.path}
         lanes, nodes = range(self.memory.num_lanes), range(self.memory.num_nodes)
         entries = [(lane, node) for lane in lanes for node in nodes if (lane, node) not in due]

@@ -1,4 +1,4 @@
-"""Models that are to be read from disk and that nobody packed for it: packed once, into the cache.
+"""Models that are to be read from disk and are not packed for it: packed once, into the cache.
 
 Owns which folder is whose, how much room packed copies take, and which of them are in use: a copy's
 ``config.json`` is locked while a process has the model, and is as old as the latest time at which
@@ -151,7 +151,7 @@ if sys.platform != "win32":
 
 MARK = "config.json"
 SHARE = 0.5
-"""Of what the disk would have free without copies; what nobody limits may take that much."""
+"""Of what the disk would have free without copies: the limit where none is given."""
 
 
 class Hold:

@@ -1,6 +1,6 @@
 """A backend whose layers lie in stages: how they are divided, their memory, and whole forwards.
 
-Owns what the stages are told of memory and of a step, and when they are lost. Knows requests by
+Owns what is sent to stages about memory and a step, and when they are lost. Knows requests by
 their numbers alone.
 """
 
@@ -103,7 +103,7 @@ class StagedOps:
         config: the model's shape.
         addresses: of the stages; an empty one starts a process here.
         parts: the layers of this process and of each stage.
-        greeting: what stages are told of the model and of the arithmetic.
+        greeting: the model and the arithmetic, for the stages.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class StagedForward:
 
     Args:
         own: over the engine's own layers.
-        lose: is told that a stage has forgotten everything, and returns the numbers of the requests
+        lose: called when a stage has forgotten everything; returns the numbers of the requests
             that had something there.
         micro_batching: into what steps are cut.
     """
@@ -256,17 +256,17 @@ class StagedForward:
         began, rows = time.perf_counter(), [len(span.token_ids) for span in spans]
         limits = [where.certain for where in states] if states else rows
         cut = self._micro_batching.choose(rows, limits)
-        own, told = list[Any](), list[Any]()
+        own, packed = list[Any](), list[Any]()
         for each in cut:
             tables = [list(block_tables[index]) for index, _, _ in each]
             pieces = [of_span(spans[i], states[i] if states else None, *at) for i, *at in each]
             inside = [span for span, _ in pieces]
             where = [state for _, state in pieces if state is not None]
-            told.append([list(map(_plain, inside)), tables, list(map(_plain, where))])
+            packed.append([list(map(_plain, inside)), tables, list(map(_plain, where))])
             unsampled = [span._replace(sample_rows=()) for span in inside]
             own.append(self._own.pack(unsampled, tables, where if self._has_states else ()))
         for stage in self._stages:
-            stage.tell("pack", more=told)
+            stage.tell("pack", more=packed)
         offsets = [0, *accumulate(len(span.sample_rows) for span in spans)]
         return StagedBatch(began, cut, own, sum(rows), offsets)
 

@@ -46,7 +46,7 @@ class Link:
     """One end of a connection; one thread may send while another receives.
 
     Raises:
-        StageError: of every method, once the other end is gone or says what nobody understands.
+        StageError: of every method, once the other end is gone, or sends what is no message.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -310,7 +310,7 @@ class Journey:
         self._started[at].put(index)
 
     def _follow(self, at: int) -> None:
-        """Wait for all that a stage was told to compute, whatever has failed: it will answer."""
+        """Wait for the answers to all that a stage was sent, whatever has failed."""
         is_last = at + 1 == len(self._stages)
         while (index := self._started[at].get()) is not None:
             try:

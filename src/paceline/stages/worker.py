@@ -140,13 +140,13 @@ def serve(connection: socket.socket) -> None:
 
 
 def listen(address: tuple[str, int], ready: Callable[[int], None]) -> None:
-    """Be a stage of one engine after another, for ever. Whoever else asks meanwhile is told so.
+    """Be a stage of one engine after another, for ever. Any other engine is refused meanwhile.
 
     Args:
         ready: gets the port.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: the address cannot be listened at.
     """
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -171,7 +171,7 @@ def _serve_alone(connection: socket.socket, busy: threading.Lock) -> None:
     try:
         serve(connection)
     finally:
-        gc.collect()  # before the next engine's layers lie beside those of this one
+        gc.collect()  # before the next engine's layers take memory too
         give_back_freed()
         busy.release()
 

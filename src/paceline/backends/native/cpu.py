@@ -87,7 +87,7 @@ class NativeKV:
     """Keys ``[layers, blocks, kv_heads, head, 16]``, so that the lanes of a vector run over tokens,
     and values ``[layers, blocks, kv_heads, 16, head]``. A key's head is ``head_dim`` elements, a
     value's as many rounded up to 16, or none where keys are the values; in ``int8`` the bytes of
-    their scales follow. Blocks that nobody has used take no memory.
+    their scales follow. Blocks that were never used take no memory.
 
     Layers whose heads are alike share one pair of these arrays; a layer that reads the keys and
     values of another has that one's.

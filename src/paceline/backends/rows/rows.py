@@ -68,7 +68,7 @@ class Angles(NamedTuple):
 
 
 def _nothing(layer: int, x: Tensor) -> None:
-    """Of hidden states that nobody wants."""
+    """Ignore a residual stream."""
 
 
 def _by_head(ops: RowOps, x: Tensor, linears: Sequence[Any]) -> Tensor:
@@ -442,7 +442,7 @@ class Rows:
         return streams, streams[:, self._active]
 
     def _low_rank(self, weights: AltUpLayer | None, read: Tensor) -> Tensor:
-        """What a layer's attention has beside it, of the rows that it reads."""
+        """What is added to a layer's attention (LAuReL), of the rows that both read."""
         assert weights is not None
         ops = self.ops
         projected = ops.row_linear(ops.row_linear(read, weights.left), weights.right)
