@@ -126,7 +126,7 @@ def test_a_grammar_s_mask_holds_too() -> None:
     ("fields", "message"),
     [
         ({"bad_words": [""]}, "bad_words holds ''"),
-        ({"bad_words": ["x"] * 513}, "513 bad_words; at most 512"),
+        ({"bad_words": ["x"] * 513}, "bad_words has 513 strings; at most 512"),
         ({"bad_words_ids": [[]]}, "bad_words_ids holds an empty list"),
     ],
 )
