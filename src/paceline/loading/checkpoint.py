@@ -339,7 +339,7 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
         found.tokenizer,
         name,
         found.sampling,
-        hf_config=found.told,
+        hf_config=found.hf_config,
         is_quantised=found.tensors.is_quantised,
         main_format=found.tensors.main_format,
         pooling=found.pooling,

@@ -60,10 +60,10 @@ class Decoded:
         """What the weights stand for, float32 ``[n, k]``."""
         n, k = self.codes.shape
         groups = self.codes.reshape(n, self.scales.shape[1], -1).astype(np.float32)
-        found = groups * self.scales[:, :, None]
+        weights = groups * self.scales[:, :, None]
         if self.minima is not None:
-            found += self.minima[:, :, None]
-        return found.reshape(n, k)
+            weights += self.minima[:, :, None]
+        return weights.reshape(n, k)
 
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -106,13 +106,13 @@ def quantise_q8_0(weights: Floats) -> Bytes:
 
 def _half(blocks: Bytes, at: int) -> Floats:
     """The 16-bit float at a byte of each block, ``[n, blocks, 1]``."""
-    found: Floats = np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
-    return found.astype(np.float32)
+    halves: Floats = np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
+    return halves.astype(np.float32)
 
 
 def _float(blocks: Bytes) -> Floats:
-    found: Floats = np.ascontiguousarray(blocks[..., :4]).view(np.float32)
-    return found
+    scales: Floats = np.ascontiguousarray(blocks[..., :4]).view(np.float32)
+    return scales
 
 
 def _nibbles(part: Bytes, run: int) -> Integers:
@@ -127,8 +127,8 @@ def _planes(part: Bytes, run: int, bits: int) -> Integers:
     """Of every ``run`` bytes their lowest ``bits`` bits, then the next ones, and so on."""
     runs = part.reshape(*part.shape[:2], -1, 1, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(-1, 1)
-    found = runs >> shifts & np.uint8((1 << bits) - 1)
-    return found.reshape(*part.shape[:2], -1).astype(np.int16)
+    codes = runs >> shifts & np.uint8((1 << bits) - 1)
+    return codes.reshape(*part.shape[:2], -1).astype(np.int16)
 
 
 def _decoded(codes: npt.NDArray[Any], scales: Floats, minima: Floats | None = None) -> Decoded:

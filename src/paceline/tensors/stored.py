@@ -69,9 +69,9 @@ class StoredTensors(Mapping[str, Array]):
 
     def only(self, names: Iterable[str]) -> Self:
         """The same without the other tensors."""
-        found = copy.copy(self)
-        found._where = {name: self._where[name] for name in names}
-        return found
+        kept = copy.copy(self)
+        kept._where = {name: self._where[name] for name in names}
+        return kept
 
     def type_of(self, name: str) -> str:
         """The stored type, by the format's own name."""

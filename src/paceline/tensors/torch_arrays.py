@@ -31,5 +31,5 @@ def to_numpy(tensor: torch.Tensor) -> Array:
         if tensor.dtype == kind:
             array: Array = tensor.detach().cpu().contiguous().view(bits).numpy().view(wanted)
             return array
-    found: Array = tensor.numpy(force=True)
-    return found
+    copied: Array = tensor.numpy(force=True)
+    return copied

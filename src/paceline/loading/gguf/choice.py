@@ -36,16 +36,16 @@ def files_of(names: Iterable[str], tag: str, where: str) -> tuple[str, ...]:
         ModelLoadError: there is no such file, there are several, or some of its shards are missing.
     """
     models = tagged_files(names)
-    found = [files for own, files in models if tag.upper() in own]
-    if not found:
+    matching = [files for own, files in models if tag.upper() in own]
+    if not matching:
         tags = list(dict.fromkeys(own[0] for own, _ in models))
         there = ", ".join(tags[:_SHOWN])
         said = f"there are {there}" if there else "it has no GGUF file of a model"
         raise ModelLoadError(f"{where} has no GGUF file of {tag[:40]}; {said}")
-    if len(found) > 1:
-        stems = ", ".join(_stem(PurePosixPath(files[0])) for files in found[:_SHOWN])
+    if len(matching) > 1:
+        stems = ", ".join(_stem(PurePosixPath(files[0])) for files in matching[:_SHOWN])
         raise ModelLoadError(f"{where} has several files of {tag}; name one in its place: {stems}")
-    return _complete(found[0], where)
+    return _complete(matching[0], where)
 
 
 def tagged_files(names: Iterable[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -73,9 +73,9 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     }
 
 
-def config_from_gguf(container: GgufContainer, told: Mapping[str, Any]) -> ModelConfig:
+def config_from_gguf(container: GgufContainer, hf_config: Mapping[str, Any]) -> ModelConfig:
     """The configuration, from what :func:`hf_config_from_gguf` told, which raises the same."""
-    config, biases = config_from_hf(told), _biases(GgufMetadata(container))
+    config, biases = config_from_hf(hf_config), _biases(GgufMetadata(container))
     biases["attention.qkv_bias"] |= config.attention.qkv_bias
     return config.with_traits(biases)
 
@@ -119,24 +119,24 @@ def _vocab_size(of: GgufMetadata) -> int:
 def _rope(of: GgufMetadata, head_dim: int, read: Callable[[str], Array]) -> dict[str, Any]:
     if of.family.single_parts:  # whose files may have rotary keys all the same
         return {}
-    told: dict[str, Any] = {}
+    rope: dict[str, Any] = {}
     if of.get("rope.freq_base") is not None:
-        told["rope_theta"] = of.get("rope.freq_base")
+        rope["rope_theta"] = of.get("rope.freq_base")
     dim = int(of.number("rope.dimension_count", head_dim))
     if of.architecture == "granitehybrid" and dim != head_dim:
-        told["rotary_dim"] = dim  # its configurations have no share
+        rope["rotary_dim"] = dim  # its configurations have no share
     elif not of.family.latent:
         # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
-        told["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
+        rope["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
     trained = of.get("rope.scaling.original_context_length")
     if trained is not None:
-        told["original_max_position_embeddings"] = trained
+        rope["original_max_position_embeddings"] = trained
     scaling = _stored_factors(of, dim, read) or _scaling(of)
     if scaling.get("rope_type") == "yarn" and of.family.gguf.whole_ramps:
         scaling["truncate"] = False
     # Where a file has none, a family's default must not stand in for it.
-    told["rope_scaling"] = scaling or {"rope_type": "default"}
-    return told
+    rope["rope_scaling"] = scaling or {"rope_type": "default"}
+    return rope
 
 
 def _stored_factors(of: GgufMetadata, dim: int, read: Callable[[str], Array]) -> dict[str, Any]:
@@ -171,19 +171,19 @@ def _scaling(of: GgufMetadata) -> dict[str, Any]:
         return {}
     if said is None:
         said = "linear"  # files from before the type had a key
-    told: dict[str, Any] = {"rope_type": said, "factor": factor}
+    scaling: dict[str, Any] = {"rope_type": said, "factor": factor}
     if said == "yarn":
         for name in ("beta_fast", "beta_slow"):
-            told[name] = of.get(f"rope.scaling.yarn_{name}")
+            scaling[name] = of.get(f"rope.scaling.yarn_{name}")
         growth = yarn_keys(of)
-        told |= growth
+        scaling |= growth
         extra = of.number("rope.scaling.attn_factor", 1.0)
         if extra != 1.0:  # on top of the rule's own
-            told["attention_factor"] = extra * _yarn_attention(of, **growth)
+            scaling["attention_factor"] = extra * _yarn_attention(of, **growth)
         query_growth = of.get("attention.temperature_scale")
         if query_growth is not None:  # of Ministral 3
-            told[QUERY_GROWTH] = query_growth
-    return told
+            scaling[QUERY_GROWTH] = query_growth
+    return scaling
 
 
 def _yarn_attention(of: GgufMetadata, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:

@@ -128,7 +128,7 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
 
 
 def _tensor_infos(cursor: _Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
-    found: list[TensorInfo] = []
+    infos: list[TensorInfo] = []
     file = GgufBytes(cursor.path, cursor.data)
     for _ in range(count):
         name = cursor.string()
@@ -137,10 +137,10 @@ def _tensor_infos(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
         if math.prod(dims) == 0 or math.prod(dims) > 1 << 48:
             raise ModelLoadError(f"tensor {name[:80]!r} in {cursor.path} has dimensions {dims}")
         kind, offset = cursor.number("<I"), cursor.number("<Q")
-        found.append(TensorInfo(name, tuple(dims[::-1]), kind, offset, file))
+        infos.append(TensorInfo(name, tuple(dims[::-1]), kind, offset, file))
     start = -(-cursor.offset // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
-    for info in found:
+    for info in infos:
         if info.name in tensors or info.offset % alignment:
             raise ModelLoadError(f"tensor {info.name[:80]!r} in {cursor.path} is doubled or skewed")
         tensors[info.name] = replace(info, offset=start + info.offset)
@@ -239,8 +239,8 @@ def read_shards(path: Path, *, in_memory: bool = False) -> GgufContainer:
     paths = sibling_shards(path)
     _check_there(paths)
     shards = [
-        given if place == number else read_container(each, in_memory=in_memory)
-        for place, each in enumerate(paths)
+        given if place == number else read_container(shard, in_memory=in_memory)
+        for place, shard in enumerate(paths)
     ]
     return GgufContainer(shards[0].path, shards[0].metadata, _joined(shards))
 
@@ -261,10 +261,10 @@ def _joined(shards: list[GgufContainer]) -> Mapping[str, TensorInfo]:
     total = _whole(shards[0], _TENSORS)
     for number, shard in enumerate(shards):
         for key, wanted in ((_NUMBER, number), (_COUNT, len(shards)), (_TENSORS, total)):
-            found = _whole(shard, key)
-            if found != wanted:
+            value = _whole(shard, key)
+            if value != wanted:
                 raise ModelLoadError(
-                    f"{shard.path} says {key} = {found}, and the other shards need {wanted}: it is "
+                    f"{shard.path} says {key} = {value}, and the other shards need {wanted}: it is "
                     "of another model, or damaged; download it again"
                 )
         doubled = next((name for name in shard.tensors if name in tensors), None)

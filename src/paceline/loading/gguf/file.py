@@ -46,7 +46,7 @@ class GgufModel(NamedTuple):
 
     Attributes:
         layout: of its tensors.
-        told: its metadata as a ``config.json`` would tell them.
+        hf_config: its metadata as a ``config.json`` would tell them.
         sampling: what its makers wrote into it, told as a ``generation_config.json``.
         pooling: how it was trained to make one vector of a text; empty where it does not say.
     """
@@ -55,7 +55,7 @@ class GgufModel(NamedTuple):
     tensors: GgufTensors
     layout: Layout
     tokenizer: Tokenizer | None
-    told: Mapping[str, Any]
+    hf_config: Mapping[str, Any]
     sampling: Mapping[str, float]
     pooling: str
 
@@ -70,8 +70,8 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
     """
     container = read_shards(path, in_memory=in_memory)
     stored = {name: _Stored(info) for name, info in container.tensors.items()}
-    told = hf_config_from_gguf(container, lambda name: stored[name].read())
-    config = config_from_gguf(container, told)
+    hf_config = hf_config_from_gguf(container, lambda name: stored[name].read())
+    config = config_from_gguf(container, hf_config)
     tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
     architecture = architecture_of(container)
     _take_scales(stored, architecture)
@@ -86,7 +86,7 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
         GgufTensors(path, where),
         layout_of(architecture),
         tokenizer,
-        told,
+        hf_config,
         _sampling(container.metadata),
         gguf_pooling(container.metadata, architecture),
     )
@@ -98,7 +98,9 @@ def _take_scales(stored: dict[str, _Stored], architecture: str) -> None:
     An ``input_scale`` is left unread: it serves arithmetic on inputs of 4 bits, and llama.cpp
     (b11549) computes the same on the CPU with any.
     """
-    for name in [each for each in stored if each.endswith((".scale", ".input_scale"))]:
+    for name in [
+        stored_name for stored_name in stored if stored_name.endswith((".scale", ".input_scale"))
+    ]:
         part, _, kind = name.rpartition(".")
         weight = stored.get(f"{part}.weight")
         if weight is not None and place_of(architecture, name).name == name:
@@ -209,8 +211,8 @@ class GgufTensors(StoredTensors):
         tensor: Array = stored.read()
         if place.minus_row:
             rows = np.arange(len(tensor), dtype=tensor.dtype)
-            found: Array = tensor - rows.reshape(-1, *[1] * (tensor.ndim - 1))
-            return found
+            distances: Array = tensor - rows.reshape(-1, *[1] * (tensor.ndim - 1))
+            return distances
         if place.minus_one:
             return floats(tensor) - np.float32(1.0)
         return tensor.reshape(-1) if place.flat else tensor

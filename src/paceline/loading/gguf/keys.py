@@ -115,8 +115,8 @@ def yarn_keys(of: GgufMetadata) -> dict[str, Any]:
     Files of latent attention tell a tenth of it, those of others all, and these leave ``mscale`` to
     be 1.
     """
-    told, is_latent = of.get("rope.scaling.yarn_log_multiplier", 0.0), of.family.latent
-    growth = round((10 if is_latent else 1) * told, 6)
+    multiplier, is_latent = of.get("rope.scaling.yarn_log_multiplier", 0.0), of.family.latent
+    growth = round((10 if is_latent else 1) * multiplier, 6)
     return {"mscale": growth if is_latent else 1.0, "mscale_all_dim": growth} if growth else {}
 
 
@@ -178,11 +178,11 @@ def _gemma_keys(of: GgufMetadata, head_dim: int) -> dict[str, Any]:
     elif of.get("block_count") == _SCALED_BY_WIDTH[of.architecture]:
         scalar = of.number("embedding_length") / of.number("attention.head_count")
     values = {name: of.get(key) for name, key in _GEMMA_KEYS.items()}
-    told = {name: value for name, value in values.items() if value is not None}
+    hf_keys = {name: value for name, value in values.items() if value is not None}
     pattern = of.listed(WINDOWS)
     if of.layer_types is None and pattern is not None:
-        told["sliding_window_pattern"] = pattern
-    return {"query_pre_attn_scalar": scalar, **told}
+        hf_keys["sliding_window_pattern"] = pattern
+    return {"query_pre_attn_scalar": scalar, **hf_keys}
 
 
 _UNTURNED = 1e29  # what a pair's angle is divided by where it is not turned, or more
@@ -291,28 +291,28 @@ def recurrent_keys(of: GgufMetadata) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"GGUF files of {of.architecture} with attention.sliding_window are not supported"
         )
-    told: dict[str, Any] = {"layer_types": [_layer_type(of, index) for index in of.layers]}
+    hf_keys: dict[str, Any] = {"layer_types": [_layer_type(of, index) for index in of.layers]}
     if of.family.recurrent == SHORT_CONV:
         return {
-            **told,
+            **hf_keys,
             "conv_L_cache": of.get("shortconv.l_cache"),
             "conv_bias": of.has_any("shortconv.conv.bias"),
             "block_auto_adjust_ff_dim": False,
         }
     if of.family.recurrent == DELTA:
-        return told | _delta(of)
-    told |= _mamba2(of)
+        return hf_keys | _delta(of)
+    hf_keys |= _mamba2(of)
     if of.architecture == "granitehybrid":
-        told |= _granite(of)
+        hf_keys |= _granite(of)
     if of.architecture == "mamba2":
-        told["head_dim"] = told["mamba_d_head"]  # what the family means by that
+        hf_keys["head_dim"] = hf_keys["mamba_d_head"]  # what the family means by that
     if of.family.single_parts:
-        told |= {
+        hf_keys |= {
             "n_routed_experts": of.get("expert_count", 0),
             "moe_shared_expert_intermediate_size": of.get("expert_shared_feed_forward_length", 0),
             "moe_latent_size": of.get("moe_latent_size", 0),
         }
-    return told
+    return hf_keys
 
 
 def _layer_type(of: GgufMetadata, layer: int) -> str:

@@ -36,11 +36,11 @@ _FLOAT, _BYTE = (np.float32,), (np.uint8,)
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     del config  # what is stored says it all
-    found = [
+    of_four_bits = [
         Scheme(state, (".weight", state, *_TABLES, *_NESTED), partial(Bnb4Weight, state=state))
         for state in (".weight.quant_state.bitsandbytes__" + kind for kind in ("nf4", "fp4"))
     ]
-    return (*found, Scheme(".SCB", (".weight", ".SCB", ".weight_format"), _int8))
+    return (*of_four_bits, Scheme(".SCB", (".weight", ".SCB", ".weight_format"), _int8))
 
 
 def _int8(parts: Parts) -> Int8Weight:
@@ -131,9 +131,9 @@ def _settings(parts: Parts, state: str) -> Fields:
     name = parts.name(state)
     data = parts.take(state, _BYTE, (None,))
     try:
-        found = json.loads(bytes(data[:_STATE_BYTES]))
+        settings = json.loads(bytes(data[:_STATE_BYTES]))
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"tensor {name} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ModelLoadError(f"tensor {name} must hold a JSON object")
-    return Fields(found, where=f"{name}: ")
+    return Fields(settings, where=f"{name}: ")

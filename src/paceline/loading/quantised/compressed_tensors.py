@@ -57,19 +57,19 @@ def _block(groups: list[Mapping[str, Any]]) -> Block | None:
 
     With the strategy ``group`` a block is so many inputs of one row.
     """
-    found = set()
+    sizes = set()
     for group in groups:
         weights = as_object(group.get("weights"))
         said, inputs = weights.get("block_structure"), weights.get("group_size")
         if said is not None:
-            found.add(block_size(said, "block_structure"))
+            sizes.add(block_size(said, "block_structure"))
         elif weights.get("type") == "float" and weights.get("num_bits") == 8 and inputs:
-            found.add(block_size((1, inputs), "group_size"))
-    if len(found) > 1:
+            sizes.add(block_size((1, inputs), "group_size"))
+    if len(sizes) > 1:
         raise UnsupportedModelError(
-            f"blocks of several sizes in one checkpoint are not supported: {sorted(found)}"
+            f"blocks of several sizes in one checkpoint are not supported: {sorted(sizes)}"
         )
-    return found.pop() if found else None
+    return sizes.pop() if sizes else None
 
 
 def _packed(parts: Parts) -> QuantisedWeight:

@@ -130,8 +130,8 @@ def _shifted(signed: Array, middle: int) -> Array:
 
 def _groups(parts: Parts, n: int, scale: str = ".weight_scale") -> int:
     """Scales of a row, after their shape was checked."""
-    found = parts.take(scale, FLOATS, (n, None), (n,), (1,), (1, 1), ())
-    return found.shape[1] if found.ndim == 2 else 1
+    scales = parts.take(scale, FLOATS, (n, None), (n,), (1,), (1, 1), ())
+    return scales.shape[1] if scales.ndim == 2 else 1
 
 
 def _scale_shapes(n: int, groups: int) -> list[tuple[int, ...]]:

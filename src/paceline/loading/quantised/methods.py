@@ -146,7 +146,7 @@ class QuantisedTensors(StoredTensors):
 
     def __init__(self, stored: StoredTensors, schemes: Sequence[Scheme]) -> None:
         self.stored, self.source, self.schemes = stored, stored.source, schemes
-        found: dict[str, QuantisedWeight] = {}
+        weights: dict[str, QuantisedWeight] = {}
         hidden: set[str] = set()
         self._parts: dict[str, list[str]] = {}  # of each quantised weight
         needed = [name for name in stored if not is_harmless(name)]
@@ -154,15 +154,15 @@ class QuantisedTensors(StoredTensors):
             for name in needed:
                 if name.endswith(scheme.marker) and name not in hidden:
                     linear = name.removesuffix(scheme.marker)
-                    found[linear + _WEIGHT] = scheme.open(Parts(stored, linear))
+                    weights[linear + _WEIGHT] = scheme.open(Parts(stored, linear))
                     names = [linear + part for part in scheme.parts]
                     self._parts[linear + _WEIGHT] = [part for part in names if part in stored]
                     hidden.update(names)
         plain = [n for n in stored if n not in hidden and not _OF_ACTIVATIONS.fullmatch(n)]
-        twice = found.keys() & set(plain)
+        twice = weights.keys() & set(plain)
         if twice:
             raise ModelLoadError(f"{min(twice)} appears twice: plain and quantised")
-        self._where = {**dict.fromkeys(plain), **found}
+        self._where = {**dict.fromkeys(plain), **weights}
 
     def _weight(self, name: str) -> QuantisedWeight | None:
         """The weight, where it is quantised."""
@@ -203,9 +203,9 @@ class QuantisedTensors(StoredTensors):
 def _unpacked(weight: QuantisedWeight, first: int, last: int) -> Array:
     """Rows ``first:last`` as floats, in slices: what they are unpacked from is larger."""
     k = weight.shape[1]
-    found = np.empty((last - first, k), np.float32)
+    unpacked = np.empty((last - first, k), np.float32)
     step = max(1, AT_ONCE // k)
     for start in range(first, last, step):
         end = min(start + step, last)
-        found[start - first : end - first] = weight.floats(start, end)
-    return found
+        unpacked[start - first : end - first] = weight.floats(start, end)
+    return unpacked

@@ -184,11 +184,11 @@ def _refuse_by_name(raw: Mapping[str, Any], name: str, family: Family) -> None:
         if raw.get(key):
             raise UnsupportedModelError(f"{name} models with {key} are not supported")
     rotary = raw.get("rope_parameters")
-    told = {**(rotary if isinstance(rotary, Mapping) else {}), **raw}
+    values = {**(rotary if isinstance(rotary, Mapping) else {}), **raw}
     for key, only in family.only.items():
-        if told.get(key) not in (None, only):
+        if values.get(key) not in (None, only):
             raise UnsupportedModelError(
-                f"{name} models with {key} = {str(told[key])[:40]} are not supported; only "
+                f"{name} models with {key} = {str(values[key])[:40]} are not supported; only "
                 f"{str(only).lower()} is"
             )
 

@@ -122,8 +122,8 @@ def _groups(fields: Fields, keys: ExpertKeys, number: int) -> dict[str, Any]:
 
 def _weights(fields: Fields, keys: ExpertKeys) -> dict[str, Any]:
     """Whether the weights of the chosen experts add up to 1, and what they are multiplied with."""
-    told = None if keys.renormalise is None else fields.get("norm_topk_prob")
-    renormalise = keys.renormalise is not False if told is None else fields.flag("norm_topk_prob")
+    said = None if keys.renormalise is None else fields.get("norm_topk_prob")
+    renormalise = keys.renormalise is not False if said is None else fields.flag("norm_topk_prob")
     scale = fields.number("routed_scaling_factor", 1e-9, 1e9, 1.0)
     # Of DeepSeek-V2, whose own code then leaves out the factor; llama.cpp's does both, and that of
     # transformers 5.24 leaves the sum as it is. No published model says both.
@@ -216,15 +216,15 @@ def heads_from_hf(
     if one_linear and fields.get("num_global_key_value_heads") is not None:
         number = fields.integer("num_global_key_value_heads", 1, sizes["num_heads"])
         wide["num_key_value_heads"] = number
-    told_of = fields.mapping("per_layer_config")
-    changes = Fields(told_of, where="per_layer_config.")
-    is_listed, found = fields.get("per_layer_config") is not None, []
+    by_layer = fields.mapping("per_layer_config")
+    changes = Fields(by_layer, where="per_layer_config.")
+    is_listed, heads = fields.get("per_layer_config") is not None, []
     # transformers 5.24 pads the numbers of layers with zeros to one width.
-    listed = {int(key): changes.mapping(key) for key in told_of if key.isdecimal()}
+    listed = {int(key): changes.mapping(key) for key in by_layer if key.isdecimal()}
     for layer in range(sizes["num_layers"]):
         slides = bool(sliding) and sliding[layer]
-        told = listed.get(layer, {}) if is_listed else {} if slides else wide
-        own = Fields({**usual, **told}, where=f"per_layer_config.{layer}.")
+        changed = listed.get(layer, {}) if is_listed else {} if slides else wide
+        own = Fields({**usual, **changed}, where=f"per_layer_config.{layer}.")
         dim = own.integer("head_dim", 2, 4096)
         number = own.integer("num_key_value_heads", 1, sizes["num_heads"])
         if dim % 2 or sizes["num_heads"] % number:
@@ -233,8 +233,8 @@ def heads_from_hf(
                 f"of layer {layer}; the first must be even, the second divide the number of heads, "
                 f"{sizes['num_heads']}"
             )
-        found.append(HeadSizes(dim, number, slides or not one_linear))
-    return tuple(found)
+        heads.append(HeadSizes(dim, number, slides or not one_linear))
+    return tuple(heads)
 
 
 def per_layer_from_hf(
@@ -484,7 +484,7 @@ def _in_scales(fields: Fields) -> tuple[float, ...]:
     inner = (1.0,) * _PARTS
     if fields.get("ssm_multipliers") is not None:
         inner = fields.numbers("ssm_multipliers", _PARTS, -1e9, 1e9)
-    scales = tuple(outer * each for each in inner)
+    scales = tuple(outer * scale for scale in inner)
     return scales if set(scales) != {1.0} else ()
 
 
@@ -529,7 +529,7 @@ def with_layer_types(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def only_parts(fields: Fields) -> tuple[str, ...]:
     """Per layer, whether it is a mixer or a feed-forward, of types that have been checked."""
     types = fields.get("layer_types") or ()
-    return tuple("mlp" if each in _MLP else "mixer" for each in types)
+    return tuple("mlp" if kind in _MLP else "mixer" for kind in types)
 
 
 def _check_groups(fields: Fields, name: str, heads: int, of: str, groups: int) -> None:

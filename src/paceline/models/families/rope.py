@@ -107,17 +107,17 @@ def _parameters(config: Fields, layer_type: str, unscaled: bool) -> dict[str, An
     # Gemma 3's sliding layers have a base of their own and never a scaling.
     own_base = layer_type == SLIDING and config.get("rope_local_base_freq") is not None
     base = config.get("rope_local_base_freq" if own_base else "rope_theta")
-    found = config.mapping("rope_scaling") or config.mapping("rope_parameters")
-    if FULL in found or SLIDING in found:
-        own = Fields(found, where="rope_parameters.").mapping(layer_type)
-        found = {**own, "truncate": found.get("truncate")}
+    entries = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    if FULL in entries or SLIDING in entries:
+        own = Fields(entries, where="rope_parameters.").mapping(layer_type)
+        entries = {**own, "truncate": entries.get("truncate")}
     elif own_base or (unscaled and config.says("rope_theta")):
-        found = {}
+        entries = {}
     elif unscaled:
-        found = {"rope_theta": found.get("rope_theta")}
+        entries = {"rope_theta": entries.get("rope_theta")}
     outer = {"rope_theta": base, "partial_rotary_factor": config.get("partial_rotary_factor")}
     outer = {key: value for key, value in outer.items() if value is not None}
-    return {**outer, **{key: value for key, value in found.items() if value is not None}}
+    return {**outer, **{key: value for key, value in entries.items() if value is not None}}
 
 
 def _original_positions(config: Fields, fields: Fields) -> int:
