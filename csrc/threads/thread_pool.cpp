@@ -159,12 +159,17 @@ double ThreadPool::wait_for_pieces(int own) {
 }
 
 int ThreadPool::work_off(int thread) {
+    const int shares = 2 * size_.load();
     int taken = 0;
     int untaken = untaken_.load();
     while (untaken > 0) {
-        if (untaken_.compare_exchange_weak(untaken, untaken - 1)) {
-            phase_.call(phase_.work, phase_.count - untaken, thread);
-            ++taken;
+        const int some = std::max(1, untaken / shares);
+        if (untaken_.compare_exchange_weak(untaken, untaken - some)) {
+            const int first = phase_.count - untaken;
+            for (int piece = first; piece < first + some; ++piece) {
+                phase_.call(phase_.work, piece, thread);
+            }
+            taken += some;
             untaken = untaken_.load();
         }
     }
