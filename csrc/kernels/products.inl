@@ -1,17 +1,17 @@
 // Exact products of 8-bit activations with the codes of unpacked tiles: the only part of the
 // quantised linear that knows the instruction set.
 //
-// `exact<ROWS, TILES, Codes, PART>` makes the sums over the PART-th quads of a stretch's inputs that
-// share a scale, of ROWS rows with TILES tiles: total[row * TILES + tile]. Signed codes are bytes
+// `exact<ROWS, Codes, PART>` makes the sums over the PART-th quads of a stretch's inputs that share a
+// scale, of ROWS rows with a tile. Signed codes are bytes
 // that stand for CODE_ZERO less, the others for themselves and are at most 31. Integers make a sum
 // independent of its order. Where MEETS_PACKED, codes may be packed still.
 namespace paceline {
 namespace {
 
 struct Quads {
-    const uint8_t* codes[2];  // of each tile's stretch, [8 quads, 16, 4] or packed
-    const int8_t* a;          // the first row's inputs, of the PART-th group
-    const int32_t* start;     // its -CODE_ZERO * sum of these inputs
+    const uint8_t* codes;  // of the stretch, [8 quads, 16, 4] or packed
+    const int8_t* a;       // the first row's inputs, of the PART-th group
+    const int32_t* start;  // its -CODE_ZERO * sum of these inputs
 };
 // From each row's to the next one's.
 constexpr int ROW_BYTES = sizeof(QuantStretch), ROW_INTS = ROW_BYTES / sizeof(int32_t);
@@ -27,25 +27,13 @@ constexpr bool MEETS_PACKED = true;
 // the accumulators of the intrinsics and runs out of registers.
 #if defined(__AVX512VNNI__)
 template <typename> constexpr int MAX_ROWS = 12;
-#if defined(__AMX_INT8__)
-constexpr int MAX_TILES = 2;  // whose registers the inputs are loaded into once
-#else
-constexpr int MAX_TILES = 1;  // the sums of 24 products and what they are added to would not fit
-#endif
 
-ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
-#if defined(PACELINE_EMULATED)
-    total.v = _mm512_dpbusd_epi32(total.v, w.v, a.v);
-#else
-    asm volatile("vpdpbusd %2, %1, %0" : "+v"(total.v) : "v"(w.v), "v"(a.v));
-#endif
-}
-// The same with four bytes for all lanes, which the instruction itself reads.
+// The four bytes that all lanes of an instruction are multiplied with.
+typedef int32_t __attribute__((may_alias)) AliasedQuad;
 ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, const int8_t* a) {
 #if defined(PACELINE_EMULATED)
-    add_products(total, w, splat_i32(load_quad(a)));
+    total.v = _mm512_dpbusd_epi32(total.v, w.v, _mm512_set1_epi32(load_quad(a)));
 #else
-    typedef int32_t __attribute__((may_alias)) AliasedQuad;
     asm volatile("vpdpbusd %2%{1to16%}, %1, %0"
                  : "+v"(total.v)
                  : "v"(w.v), "m"(*reinterpret_cast<const AliasedQuad*>(a)));
@@ -53,61 +41,42 @@ ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, const int8_t* a) {
 }
 #else
 template <typename> constexpr int MAX_ROWS = 6;
-constexpr int MAX_TILES = 1;
 
-ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
-#if defined(PACELINE_EMULATED)
-    total.lo = _mm256_dpbusd_avx_epi32(total.lo, w.lo, a.lo);
-    total.hi = _mm256_dpbusd_avx_epi32(total.hi, w.hi, a.hi);
-#else
-    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.lo) : "x"(w.lo), "x"(a.lo));
-    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.hi) : "x"(w.hi), "x"(a.hi));
-#endif
-}
 ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, const int8_t* a) {
-    add_products(total, w, splat_i32(load_quad(a)));
+    const __m256i inputs = _mm256_set1_epi32(load_quad(a));
+#if defined(PACELINE_EMULATED)
+    total.lo = _mm256_dpbusd_avx_epi32(total.lo, w.lo, inputs);
+    total.hi = _mm256_dpbusd_avx_epi32(total.hi, w.hi, inputs);
+#else
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.lo) : "x"(w.lo), "x"(inputs));
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.hi) : "x"(w.hi), "x"(inputs));
+#endif
 }
 #endif
 
 // Adds the products with quads J, J + STEP and so on; the codes of these may lie in the same bytes.
-template <int ROWS, int TILES, typename Codes, int PART, int STEP, int J>
+template <int ROWS, typename Codes, int PART, int STEP, int J>
 ALWAYS_INLINE void add_quads(const Quads& p, i32x16* total) {
     if constexpr (J < Codes::COUNT) {
-        i32x16 w[TILES];
-#pragma GCC unroll 16
-        for (int t = 0; t < TILES; ++t) {
-            w[t] = Codes::template quad<PART * Codes::COUNT + J>(p.codes[t]);
-        }
+        const i32x16 w = Codes::template quad<PART * Codes::COUNT + J>(p.codes);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const int8_t* a = p.a + r * ROW_BYTES + J * QUAD;
-            if constexpr (TILES == 1) {
-                add_products(total[r], w[0], a);
-            } else {
-                const i32x16 inputs = splat_i32(load_quad(a));
-#pragma GCC unroll 16
-                for (int t = 0; t < TILES; ++t) {
-                    add_products(total[r * TILES + t], w[t], inputs);
-                }
-            }
+            add_products(total[r], w, p.a + r * ROW_BYTES + J * QUAD);
         }
-        add_quads<ROWS, TILES, Codes, PART, STEP, J + STEP>(p, total);
+        add_quads<ROWS, Codes, PART, STEP, J + STEP>(p, total);
     }
 }
 
-template <int ROWS, int TILES, typename Codes, int PART>
+template <int ROWS, typename Codes, int PART>
 ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 16
-        for (int t = 0; t < TILES; ++t) {
-            total[r * TILES + t] = splat_i32(Codes::SIGNED ? p.start[r * ROW_INTS] : 0);
-        }
+        total[r] = splat_i32(Codes::SIGNED ? p.start[r * ROW_INTS] : 0);
     }
-    add_quads<ROWS, TILES, Codes, PART, 4, 0>(p, total);
-    add_quads<ROWS, TILES, Codes, PART, 4, 1>(p, total);
-    add_quads<ROWS, TILES, Codes, PART, 4, 2>(p, total);
-    add_quads<ROWS, TILES, Codes, PART, 4, 3>(p, total);
+    add_quads<ROWS, Codes, PART, 4, 0>(p, total);
+    add_quads<ROWS, Codes, PART, 4, 1>(p, total);
+    add_quads<ROWS, Codes, PART, 4, 2>(p, total);
+    add_quads<ROWS, Codes, PART, 4, 3>(p, total);
 }
 
 // --- AVX2 ---------------------------------------------------------------------------------------
@@ -123,7 +92,6 @@ constexpr bool MEETS_PACKED = false;
 template <typename Codes>
 constexpr bool IS_LARGE = Codes::SIGNED && Codes::REACH == CODE_ZERO;
 template <typename Codes> constexpr int MAX_ROWS = IS_LARGE<Codes> ? 8 : 4;
-constexpr int MAX_TILES = 1;
 
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef int16_t i16x16 __attribute__((vector_size(32)));
@@ -212,10 +180,9 @@ template <> struct PairSums<0> {
     void get(i32x16*) const {}
 };
 
-template <int ROWS, int TILES, typename Codes, int PART>
+template <int ROWS, typename Codes, int PART>
 ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
-    static_assert(TILES == 1, "registers for one tile");
-    const uint8_t* codes = p.codes[0] + PART * Codes::COUNT * TILE_QUAD;
+    const uint8_t* codes = p.codes + PART * Codes::COUNT * TILE_QUAD;
     if constexpr (IS_LARGE<Codes> && ROWS > 4) {
         exact_half<&i32x16::lo, ROWS, Codes::COUNT>(codes, p.a, total);
         exact_half<&i32x16::hi, ROWS, Codes::COUNT>(codes, p.a, total);
@@ -253,7 +220,6 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
 #else
 
 constexpr bool MEETS_PACKED = false;
-constexpr int MAX_TILES = 1;
 
 #if defined(__SSE2__) && !defined(PACELINE_PLAIN)
 // Both operands widened to 16 bits, four outputs at a time.
@@ -355,10 +321,9 @@ template <int ROWS> struct Sums {
 };
 #endif
 
-template <int ROWS, int TILES, typename Codes, int PART>
+template <int ROWS, typename Codes, int PART>
 ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
-    static_assert(TILES == 1, "registers for one tile");
-    const uint8_t* codes = p.codes[0] + PART * Codes::COUNT * TILE_QUAD;
+    const uint8_t* codes = p.codes + PART * Codes::COUNT * TILE_QUAD;
     Sums<ROWS> sums;
     sums.clear();
     for (int i = 0; i < Codes::COUNT; ++i) {

@@ -1,6 +1,6 @@
 // The instructions of levels that this CPU lacks, by SIMDe (Debian: libsimde-dev): for tests of
 // those levels, never for use. The compiler's command line includes this before everything else and
-// says which level is meant by EMULATE_AVX512 (and EMULATE_AMX), EMULATE_AVXVNNI or EMULATE_NEON. The levels' macros
+// says which level is meant by EMULATE_AVX512, EMULATE_AVXVNNI or EMULATE_NEON. The levels' macros
 // are defined after SIMDe has been read, lest it take the instructions for real.
 #pragma once
 
@@ -101,64 +101,6 @@ inline __m512i emulated_cvtepi8_epi32(__m128i a) {
 #define __AVX512VL__ 1
 #define __AVX512DQ__ 1
 #define __AVX512VNNI__ 1
-
-#if defined(EMULATE_AMX)
-
-// A thread's tile registers, each row 64 bytes apart; signed bytes are multiplied with unsigned ones.
-struct EmulatedTiles {
-    unsigned char rows[8] = {};
-    unsigned short row_bytes[8] = {};
-    alignas(64) signed char bytes[8][16][64];
-};
-inline thread_local EmulatedTiles emulated_tiles;
-
-inline void emulated_loadconfig(const void* config) {
-    constexpr int BYTES_AT = 16, ROWS_AT = 48;  // of a configuration
-    __builtin_memcpy(emulated_tiles.row_bytes, static_cast<const char*>(config) + BYTES_AT, 16);
-    __builtin_memcpy(emulated_tiles.rows, static_cast<const char*>(config) + ROWS_AT, 8);
-}
-inline void emulated_tile_zero(int tile) {
-    __builtin_memset(emulated_tiles.bytes[tile], 0, sizeof emulated_tiles.bytes[tile]);
-}
-inline void emulated_tile_loadd(int tile, const void* from, long stride) {
-    for (int row = 0; row < emulated_tiles.rows[tile]; ++row) {
-        __builtin_memcpy(emulated_tiles.bytes[tile][row],
-                         static_cast<const char*>(from) + row * stride,
-                         emulated_tiles.row_bytes[tile]);
-    }
-}
-inline void emulated_tile_stored(int tile, void* to, long stride) {
-    for (int row = 0; row < emulated_tiles.rows[tile]; ++row) {
-        __builtin_memcpy(static_cast<char*>(to) + row * stride, emulated_tiles.bytes[tile][row], 64);
-    }
-}
-inline void emulated_dpbsud(int sums, int a, int b) {
-    for (int row = 0; row < emulated_tiles.rows[sums]; ++row) {
-        int totals[16];
-        __builtin_memcpy(totals, emulated_tiles.bytes[sums][row], sizeof totals);
-        for (int i = 0; i < emulated_tiles.row_bytes[a]; ++i) {
-            for (int column = 0; column < 16; ++column) {
-                const signed char byte = emulated_tiles.bytes[b][i / 4][column * 4 + i % 4];
-                totals[column] +=
-                    emulated_tiles.bytes[a][row][i] * static_cast<unsigned char>(byte);
-            }
-        }
-        __builtin_memcpy(emulated_tiles.bytes[sums][row], totals, sizeof totals);
-    }
-}
-#define _tile_loadconfig emulated_loadconfig
-#define _tile_release() static_cast<void>(0)
-#undef _tile_zero
-#undef _tile_loadd
-#undef _tile_stored
-#undef _tile_dpbsud
-#define _tile_zero emulated_tile_zero
-#define _tile_loadd emulated_tile_loadd
-#define _tile_stored emulated_tile_stored
-#define _tile_dpbsud emulated_dpbsud
-#define __AMX_INT8__ 1
-
-#endif
 
 #elif defined(EMULATE_AVXVNNI)
 

@@ -12,9 +12,6 @@ int main() { return LEVEL_SUPPORTED ? 0 : 1; }
 #include "kernels/linear_blocks.inl"
 #include "kernels/unpack.inl"
 #include "kernels/products.inl"
-#if defined(__AMX_INT8__)
-#include "kernels/products_amx.inl"
-#endif
 #include "kernels/linear_quantised.inl"
 #include "kernels/linear_float.inl"
 #include "kernels/attention.inl"

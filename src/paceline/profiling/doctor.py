@@ -259,7 +259,7 @@ def _kernel_advice(machine: Machine, kernels: Kernels) -> Iterator[str]:
 
 
 def _unbuilt_level(machine: Machine, kernels: Kernels) -> str | None:
-    """The best level that the processor promises and the build lacks; AMX the system may deny."""
+    """The best level that the processor promises and the build lacks."""
     levels = {"avx512_vnni": "avx512vnni", "avx_vnni": "avxvnni", "avx2": "avx2"}
     promised = next((levels[flag] for flag in levels if flag in machine.instructions), None)
     return None if promised in kernels.levels else promised
