@@ -313,7 +313,7 @@ def cells() -> dict[str, Cell]:
         "known, four": Cell(cliffs, concurrency=4, is_native=False),
         "learnt": Cell(cliffs, CostModel(steep), noise=0.05),
         "learnt, eight": Cell(steep, CostModel(cliffs), concurrency=8, noise=0.1),
-        "assumed": Cell(seconds, CostModel(ops="native avx512vnni"), noise=0.03, is_native=False),
+        "assumed": Cell(seconds, CostModel(ops="native amx"), noise=0.03, is_native=False),
         "assumed, four": Cell(seconds, CostModel(), concurrency=4, noise=0.2),
         "from disk": Cell(flat, CostModel(streamed=0.9), noise=0.02),
         "flat, slow draft": Cell(flat, CostModel(flat), draft_times=slow_draft, noise=0.02),

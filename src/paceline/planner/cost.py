@@ -216,6 +216,7 @@ def _requests(shape: StepShape) -> int:
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _RATIOS = {
+    "native amx": (1.0, 1.05, 1.16, 1.30, 1.58, 2.26),
     "native avx512vnni": (1.0, 1.05, 1.18, 1.40, 2.28, 4.17),
     "native avx2": (1.0, 1.04, 1.15, 1.87, 4.14, 7.11),
 }
@@ -223,10 +224,12 @@ _RATIOS = {
 
 These are medians with two threads. AVX-512 VNNI: the geometric mean over GGUF files of four models
 of 135 million to 1.5 billion parameters in Q8_0, Q4_K_M and Q4_0 on a Xeon
-(``benchmarks/peers.py``), with two rows counted as more than one. AVX2: int8 forwards of a model of
-half a billion on AMD Zen 3 at a context of 64, from a run that a later one replaced in the saved
-results. Reading the weights bounds the narrow steps and arithmetic the wide ones, so beyond the
-last point every row costs the same.
+(``benchmarks/peers.py``), with two rows counted as more than one. The others are of int8 forwards
+of a model of half a billion: AMX on a Xeon (the steps of ``paceline profile``), AVX2 on AMD Zen 3
+at a context of 64, from a run that a later one replaced in the saved results. No kernels use AMX,
+but operations that are not listed may have as fast wide steps; they get the mean of all. Reading the weights
+bounds the narrow steps and arithmetic the wide ones, so beyond the last point every row costs the
+same.
 """
 
 
