@@ -106,7 +106,7 @@ def test_folders_and_files_with_little_memory(tmp_path: Path, source: str) -> No
     assert recurrent is not None
     needed, drafts = least_budget(recurrent, len(TEXTS), LEAST_NODES), DRAFTS
     if source.endswith(".packed"):  # whose drafts have keys and values of their own
-        needed, drafts = needed * DRAFT_SHARE // (DRAFT_SHARE - 1), [*DRAFTS, MTP]
+        needed, drafts = needed * DRAFT_SHARE // (DRAFT_SHARE - 1), [MTP, *DRAFTS]
     with LLM(
         path,
         speculative_config=drafts,
