@@ -1,4 +1,4 @@
-// The choice of the draft nodes that a step verifies: paceline/planner/drafts.py in C++, where it is
+// The choice of the draft nodes that a step verifies: paceline/planner/choice.py in C++, where it is
 // described. Its arithmetic is that of the Python code, so that both choose alike to the last bit.
 // Knows no Python.
 #pragma once

@@ -12,6 +12,7 @@ struct QuantisedCall {
     const BlockWeights& w;
     const LinearOut& out;
     BlockSizes sizes;
+    int tile_begin, tile_end;
 
     ptrdiff_t tile_bytes() const { return ptrdiff_t(sizes.tile); }
     const uint8_t* tile(int index) const { return w.data + index * tile_bytes(); }
@@ -112,26 +113,26 @@ inline int fetches_of(const BlockSizes& sizes) {
     return (stretch_bytes + LINE - 1) / LINE;
 }
 
-// What is read next while tiles tile_begin.. are met by all rows: where it begins for one of them,
+// What is read next while the tiles are met by all rows: where it begins for one of them,
 // and the bytes that a row fetches in each stretch of a tile.
-inline NextRead share_of_next(const QuantisedCall& call, int tile, int tile_begin, int tile_end) {
+inline NextRead share_of_next(const QuantisedCall& call, int tile) {
     const NextRead& all = call.out.next;
     const ptrdiff_t met = ptrdiff_t(call.sizes.stretches) * call.x.rows;  // stretches, of a tile
-    const ptrdiff_t bytes = all.bytes / ((tile_end - tile_begin) * met);
-    return {all.at + (tile - tile_begin) * met * bytes, bytes};
+    const ptrdiff_t bytes = all.bytes / ((call.tile_end - call.tile_begin) * met);
+    return {all.at + (tile - call.tile_begin) * met * bytes, bytes};
 }
 
 // Of codes that are bytes, into which others are unpacked.
-template <typename Codes> void linear_bytes(const QuantisedCall& call, int tile_begin, int tile_end) {
+template <typename Codes> void linear_bytes(const QuantisedCall& call) {
     const QuantRows& x = call.x;
     const BlockSizes& sizes = call.sizes;
     const int fetches = fetches_of(sizes);
     TileChunk chunk;
     alignas(64) f32x16 y[SLAB_ROWS];
-    for (int tile = tile_begin; tile < tile_end; ++tile) {
-        const Reading reading = reading_of(call, tile, 1, tile_begin, tile_end,
+    for (int tile = call.tile_begin; tile < call.tile_end; ++tile) {
+        const Reading reading = reading_of(call, tile, 1, call.tile_begin, call.tile_end,
                                            sizes.stretches * fetches, ptrdiff_t(sizes.scales));
-        const NextRead next = share_of_next(call, tile, tile_begin, tile_end);
+        const NextRead next = share_of_next(call, tile);
         for (int begin = 0; begin < x.rows; begin += SLAB_ROWS) {
             const int end = x.rows - begin < SLAB_ROWS ? x.rows : begin + SLAB_ROWS;
             for (int i = 0; i < end - begin; ++i) {
@@ -168,17 +169,18 @@ template <typename Codes> void linear_bytes(const QuantisedCall& call, int tile_
     }
 }
 
-// Of codes as they lie in the weights: tiles by ROWS rows from `row` on, whose sums stay in registers.
+// Of codes as they lie in the weights: some tiles by ROWS rows from `row` on, whose sums stay in
+// registers.
 template <int ROWS, typename Codes>
-void meet_packed(const QuantisedCall& call, int row, int tile_begin, int tile_end) {
+void meet_packed(const QuantisedCall& call, int row, int begin, int end) {
     const BlockSizes& sizes = call.sizes;
     const int fetches = fetches_of(sizes);
     TileScales<PACKED_CHUNK> scales;
-    for (int tile = tile_begin; tile < tile_end; ++tile) {
-        const Reading reading = reading_of(call, tile, 1, tile_begin, tile_end,
-                                           sizes.stretches * fetches, ptrdiff_t(sizes.scales));
+    for (int tile = begin; tile < end; ++tile) {
+        const Reading reading = reading_of(call, tile, 1, begin, end, sizes.stretches * fetches,
+                                           ptrdiff_t(sizes.scales));
         const Ahead ahead = ahead_of(reading, 1, 0);
-        const NextRead next = share_of_next(call, tile, tile_begin, tile_end);
+        const NextRead next = share_of_next(call, tile);
         f32x16 y[ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
@@ -204,12 +206,12 @@ void meet_packed(const QuantisedCall& call, int row, int tile_begin, int tile_en
     }
 }
 
-// Blocks of rows take turns on a few tiles, which the second one then finds in the caches.
-template <typename Codes> void linear_packed(const QuantisedCall& call, int tile_begin, int tile_end) {
+// Blocks of rows take turns on a few tiles, which are in the caches for all but the first one.
+template <typename Codes> void linear_packed(const QuantisedCall& call) {
     const int blocks = (call.x.rows + MAX_ROWS<Codes> - 1) / MAX_ROWS<Codes>;
-    const int step = blocks == 1 ? tile_end - tile_begin : TURN_OF_TILES;
-    for (int tile = tile_begin; tile < tile_end; tile += step) {
-        const int end = tile + step < tile_end ? tile + step : tile_end;
+    const int step = blocks == 1 ? call.tile_end - call.tile_begin : TURN_OF_TILES;
+    for (int tile = call.tile_begin; tile < call.tile_end; tile += step) {
+        const int end = tile + step < call.tile_end ? tile + step : call.tile_end;
         for (int i = 0, row = 0; i < blocks; ++i) {
             const int count = (call.x.rows - row) / (blocks - i);  // as even as can be
             with_number<MAX_ROWS<Codes>>(count, [&](auto rows) {
@@ -222,13 +224,13 @@ template <typename Codes> void linear_packed(const QuantisedCall& call, int tile
 
 void linear_blocks(const QuantRows& x, const BlockWeights& w, const LinearOut& out, int tile_begin,
                    int tile_end) {
-    const QuantisedCall call = {x, w, out, BlockSizes(shape_of(w.type), w.k)};
+    const QuantisedCall call = {x, w, out, BlockSizes(shape_of(w.type), w.k), tile_begin, tile_end};
     with_codes(w.type, [&](auto codes) {
         using Codes = decltype(codes);
         if constexpr (MEETS_PACKED) {
-            linear_packed<Codes>(call, tile_begin, tile_end);
+            linear_packed<Codes>(call);
         } else {
-            linear_bytes<typename Codes::AsBytes>(call, tile_begin, tile_end);
+            linear_bytes<typename Codes::AsBytes>(call);
         }
     });
 }
