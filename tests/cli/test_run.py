@@ -109,6 +109,10 @@ def test_answers_of_a_shape(cli: Cli, tmp_path: Path) -> None:
         (["--json-schema", "s.json", "--regex", "a"], "cannot be used together"),
         (["--json-schema", "nowhere.json"], "cannot read --json-schema nowhere.json"),
         (["--json-schema", '{"type": '], "not valid JSON"),
+        (
+            ["--json-schema", json.dumps({"const": "a" * 70_000})],
+            "error: structured_outputs.json has 70012 bytes; at most 65536 are allowed",
+        ),
         (["--regex", ""], "not empty"),
     ],
 )

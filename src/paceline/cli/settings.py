@@ -195,11 +195,12 @@ def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
     try:
         if not schema.lstrip().startswith("{"):
             schema = Path(schema).read_text(encoding="utf-8-sig")
-        return StructuredOutputs(json=json.loads(schema))
+        parsed = json.loads(schema)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --json-schema {schema}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--json-schema is not valid JSON: {error}") from error
+    return StructuredOutputs(json=parsed)
 
 
 def engine_options(options: EngineOptions) -> dict[str, Any]:
