@@ -292,8 +292,9 @@ def test_what_needs_texts_is_refused_without_a_tokenizer(without_tokenizer: LLM)
     for prompt in (PROMPTS[0], [{"role": "user", "content": "hi"}]):
         with pytest.raises(ConfigError, match="bare has no tokenizer; pass token ids"):
             without_tokenizer.generate(prompt)
-    with pytest.raises(RequestError, match="bare has no tokenizer; use stop_token_ids"):
+    with pytest.raises(RequestError, match="bare has no tokenizer; use stop_token_ids") as of_stop:
         without_tokenizer.generate([5], SamplingParams(stop="a"))
+    assert of_stop.value.param == "stop"
     shaped = SamplingParams(structured_outputs=StructuredOutputs(regex="a+"))
     with pytest.raises(RequestError, match="needs a tokenizer, and the model has none"):
         without_tokenizer.generate([5], shaped)

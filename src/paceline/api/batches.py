@@ -109,7 +109,7 @@ def for_stream(params: SamplingParams | None, default: SamplingParams) -> Sampli
     """Those of one streamed prompt; ``RequestError`` where they ask for several samples."""
     params = params or default
     if params.n != 1:
-        raise RequestError(f"n is {params.n}; a stream carries one sample, use generate()")
+        raise RequestError.of("n", f"is {params.n}; a stream carries one sample, use generate()")
     return params
 
 

@@ -389,8 +389,8 @@ class LLM:
         tokenizer = self._built.checkpoint.tokenizer
         if tokenizer is None:
             if wish.stop:
-                raise RequestError(
-                    f"stop holds strings, and {self.model} has no tokenizer; use stop_token_ids"
+                raise RequestError.of(
+                    "stop", f"holds strings, and {self.model} has no tokenizer; use stop_token_ids"
                 )
             return []
         cut = wish.include_stop_str_in_output

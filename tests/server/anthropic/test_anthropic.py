@@ -125,6 +125,13 @@ def test_a_block_in_a_message_of_the_other_role_is_refused(
     assert error["message"].startswith("messages")
 
 
+def test_a_block_without_a_type_is_refused() -> None:
+    messages = [{"role": "user", "content": [{"text": "a"}]}]
+    error = post(ChatServer("It rains."), status=400, messages=messages)["error"]
+    place = "messages.0.content.0"
+    assert error["message"] == f'{place} is {{"text":"a"}}; it should have a field \'type\''
+
+
 def test_an_earlier_answer_comes_back_as_it_was_told() -> None:
     server = ChatServer(f"<think>Where?</think>In Rome.{CALL}", THINKING)
     answer = post(server, tools=[TOOL])

@@ -187,6 +187,7 @@ _WANTED: Mapping[str, tuple[str, str]] = {
     "dict_type": _OBJECT,
     "model_type": _OBJECT,
     "union_tag_invalid": _OBJECT,
+    "union_tag_not_found": ("have", "a field {discriminator}"),
     "literal_error": ("be", "{expected}"),
     "greater_than_equal": ("be", "greater than or equal to {ge}"),
     "less_than_equal": ("be", "less than or equal to {le}"),
