@@ -1,8 +1,8 @@
 """The form of a schema that everything which compiles or reads one starts from.
 
 References are plain, words of other dialects become those of JSON Schema, and objects that name
-properties have no others, unless the schema says otherwise: hardly anybody means those who asks a
-model for an object. llama.cpp's converter (b11549) and xgrammar (0.2.9, by its default
+properties have no others, unless the schema says otherwise: hardly anyone who asks a model for an
+object wants further ones. llama.cpp's converter (b11549) and xgrammar (0.2.9, by its default
 ``strict_mode``) close such objects too.
 """
 

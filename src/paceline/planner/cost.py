@@ -226,10 +226,10 @@ These are medians with two threads. AVX-512 VNNI: the geometric mean over GGUF f
 of 135 million to 1.5 billion parameters in Q8_0, Q4_K_M and Q4_0 on a Xeon
 (``benchmarks/peers.py``), with two rows counted as more than one. The others are of int8 forwards
 of a model of half a billion: AMX on a Xeon (the steps of ``paceline profile``), AVX2 on AMD Zen 3
-at a context of 64, from a run that a later one replaced in the saved results. No kernels use AMX,
-but operations that are not listed may have as fast wide steps; they get the mean of all. Reading the weights
-bounds the narrow steps and arithmetic the wide ones, so beyond the last point every row costs the
-same.
+at a context of 64, from a run that a later one replaced in the saved results. No kernels use AMX;
+its ratios count in the mean of all, which operations that are not listed get, since their wide
+steps may be as fast. Reading the weights bounds the narrow steps and arithmetic the wide ones, so
+beyond the last point every row costs the same.
 """
 
 

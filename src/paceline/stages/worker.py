@@ -146,7 +146,7 @@ def listen(address: tuple[str, int], ready: Callable[[int], None]) -> None:
         ready: gets the port.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: the address cannot be listened on.
     """
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -198,9 +198,10 @@ class Tokenizer:
         Args:
             begins: as at a text's beginning; otherwise as behind other tokens, without the space
                 that some vocabularies put first.
-            add_special_tokens: as in :meth:`encode`, which says what is raised; only for what
-                begins a
-                text.
+            add_special_tokens: as in :meth:`encode`; only for what begins a text.
+
+        Raises:
+            RequestError: as :meth:`encode`.
         """
         return self._ids_by(self._literal_backend, text, begins, add_special_tokens)
 
