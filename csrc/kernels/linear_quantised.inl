@@ -85,8 +85,8 @@ ALWAYS_INLINE void meet_groups(const QuantStretch* rows, const Meeting& m, int i
     }
 }
 
-// Adds what ROWS rows from `row` on make of the stretches to their sums.
-template <int ROWS, typename Codes>
+// Adds what ROWS rows from `row` on make of the stretches to their sums. LEAST: see Fetching.
+template <int ROWS, typename Codes, int LEAST>
 ALWAYS_INLINE void meet(const QuantRows& x, int row, const Meeting& m, const Ahead& ahead, f32x16* y) {
     const ptrdiff_t bytes = ROWS * m.next.bytes;
     const uint8_t* next = m.next.at + row * m.next.bytes * x.stretches() + m.first * bytes;
@@ -94,7 +94,7 @@ ALWAYS_INLINE void meet(const QuantRows& x, int row, const Meeting& m, const Ahe
         __builtin_prefetch(next, 0, 1);
     }
     const ptrdiff_t index = m.first * m.fetches, stride = x.stride;
-    Fetching<Codes::STRETCH_SIZE / LINE> fetches = {
+    Fetching<LEAST> fetches = {
         {ahead.at + index * ahead.step, ahead.step, ahead.turn, ahead.leap}, index, m.fetches};
     const QuantStretch* rows = x.at(m.first, row);
     for (int i = 0; i < m.count; ++i, rows += stride) {
@@ -155,7 +155,7 @@ template <typename Codes> void linear_bytes(const QuantisedCall& call) {
                     for (int r = 0; r < rows(); ++r) {
                         kept[r] = y[row - begin + r];
                     }
-                    meet<rows(), Codes>(x, row, m, ahead, kept);
+                    meet<rows(), Codes, 0>(x, row, m, ahead, kept);
 #pragma GCC unroll 16
                     for (int r = 0; r < rows(); ++r) {
                         y[row - begin + r] = kept[r];
@@ -197,7 +197,7 @@ void meet_packed(const QuantisedCall& call, int row, int begin, int end) {
                                count,
                                fetches,
                                next};
-            meet<ROWS, Codes>(call.x, row, m, ahead, y);
+            meet<ROWS, Codes, Codes::STRETCH_SIZE / LINE>(call.x, row, m, ahead, y);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
