@@ -150,14 +150,15 @@ template <typename Codes> void linear_bytes(const QuantisedCall& call) {
                                    first,       count,              fetches,
                                    next};
                 each_block<MAX_ROWS<Codes>>(begin, end, reading, [&](int row, auto rows, Ahead ahead) {
-                    f32x16 kept[rows()];
+                    constexpr int ROWS = rows();
+                    f32x16 kept[ROWS];
 #pragma GCC unroll 16
-                    for (int r = 0; r < rows(); ++r) {
+                    for (int r = 0; r < ROWS; ++r) {
                         kept[r] = y[row - begin + r];
                     }
-                    meet<rows(), Codes, 0>(x, row, m, ahead, kept);
+                    meet<ROWS, Codes, 0>(x, row, m, ahead, kept);
 #pragma GCC unroll 16
-                    for (int r = 0; r < rows(); ++r) {
+                    for (int r = 0; r < ROWS; ++r) {
                         y[row - begin + r] = kept[r];
                     }
                 });
