@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "bind/arrays.h"
-#include "forward/recurrent_step.h"
+#include "layers/recurrent_step.h"
 #include "threads/thread_pool.h"
 
 namespace nb = nanobind;

@@ -6,7 +6,7 @@
 
 #include "forward/linear.h"
 #include "kernels/kernels.h"
-#include "forward/recurrent_step.h"
+#include "layers/recurrent_step.h"
 
 namespace paceline {
 

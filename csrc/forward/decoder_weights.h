@@ -5,13 +5,13 @@
 #include <optional>
 #include <vector>
 
-#include "forward/altup.h"
-#include "forward/feed_forward.h"
-#include "forward/latent.h"
-#include "forward/layer_inputs.h"
+#include "layers/altup.h"
+#include "layers/feed_forward.h"
+#include "layers/latent.h"
+#include "layers/layer_inputs.h"
 #include "forward/linear.h"
-#include "forward/experts.h"
-#include "forward/recurrent_layer.h"
+#include "layers/experts.h"
+#include "layers/recurrent_layer.h"
 
 namespace paceline {
 

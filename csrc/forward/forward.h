@@ -6,11 +6,11 @@
 
 #include "disk/expert_cache.h"
 #include "disk/layer_stream.h"
-#include "forward/attention.h"
+#include "layers/attention.h"
 #include "forward/batch.h"
 #include "forward/decoder_weights.h"
-#include "forward/head.h"
-#include "forward/mixtures.h"
+#include "layers/head.h"
+#include "layers/mixtures.h"
 #include "forward/workspace.h"
 
 namespace paceline {

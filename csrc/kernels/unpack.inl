@@ -172,7 +172,7 @@ inline f32x16 load_halved_powers(const uint8_t* p) {
     return max(as_float(shift_left<23>(e - one)), as_float(subnormal));
 }
 
-// The scales of stretches first..first + count - 1, at most so many; `first` is a multiple of CHUNK.
+// The scales of stretches first..first + count - 1, at most STRETCHES; `first` is a multiple of CHUNK.
 template <int STRETCHES>
 inline void unpack_scales(const BlockWeights& w, const BlockSizes& sizes, int tile, int first,
                           int count, TileScales<STRETCHES>& to) {

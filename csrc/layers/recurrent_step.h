@@ -6,7 +6,7 @@
 
 #include "forward/buffers.h"
 #include "kernels/recurrent.h"
-#include "forward/walk.h"
+#include "layers/walk.h"
 
 namespace paceline {
 

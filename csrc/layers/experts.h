@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "forward/feed_forward.h"
+#include "layers/feed_forward.h"
 
 namespace paceline {
 

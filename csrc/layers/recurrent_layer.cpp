@@ -1,4 +1,4 @@
-#include "forward/recurrent_layer.h"
+#include "layers/recurrent_layer.h"
 
 #include <algorithm>
 #include <stdexcept>

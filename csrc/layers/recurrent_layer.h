@@ -4,7 +4,7 @@
 
 #include "forward/buffers.h"
 #include "forward/linear.h"
-#include "forward/recurrent_step.h"
+#include "layers/recurrent_step.h"
 #include "kernels/recurrent.h"
 
 namespace paceline {

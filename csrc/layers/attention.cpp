@@ -1,4 +1,4 @@
-#include "forward/attention.h"
+#include "layers/attention.h"
 
 #include <algorithm>
 #include <tuple>

@@ -1,4 +1,4 @@
-#include "forward/mixtures.h"
+#include "layers/mixtures.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "forward/altup.h"
+#include "layers/altup.h"
 
 #include <algorithm>
 #include <cmath>

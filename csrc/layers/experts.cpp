@@ -1,4 +1,4 @@
-#include "forward/experts.h"
+#include "layers/experts.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "disk/expert_cache.h"
-#include "forward/experts.h"
-#include "forward/feed_forward.h"
+#include "layers/experts.h"
+#include "layers/feed_forward.h"
 #include "forward/workspace.h"
 
 namespace paceline {

@@ -1,4 +1,4 @@
-#include "forward/head.h"
+#include "layers/head.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "forward/layer_inputs.h"
+#include "layers/layer_inputs.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "forward/latent.h"
+#include "layers/latent.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "forward/feed_forward.h"
+#include "layers/feed_forward.h"
 
 #include <cmath>
 

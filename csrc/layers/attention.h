@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "forward/latent.h"
+#include "layers/latent.h"
 #include "forward/workspace.h"
 
 namespace paceline {

@@ -1,4 +1,4 @@
-#include "forward/walk.h"
+#include "layers/walk.h"
 
 #include <algorithm>
 

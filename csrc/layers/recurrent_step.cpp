@@ -1,4 +1,4 @@
-#include "forward/recurrent_step.h"
+#include "layers/recurrent_step.h"
 
 #include <algorithm>
 #include <stdexcept>
