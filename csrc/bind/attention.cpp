@@ -115,7 +115,7 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
     require(start >= 0 && window >= 0 && softcap >= 0.0f && rows_per_item > 0,
             "start, window or softcap is negative, or rows_per_item not positive");
     Problem problem = {
-        {heads, kv_heads, head_dim, v_stride, scale, softcap, window, false},
+        {heads, kv_heads, head_dim, v_stride, scale, softcap, window, false, false},
         {const_cast<void*>(k.data()), const_cast<void*>(v.data()), type},
         {blocks.data(), start},
         {},

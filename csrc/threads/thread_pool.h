@@ -3,8 +3,9 @@
 // `each` runs a phase: pieces of work that any thread may do in any order. The caller does pieces
 // too, and the phase ends when its pieces are done, not when all threads have come: a thread that
 // has no processor at the moment takes no pieces, and delays the others at most by those that it
-// had taken: half of its share of what was left then, and one at a time at the end. Waiting threads spin for about 50 microseconds and then sleep, so a pool that
-// has nothing to do costs nothing, and whoever needs their processor gets it.
+// had taken: half of its share of what was left then, and one at a time at the end. Waiting threads
+// spin for about 50 microseconds and then sleep, so a pool that has nothing to do costs nothing, and
+// whoever needs their processor gets it.
 //
 // On a machine without a processor for every thread, such delays can cost more than a thread brings.
 // The pool then works with fewer threads and tries one more from time to time.

@@ -139,11 +139,14 @@ def _read_folder(
         is_excluded = any(fnmatch.fnmatch(name, pattern) for pattern in exclude)
         if file.suffix not in suffixes or is_excluded or not file.is_file():
             continue
+        documents = _read_file(file)
         try:
-            documents = list(_read_file(file))
+            first = next(documents, None)
         except NoTextsError as error:
             skipped.append(str(error))
-        else:
+            continue
+        if first is not None:  # so that the file has texts, and a row without one is a fault
+            yield first
             yield from documents
     if skipped:
         others = [f"and {len(skipped) - SHOWN} more"] if len(skipped) > SHOWN else []

@@ -60,15 +60,21 @@ def test_json_files_without_texts_are_skipped_in_a_folder_and_named(
 ) -> None:
     (tmp_path / "a.md").write_text("one")
     (tmp_path / "b.json").write_text('{"name": "package"}')
-    (tmp_path / "c.jsonl").write_text('{"text": "left out, for its file is no list of texts"}\n{')
+    (tmp_path / "c.jsonl").write_text('{"event": "no text"}\n{"text": "left out"}')
     (tmp_path / "d.json").write_text('["two"]')
     for number in range(4):
         (tmp_path / f"e{number}.json").write_text("{")
     assert [d.text for d in read_documents([tmp_path])] == ["one", "two"]
     (warning,) = caplog.messages
     assert warning.startswith(f"skipped: {tmp_path / 'b.json'} is no JSON list of strings")
-    assert f"{tmp_path / 'c.jsonl'}:2 is not JSON" in warning
+    assert f"{tmp_path / 'c.jsonl'}:1" in warning
     assert warning.endswith("; and 1 more")
+
+
+def test_a_bad_row_behind_texts_is_an_error_in_a_folder_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{')
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2 is not JSON"):
+        list(read_documents([tmp_path]))
 
 
 def test_a_row_is_a_line_whatever_its_text_has(tmp_path: Path) -> None:
