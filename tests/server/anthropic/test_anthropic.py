@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -125,11 +126,44 @@ def test_a_block_in_a_message_of_the_other_role_is_refused(
     assert error["message"].startswith("messages")
 
 
-def test_a_block_without_a_type_is_refused() -> None:
-    messages = [{"role": "user", "content": [{"text": "a"}]}]
-    error = post(ChatServer("It rains."), status=400, messages=messages)["error"]
-    place = "messages.0.content.0"
-    assert error["message"] == f'{place} is {{"text":"a"}}; it should have a field \'type\''
+KINDS = "text, thinking, redacted_thinking, tool_use, tool_result"
+
+
+@pytest.mark.parametrize(
+    ("block", "place", "words"),
+    [
+        ({"text": "a"}, ".type", "is missing"),
+        (5, "", "is 5; it should be a valid object"),
+        ({"type": 5}, "", f"content blocks of type 5 are not supported.*; allowed: {KINDS}$"),
+        ({"type": None}, "", f"content blocks of type null are not .*; allowed: {KINDS}$"),
+        ({"type": "image"}, "", f"content blocks of type 'image' are not .*; allowed: {KINDS}$"),
+        ({"type": "text"}, ".text", "is missing"),
+    ],
+)
+def test_a_block_of_no_known_type_is_refused(block: Any, place: str, words: str) -> None:
+    """Where several forms are allowed, the error tells them, and the block's own place."""
+    error = post(ChatServer(), status=400, messages=[{"role": "user", "content": [block]}])["error"]
+    place = f"messages.0.content.0{place}"
+    whole = words if words.startswith("content blocks") else f"{place} {words}"
+    assert re.match(whole, error["message"]) is not None
+
+
+@pytest.mark.parametrize("kind", [5, "image", "tool_use"])
+def test_a_result_and_a_system_prompt_take_text_alone(kind: object) -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": kind}]}
+    for fields in (
+        {"messages": [{"role": "user", "content": [result]}]},
+        {"system": [{"type": kind}]},
+    ):
+        error = post(ChatServer(), status=400, **fields)["error"]
+        assert error["message"].endswith("the models served here read text; allowed: text")
+
+
+def test_a_place_has_no_names_of_types() -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text"}]}
+    messages = [{"role": "user", "content": [result]}]
+    error = post(ChatServer(), status=400, messages=messages)["error"]
+    assert error["message"] == "messages.0.content.0.content.0.text is missing"
 
 
 def test_an_earlier_answer_comes_back_as_it_was_told() -> None:

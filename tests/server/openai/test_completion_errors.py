@@ -181,3 +181,25 @@ def test_all_that_a_value_may_be_is_told(value: Any, wanted: str) -> None:
 def test_a_list_without_items_is_told_how_many_it_needs() -> None:
     error = refused(application(), "/v1/chat/completions", {"messages": []})
     assert error["message"] == "messages is []; it should have at least 1 item"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tool_choice": {"type": 5}}, "tool_choice.type is 5; it should be 'function'"),
+        ({"tool_choice": {}}, "tool_choice.type is missing"),
+        (
+            {"messages": [{"role": "user", "content": [5]}]},
+            "messages.0.content.0 is 5; it should be a valid object",
+        ),
+        ({"stop": ["a", 5]}, "stop.1 is 5; it should be a valid string"),
+    ],
+)
+def test_what_has_the_form_of_a_type_is_told_what_that_type_lacks(
+    fields: dict[str, Any], message: str
+) -> None:
+    """Not that it should be of another type, which was tried first."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    error = refused(application(), "/v1/chat/completions", body)
+    assert error["message"] == message
+    assert error["param"] == message.split(" is ")[0]

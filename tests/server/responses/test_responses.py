@@ -354,6 +354,18 @@ def test_the_store_is_bounded_in_bytes_and_time() -> None:
             "content parts of type 'input_image' are not supported",
         ),
         ({"input": []}, "input"),
+        ({"input": [5]}, "input.0 is 5; it should be a valid object"),
+        (
+            {"input": [{"type": 5}]},
+            "items of type 5 are not supported; allowed: message, function_",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": 5}]}]},
+            "content parts of type 5 are not supported; allowed: input_text, output_text",
+        ),
+        ({"tools": [{"type": None}]}, "tools of type null are not supported; allowed: function"),
+        ({"tool_choice": {"type": 5}}, "choices of type 5 are not supported; allowed: function, a"),
+        ({"tool_choice": {"name": "a"}}, "tool_choice.type is missing"),
         ({"n": 2}, "a response is one answer"),
         ({"max_tokens": 5}, "send max_output_tokens"),
         ({"max_output_tokens": 10**9}, "and max_output_tokens is 1000000000: shorten the prompt"),

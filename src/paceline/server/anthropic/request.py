@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, Tag, model_validator
 
 from paceline.server.protocol.chat import (
     MAX_MESSAGES,
@@ -33,20 +33,21 @@ from paceline.server.protocol.generation import (
     Temperature,
     TopK,
     TopP,
+    by_kind,
     of_kinds,
     up_to,
 )
 
-_KNOWN = of_kinds(
-    ("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
-    "content blocks",
-    ": the models served here read text",
-)
+_READ_TEXT = ": the models served here read text"
+_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 class TextBlock(LenientModel):
     type: Literal["text"]
     text: str
+
+
+TextAlone = Annotated[TextBlock, of_kinds(("text",), "content blocks", _READ_TEXT)]
 
 
 class ThinkingBlock(LenientModel):
@@ -74,14 +75,18 @@ class ToolUseBlock(LenientModel):
 class ToolResultBlock(LenientModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[Annotated[TextBlock, _KNOWN]], up_to(None)] | None = None
+    content: str | Annotated[list[TextAlone], up_to(None)] | None = None
     is_error: bool | None = None
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
-    Field(discriminator="type"),
-    _KNOWN,
+    Annotated[TextBlock, Tag("type-text")]
+    | Annotated[ThinkingBlock, Tag("type-thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("type-redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("type-tool_use")]
+    | Annotated[ToolResultBlock, Tag("type-tool_result")],
+    by_kind(),
+    of_kinds(_BLOCKS, "content blocks", _READ_TEXT),
 ]
 Blocks = Annotated[list[Block], up_to(MAX_MESSAGES)]
 
@@ -157,7 +162,7 @@ class AnthropicConversation(LenientModel):
 
     model: str
     messages: Annotated[list[AnthropicMessage], up_to(MAX_MESSAGES, 1)]
-    system: str | Annotated[list[TextBlock], up_to(MAX_MESSAGES)] | None = None
+    system: str | Annotated[list[TextAlone], up_to(MAX_MESSAGES)] | None = None
     tools: Annotated[list[AnthropicTool], up_to(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -151,7 +151,7 @@ def _http_error(error: HTTPException) -> ApiError:
 def _validation_error(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body; the innermost where several types were tried."""
     details = error.errors(include_url=False)
-    first = max(details, key=lambda detail: _rank(detail["type"]))  # of equals the first
+    first = _first(details)
     place, value = _place(first), first.get("input")
     match first["type"]:
         case "value_error":
@@ -159,7 +159,7 @@ def _validation_error(error: ValidationError) -> ApiError:
             return ApiError(400, str(cause), param=place or getattr(cause, "param", None))
         case "extra_forbidden":
             message = f"unknown field {place!r}"
-        case "missing":
+        case kind if kind == "missing" or _lacks_type(first):
             message = f"{place} is missing"
         case "model_type" | "dict_type" if not place:
             message = f"the body is {_shown(value)}; it must be a JSON object"
@@ -169,9 +169,22 @@ def _validation_error(error: ValidationError) -> ApiError:
     return ApiError(400, message, param=place or None)
 
 
+def _first(details: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Of equal rank the first; then what is wrong inside of it, for a type that has such a form."""
+    first = max(details, key=lambda detail: _rank(detail["type"]))
+    inside = [detail for detail in details if _place(detail).startswith(f"{_place(first)}.")]
+    return _first(inside) if inside else first
+
+
 def _place(detail: ErrorDetails) -> str:
     """The field of a problem, with dots, without the branches of unions."""
-    return ".".join(str(part) for part in detail["loc"] if not _is_branch(part))
+    parts = [str(part) for part in detail["loc"] if not _is_branch(part)]
+    return ".".join([*parts, "type"] if _lacks_type(detail) else parts)
+
+
+def _lacks_type(detail: ErrorDetails) -> bool:
+    """Whether an object does not say which of several forms it has."""
+    return detail["type"] == "union_tag_not_found" and isinstance(detail["input"], dict)
 
 
 _OBJECT, _INTEGER = ("be", "a valid object"), ("be", "a valid integer")
@@ -186,8 +199,7 @@ _WANTED: Mapping[str, tuple[str, str]] = {
     "tuple_type": ("be", "a valid list"),
     "dict_type": _OBJECT,
     "model_type": _OBJECT,
-    "union_tag_invalid": _OBJECT,
-    "union_tag_not_found": ("have", "a field {discriminator}"),
+    "union_tag_not_found": _OBJECT,
     "literal_error": ("be", "{expected}"),
     "greater_than_equal": ("be", "greater than or equal to {ge}"),
     "less_than_equal": ("be", "less than or equal to {le}"),

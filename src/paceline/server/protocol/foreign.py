@@ -171,9 +171,9 @@ def refusal(name: str, value: Any, allowed: Values, reason: str) -> str:
     """What is said of another value, as a sentence that begins with the field's name."""
     if not allowed:
         return f"{name} is not supported: {reason}"
-    accepted = ", ".join([*map(_json, allowed), "null"])
+    accepted = ", ".join([*map(as_json, allowed), "null"])
     return (
-        f"{name} is {_json(value)}; only what asks for nothing is accepted ({accepted}): {reason}"
+        f"{name} is {as_json(value)}; only what asks for nothing is accepted ({accepted}): {reason}"
     )
 
 
@@ -182,6 +182,7 @@ def _equal(value: Any, allowed: Any) -> bool:
     return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """A value for an error's text, cut where it is long."""
     text = to_json(value, inf_nan_mode="null").decode()
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     ValidationInfo,
     model_validator,
@@ -39,6 +40,7 @@ from paceline.server.protocol.foreign import (
     ASKS_FOR_NOTHING,
     INSTEAD,
     Values,
+    as_json,
     asks_for_nothing,
     refusal,
 )
@@ -176,14 +178,29 @@ def of_kinds(kinds: Sequence[str], what: str, why: str = "") -> BeforeValidator:
     """Say which types there are, and not which keys of another type are unknown."""
 
     def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in kinds:
+        if isinstance(value, dict) and "type" in value and value["type"] not in kinds:
+            kind = value["type"]
+            shown = repr(kind[:40]) if isinstance(kind, str) else as_json(kind)
             raise ValueError(
-                f"{what} of type {kind[:40]!r} are not supported{why}; allowed: {', '.join(kinds)}"
+                f"{what} of type {shown} are not supported{why}; allowed: {', '.join(kinds)}"
             )
         return value
 
     return BeforeValidator(check)
+
+
+def by_kind(default: str | None = None) -> Discriminator:
+    """Choose among models with the tags ``type-<type>``; of an object without a type the default.
+
+    With a hyphen, a tag is no part of the place that an error names.
+    """
+
+    def tag(value: Any) -> str | None:
+        is_object = isinstance(value, dict)
+        kind = value.get("type", default) if is_object else getattr(value, "type", None)
+        return None if kind is None else f"type-{kind}"
+
+    return Discriminator(tag)
 
 
 class LenientModel(ApiModel):

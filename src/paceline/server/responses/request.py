@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, Tag, model_validator
 
 from paceline.core.errors import RequestError
 from paceline.server.protocol.chat import (
@@ -33,6 +33,7 @@ from paceline.server.protocol.generation import (
     TopLogprobs,
     Whole,
     at_most,
+    by_kind,
     of_kinds,
     up_to,
 )
@@ -99,19 +100,13 @@ class ReferenceItem(LenientModel):
     id: str
 
 
-def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"type-{kind if isinstance(kind, str) else 'message'}"
-
-
-# With a hyphen, a tag is no part of the place that an error names.
 Item = Annotated[
     Annotated[MessageItem, Tag("type-message")]
     | Annotated[CallItem, Tag("type-function_call")]
     | Annotated[CallOutputItem, Tag("type-function_call_output")]
     | Annotated[ReasoningItem, Tag("type-reasoning")]
     | Annotated[ReferenceItem, Tag("type-item_reference")],
-    Discriminator(_kind),
+    by_kind("message"),
     of_kinds(ITEMS, "items"),
 ]
 Items = Annotated[list[Item], up_to(MAX_ITEMS, 1)]
@@ -147,7 +142,7 @@ class AllowedTools(ApiModel):
 ToolChoice = Annotated[
     Annotated[ChosenTool, Tag("type-function")]
     | Annotated[AllowedTools, Tag("type-allowed_tools")],
-    Discriminator(_kind),
+    by_kind(),
     of_kinds(("function", "allowed_tools"), "tool choices"),
 ]
 
