@@ -16,6 +16,7 @@ from paceline.build.default_drafts import default_speculative_config
 from paceline.cli.chat import PARAMETERS, PromptHistory, TerminalChat, talk
 from paceline.cli.prompts import Encoder
 from paceline.cli.terminal import Screen
+from paceline.core.errors import ShapeError
 from paceline.core.folders import state_folder
 from paceline.request.sampling_params import SamplingParams
 from tests.cli.pseudo_terminal import at_a_terminal
@@ -90,6 +91,19 @@ def test_a_chat_remembers(chat: Chat) -> None:
     assert roles(said.asked[1]) == ["user", "assistant", "user"]
     assert said.asked[1][1]["content"]
     assert said.asked[1][2]["content"] == "second"
+
+
+def test_a_shape_that_cannot_be_used_ends_the_conversation(
+    llm: LLM, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given on the command line, which the error names, and no message would mend it."""
+
+    def refused(*arguments: object, **options: object) -> None:
+        raise ShapeError("json", "cannot be used")
+
+    monkeypatch.setattr(llm, "stream", refused)
+    with pytest.raises(ShapeError):
+        chat("first", "second")
 
 
 def test_without_a_template_each_text_stands_alone(chat: Chat) -> None:

@@ -57,6 +57,68 @@ def test_help_names_who_drafts_by_default(cli: Callable[..., Result]) -> None:
         assert "its draft model too" not in said
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run --threads -4", "--threads is -4; allowed"),
+        ("run --max-num-seqs -4", "--max-num-seqs is -4; allowed"),
+        (
+            "run --max-num-batched-tokens 3",
+            "--max-num-batched-tokens is 3, below --max-num-seqs (32)",
+        ),
+        ("run --objective foo", "--objective is 'foo'; allowed"),
+        ("run --device foo", "--device 'foo' cannot be used"),
+        ("run --top-p 2", "--top-p is 2.0; allowed"),
+        ("run --repeat-penalty -9", "--repeat-penalty is -9.0; allowed"),
+        ("run --stop=", "--stop holds ''; allowed"),
+        ("run -k 900", "--num-speculative-tokens is 900; allowed"),
+        ("run --method foo", "--method is 'foo'; allowed"),
+        ("train lm -o x --steps 1 --grad-clip 0", "--grad-clip is 0.0; allowed"),
+        (
+            "train lm -o x --num-heads 5 --num-kv-heads 2",
+            "--num-heads is 5, not a multiple of --num-kv-heads (2)",
+        ),
+        (
+            "train draft embedded -o x --steps 1 --mask-token-id 3",
+            "a draft has mask tokens only with parallel; leave --mask-token-id out",
+        ),
+    ],
+)
+def test_errors_name_the_options_that_were_typed(
+    cli: Callable[..., Result], command: str, message: str
+) -> None:
+    """Not the settings that they set, whose names only programs know."""
+    result = cli(*command.split(), *(["-p", "x"] if command.startswith("run") else []))
+    assert result.code == 2
+    assert result.err.splitlines()[-1].startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--speculative-config", '{"method": "suffix", "num_speculative_tokens": 900}'),
+            "num_speculative_tokens is 900",
+        ),
+        (("--speculative-config", '{"method": "self", "dtype": "int7"}'), "dtype is 'int7'"),
+        (("--backend", "max_num_seqs"), "--backend is 'max_num_seqs'"),
+    ],
+)
+def test_errors_about_json_and_values_keep_their_names(
+    cli: Callable[..., Result], arguments: tuple[str, ...], message: str
+) -> None:
+    result = cli("run", "embedded", "-p", "x", *arguments)
+    assert result.err.startswith(f"error: {message}; allowed")
+
+
+@pytest.mark.parametrize("kind", ["lm", "draft", "head"])
+def test_help_names_the_options_that_are_typed(cli: Callable[..., Result], kind: str) -> None:
+    said = " ".join(cli("train", kind, "--help").out.split())
+    assert "0 leaves the end to --max-minutes." in said
+    assert "0 leaves the end to --steps." in said
+    assert "`" not in said
+
+
 def test_what_is_measured_again_and_again_remembers_nothing() -> None:
     configs = default_speculative_config("embedded")
     assert configs[0].suffix_decoding_max_cached_requests > 0

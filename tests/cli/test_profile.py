@@ -245,8 +245,8 @@ def never(*_: object) -> Any:
         (("--import", "x", "MODEL"), "leave out MODEL"),
         (("--draft", "x", "--import", "x"), "leave out MODEL and --draft"),
         (("--draft", "x", "--draft-layers", "2"), "leave out --draft"),
-        (("--draft-dtype", "int7"), "dtype is 'int7'"),
-        (("--threads", "-2"), "num_threads is -2"),
+        (("--draft-dtype", "int7"), "error: --draft-dtype is 'int7'; allowed: auto, "),
+        (("--threads", "-2"), "error: --threads is -2"),
         (("--budget", "0"), "--budget"),
     ],
 )

@@ -111,8 +111,10 @@ def test_answers_of_a_shape(cli: Cli, tmp_path: Path) -> None:
         (["--json-schema", '{"type": '], "not valid JSON"),
         (
             ["--json-schema", json.dumps({"const": "a" * 70_000})],
-            "error: structured_outputs.json has 70012 bytes; at most 65536 are allowed",
+            "error: --json-schema has 70012 bytes; at most 65536 are allowed",
         ),
+        (["--json-schema", '{"type": "strin"}'], "error: --json-schema cannot be used: Invalid"),
+        (["--regex", "["], "error: --regex cannot be used"),
         (["--regex", ""], "not empty"),
     ],
 )

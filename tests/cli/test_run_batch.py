@@ -144,7 +144,7 @@ def test_a_chat_template_can_be_chosen(
     monkeypatch.setattr("paceline.server.engine_process.client.EngineClient", client)
     result = cli("run-batch", str(batch), "--chat-template", "no-such-template")
     assert result.code == 2
-    assert "chat_template is 'no-such-template'" in result.err
+    assert "--chat-template is 'no-such-template'" in result.err
     assert cli("run-batch", str(batch), "--chat-template", "chatml").code == 0
     with factories[0]() as llm:
         assert "<|im_start|>user" in llm.tokenizer.apply_chat_template(

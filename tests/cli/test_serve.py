@@ -42,13 +42,17 @@ def _logging() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--port", "99999"], "port is 99999"),
+        (["--port", "99999"], "--port is 99999"),
         (["--max-body-size", "lots"], "'lots' is not an amount of memory"),
-        (["--max-queue", "-1"], "max_queue is -1"),
-        (["--metrics-prefix", "a b"], "metrics_prefix"),
+        (["--stream-interval-ms", "-1"], "'--stream-interval-ms': -1 is less than 0"),
+        (["--max-queue", "-1"], "--max-queue is -1"),
+        (["--metrics-prefix", "a b"], "--metrics-prefix is 'a b'"),
         (["--kv-events-config", "{"], "--kv-events-config '{' is not valid JSON"),
-        (["--method", "magic"], "magic"),
-        (["--chat-template", "chatlm"], "built in: plain, alpaca, chatml, gemma, llama2"),
+        (["--method", "magic"], "--method is 'magic'"),
+        (
+            ["--chat-template", "chatlm"],
+            "error: --chat-template is 'chatlm', which is not a ",
+        ),
         (["--api-key", ""], "API key is empty"),
         (
             ["--default-chat-template-kwargs", "{"],

@@ -22,13 +22,19 @@ from tests.models.reference import edit, save_model
         ({"quant_method": "hqq"}, r"'hqq', .* supported: gptq, awq, compressed-tensors, fp8, "),
         ({"quant_method": ["gptq"]}, "is quantised by .*gptq.* not supported"),
         ({"bits": 4}, "is quantised by 'unknown'"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' .* gptq, gptq_v2"),
+        (
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            "the GPTQ format 'marlin' is not supported; supported: gptq, gptq_v2",
+        ),
         ({"quant_method": "awq", "version": "gemv"}, "'gemv' with 4 bits .* 'gemm'"),
         ({"quant_method": "awq", "bits": 8}, "with 8 bits"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' .* FP8, NVFP4"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+            "the modelopt algorithm 'W4A8_AWQ' is not .* FP8, NVFP4",
+        ),
         (
             {"quant_method": "compressed-tensors", "format": "marlin-24"},
-            "'marlin-24' .* pack-quantized",
+            "the compressed-tensors format 'marlin-24' is not .* pack-quantized",
         ),
         (
             {
@@ -39,11 +45,11 @@ from tests.models.reference import edit, save_model
         ),
         (
             {"quant_method": "compressed-tensors", "sparsity_config": {"format": "x"}},
-            "compressed sparsity",
+            "checkpoints with compressed sparsity are not supported; use another form of the model",
         ),
         (
             {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"a": 1}}},
-            "transformed activations",
+            "checkpoints with transformed activations are not",
         ),
         (
             {

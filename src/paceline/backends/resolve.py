@@ -37,7 +37,7 @@ def check_device(device: str) -> None:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {device!r} cannot be used: {reason}") from error
+        raise ConfigError.of("device", f"{device!r} cannot be used: {reason}") from error
 
 
 def is_cpu(device: str) -> bool:

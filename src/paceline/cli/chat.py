@@ -27,7 +27,13 @@ from paceline.cli.report import (
     stream_answer,
 )
 from paceline.cli.terminal import Screen, printable
-from paceline.core.errors import ConfigError, ContextLengthError, PacelineError, RequestError
+from paceline.core.errors import (
+    ConfigError,
+    ContextLengthError,
+    PacelineError,
+    RequestError,
+    ShapeError,
+)
 from paceline.core.files import whole_file
 from paceline.core.folders import state_folder
 from paceline.request.sampling_params import SamplingParams
@@ -221,6 +227,8 @@ def talk(conversation: TerminalChat, read: Read, remember: Remember = lambda tex
                     return 0
             elif asked.strip():
                 conversation.ask(asked)
+        except ShapeError:  # the command line's: no other message would do better
+            raise
         except (RequestError, ConfigError) as error:
             screen.note(f"error: {error}")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -21,7 +22,7 @@ from paceline.cli.config_file import take_config_file, without_overruled
 from paceline.config import METHODS, EngineConfig, SpeculativeConfig, environment_name
 from paceline.config.speculative import DEFAULT_METHOD, EMBEDDED_METHOD
 from paceline.config.template_options import parse_template_options
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.request.sampling_params import SamplingParams
 
 JSON_HELP = "Print one line of JSON on stdout, and everything else on stderr."
@@ -29,6 +30,7 @@ MODEL_HELP = "Folder, GGUF file, hub id, or a name that paceline models lists."
 TRACE_HELP = "Write the phases of each step to this file, for Perfetto or chrome://tracing."
 
 Options = TypeVar("Options")
+_MARKED = re.compile(r"`(\w+)`")
 DEFAULTS = EngineConfig()
 """What an engine is built with where nothing is said."""
 UNLIMITED = 1 << 31
@@ -38,24 +40,35 @@ COMPARED_TOKENS = 256
 SEVERAL = "Can be given several times."
 
 
-def option(default: Any, help: str, *names: str, both: bool = False, **more: Any) -> Any:
+def option(
+    default: Any, help: str, *names: str, both: bool = False, sets: str = "", **more: Any
+) -> Any:
     """A field that is an option, and that an environment variable of its long name fills too.
 
     Args:
         default: ``...`` where it must be given.
+        help: names of settings in backticks become those of the options that set them.
         names: a short name, or a long one that is not the field's with dashes.
         both: ``--no-`` before the name turns a switch off.
+        sets: the setting that errors name where the option is wrong (default: the field's name).
         more: for :func:`typer.Option`.
     """
 
     def declare(name: str) -> Any:
-        own = [f"--{name.replace('_', '-')}"] if all(n[:2] != "--" for n in names) else []
-        *short, long = *names, *own
-        flags = (*short, f"{long}/--no-{long[2:]}" if both else long)
+        long = _long_name(name, names)
+        flags = (
+            *(each for each in names if each != long),
+            f"{long}/--no-{long[2:]}" if both else long,
+        )
         variable = environment_name(long)
         return typer.Option(*flags, help=help, envvar=variable, show_envvar=False, **more)
 
-    return _field(default, declare)
+    return _field(default, declare, names=names, sets=sets)
+
+
+def _long_name(field: str, names: Sequence[str]) -> str:
+    """Of an option with these names of its own."""
+    return next((name for name in names if name[:2] == "--"), f"--{field.replace('_', '-')}")
 
 
 def argument(default: Any, help: str) -> Any:
@@ -87,22 +100,26 @@ def from_config(
     elif note:
         help = f"{help} {note}"
     names = (more.pop("short"),) if "short" in more else ()
-    return option(setting.default if default is MISSING else default, help, *names, **more)
+    default = setting.default if default is MISSING else default
+    return option(default, help, *names, sets=name, **more)
 
 
-def _field(default: Any, declare: Callable[[str], Any]) -> Any:
-    return field(default=MISSING if default is ... else default, metadata={"declare": declare})
+def _field(default: Any, declare: Callable[[str], Any], **more: Any) -> Any:
+    metadata = {"declare": declare, **more}
+    return field(default=MISSING if default is ... else default, metadata=metadata)
 
 
 def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[..., None]:
     """A function with a parameter for each option, which hands the filled dataclass to ``body``."""
     hints = get_type_hints(options)
+    names = {setting: name for setting, (name, _) in _by_setting(options).items()}
     keyword_only, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     parameters = [inspect.Parameter("context", keyword_only, annotation=typer.Context)]
     for each in _in_order(options):
         default = empty if each.default is MISSING else each.default
         info = each.metadata["declare"](each.name)
         info.metavar = info.metavar or _shown_type(hints[each.name])
+        info.help = _MARKED.sub(lambda name: names.get(name[1], name[0]), info.help)
         declared: Any = Annotated[hints[each.name], info]
         parameters.append(
             inspect.Parameter(each.name, keyword_only, default=default, annotation=declared)
@@ -110,11 +127,44 @@ def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[.
 
     def command(context: typer.Context, **values: Any) -> None:
         refuse_empty_variables(context)
-        body(_with_model(options(**without_overruled(context, values)), context.command_path))
+        given = options(**without_overruled(context, values))
+        try:
+            body(_with_model(given, context.command_path))
+        except PacelineError as error:
+            raise _in_options(error, given) from error
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
+
+
+def _by_setting(options: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
+    """What is typed for each setting, ``--threads`` for ``num_threads``, and the option's field."""
+    return {
+        each.metadata["sets"] or each.name: (_long_name(each.name, each.metadata["names"]), each)
+        for each in _fields_of(options)
+        if "sets" in each.metadata
+    }
+
+
+def _in_options(error: PacelineError, given: Any) -> PacelineError:
+    """The error with options in place of settings, if it is about one that an option sets.
+
+    One of those that it names is given: a speculative configuration, which may come as JSON, has
+    settings of the same names.
+    """
+    known = _by_setting(type(given))
+    if error.param not in known:
+        return error
+    # Of the others only those with an underscore cannot be ordinary words.
+    names = [name for name in known if "_" in name or name == error.param]
+    longest_first = map(re.escape, sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w.'\"-])({'|'.join(longest_first)})(?![\w'\"])")
+    fields = [known[name][1] for name in pattern.findall(str(error))]
+    if all(getattr(given, each.name) == each.default for each in fields):
+        return error
+    told = pattern.sub(lambda name: known[name[0]][0], str(error))
+    return ConfigError(told, error.param)
 
 
 @cache
@@ -351,9 +401,12 @@ class ShapeOptions:
     json_schema: str | None = option(
         None,
         "Constrain answers to JSON that matches this schema, a file or the JSON itself.",
+        sets="structured_outputs.json",
     )
     regex: str | None = option(
-        None, "Constrain answers to match this regular expression as a whole."
+        None,
+        "Constrain answers to match this regular expression as a whole.",
+        sets="structured_outputs.regex",
     )
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from paceline.build.default_drafts import default_speculative_config, drafts_of
 from paceline.cli.options import JSON_HELP, EngineOptions, ModelOptions, option
-from paceline.cli.settings import engine_options, method_of
+from paceline.cli.settings import engine_options, method_of, self_draft
 from paceline.cli.terminal import Screen, printable, table
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.config.speculative import SelfDraftConfig
 from paceline.core.checks import check_number, check_output
 from paceline.core.errors import ConfigError, ProfileError
 from paceline.core.files import write_json
@@ -152,7 +151,7 @@ def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
             raise ConfigError(
                 "--draft-layers and --draft-dtype are of the model itself: leave out --draft"
             )
-        return SelfDraftConfig(draft_layers=layers, dtype=dtype or "auto")
+        return self_draft(layers, dtype)
     if options.draft is not None:
         return SpeculativeConfig(method=method_of(options.draft), model=options.draft)
     drafts = drafts_of(options.model)

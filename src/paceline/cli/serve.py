@@ -88,7 +88,7 @@ class ServeOptions(ReplicaOptions, SpeculationOptions, RequestedModelOptions, Mo
     hang_timeout: float = server_option("hang_timeout")
     max_engine_restarts: int = server_option("max_engine_restarts")
     drain_timeout: float = server_option("drain_timeout")
-    stream_interval_ms: float = server_option("stream_interval", default=20.0)
+    stream_interval_ms: float = server_option("stream_interval", default=20.0, min=0, max=10_000)
     metrics_prefix: str = server_option("metrics_prefix")
     tool_call_parser: str = server_option("tool_call_parser")
     reasoning_parser: str = server_option("reasoning_parser")

@@ -25,8 +25,14 @@ from paceline.cli.options import (
     SpeculationOptions,
     limit_of,
 )
-from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.config.speculative import HEAD_METHODS, check_method, config_class
+from paceline.config import DTYPES, SpeculativeConfig, parse_speculative_config
+from paceline.config.speculative import (
+    HEAD_METHODS,
+    SelfDraftConfig,
+    check_method,
+    config_class,
+)
+from paceline.core.checks import check_choice
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.loading.catalogue import embedded_model, embedded_ngram_model
 from paceline.request.sampling_params import SamplingParams
@@ -147,6 +153,13 @@ def method_of(draft: str) -> str:
     """The method of a draft that is named by itself: a head's where it says that it is one."""
     method = named_draft(draft).method
     return method if method in HEAD_METHODS else "draft_model"
+
+
+def self_draft(layers: int | None, dtype: str | None) -> SelfDraftConfig:
+    """The model itself with fewer layers, or in the precision that ``--draft-dtype`` names."""
+    if dtype is not None:
+        check_choice("--draft-dtype", dtype, DTYPES)
+    return SelfDraftConfig(draft_layers=layers, dtype=dtype or "auto")
 
 
 def named_folders(given: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:

@@ -90,9 +90,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
-            raise ConfigError(f"objective is {self.kind!r}; {_ALLOWED}")
+            raise ConfigError.of("objective", f"is {self.kind!r}; {_ALLOWED}")
         if (self.kind == "tpot") != (self.tpot_ms is not None):
-            raise ConfigError(f"objective {self.kind} has tpot_ms {self.tpot_ms}; {_ALLOWED}")
+            raise ConfigError.of("objective", f"{self.kind} has tpot_ms {self.tpot_ms}; {_ALLOWED}")
         if self.tpot_ms is not None:
             check_number("tpot_ms", self.tpot_ms, 0.001, 1e9, float)
 
@@ -110,12 +110,12 @@ def parse_objective(source: str | Mapping[str, Any] | Objective) -> Objective:
         try:
             value = json.loads(source)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"objective {source[:60]!r} is not valid JSON: {error}; {_ALLOWED}"
+            raise ConfigError.of(
+                "objective", f"{source[:60]!r} is not valid JSON: {error}; {_ALLOWED}"
             ) from error
     if isinstance(value, Mapping):
         if set(value) != {"tpot_ms"}:
-            raise ConfigError(f"objective is {dict(value)}; {_ALLOWED}")
+            raise ConfigError.of("objective", f"is {dict(value)}; {_ALLOWED}")
         return Objective("tpot", value["tpot_ms"])
     return Objective(value)
 
@@ -234,20 +234,22 @@ class EngineConfig:
                 object.__setattr__(self, name, memory_bytes(size))
         check_settings(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "
-                f"({self.max_num_seqs}); every running request needs one row"
+            raise ConfigError.of(
+                "max_num_batched_tokens",
+                f"is {self.max_num_batched_tokens}, below max_num_seqs ({self.max_num_seqs}); "
+                "every running request needs one row",
             )
         if self.pipeline_stages and len(self.pipeline_stages) + 1 != self.pipeline_parallel_size:
-            raise ConfigError(
-                f"pipeline_parallel_size is {self.pipeline_parallel_size}, and "
-                f"{len(self.pipeline_stages)} pipeline_stages are named; the engine itself is one "
-                "more"
+            raise ConfigError.of(
+                "pipeline_parallel_size",
+                f"is {self.pipeline_parallel_size}, and {len(self.pipeline_stages)} "
+                "pipeline_stages are named; the engine itself is one more",
             )
         if self.pipeline_parallel_size > 1 and (self.weight_memory or self.device != "cpu"):
-            raise ConfigError(
-                "pipeline_parallel_size is for CPUs, and no part reads its weights from disk: "
-                "leave weight_memory and device out"
+            raise ConfigError.of(
+                "pipeline_parallel_size",
+                "is for CPUs, and no part reads its weights from disk: leave weight_memory and "
+                "device out",
             )
 
 

@@ -33,8 +33,8 @@ def split(config: ModelConfig, count: int) -> list[range]:
     """
     layers = config.num_layers
     if not 1 <= count <= layers:
-        raise ConfigError(
-            f"pipeline_parallel_size is {count}; allowed: 1 to {layers}, the model's layers"
+        raise ConfigError.of(
+            "pipeline_parallel_size", f"is {count}; allowed: 1 to {layers}, the model's layers"
         )
     ends = [layers * index // count for index in range(count + 1)]
     parts = [range(a, b) for a, b in pairwise(ends)]
@@ -42,7 +42,8 @@ def split(config: ModelConfig, count: int) -> list[range]:
     if count > 1 and (config.layer_inputs or config.altup or config.entry.kind or apart):
         raise ConfigError(
             f"layers of {config.architecture} read more than the residual stream, which is all "
-            "that stages hand on: leave pipeline_parallel_size out"
+            "that stages hand on: leave pipeline_parallel_size out",
+            "pipeline_parallel_size",
         )
     return parts
 
@@ -158,7 +159,7 @@ class StagedOps:
                 self._stages.append(RemoteStage(address, layers, greeting))
         except (StageError, ConfigError) as error:
             self.close()
-            raise ConfigError(str(error)) from error
+            raise ConfigError(str(error), error.param) from error
         own = self._base.forward(self._own, memory.own, states and states.own)
         shape, lose = (self._parts[0], self._config), lambda: self.lose()
         return StagedForward(own, *shape, self._stages, lose, self.micro_batching)

@@ -76,13 +76,13 @@ def chosen_template(choice: str) -> str:
         return BUILT_IN[choice]
     path = Path(choice)
     if not path.is_file():
-        raise ConfigError(
-            f"chat_template is {choice!r}, which is not a file; built in: {', '.join(BUILT_IN)}"
+        raise ConfigError.of(
+            "chat_template", f"is {choice!r}, which is not a file; built in: {', '.join(BUILT_IN)}"
         )
     try:
         source = read_text(path, _MAX_BYTES)
     except ModelLoadError as error:
-        raise ConfigError(f"chat_template cannot be used: {error}") from error
+        raise ConfigError.of("chat_template", f"cannot be used: {error}") from error
     _check_syntax(source, path)
     return source
 
@@ -94,7 +94,9 @@ def _check_syntax(source: str, path: Path) -> None:
         render_chat_template(source, {"messages": messages, "add_generation_prompt": True})
     except RequestError as error:
         if "TemplateSyntaxError" in str(error):
-            raise ConfigError(f"chat_template {path} is not a valid template: {error}") from error
+            raise ConfigError.of(
+                "chat_template", f"{path} is not a valid template: {error}"
+            ) from error
 
 
 MAX_SECONDS = 2.0

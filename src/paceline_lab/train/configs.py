@@ -69,11 +69,11 @@ class TrainingConfig(TextsConfig):
     batch_size: int = setting(12, "Windows per forward pass.", whole(1, 1 << 16))
     grad_accumulation: int = setting(1, "Forward passes per optimiser step.", whole(1, 1 << 16))
     steps: int = setting(
-        0, "Number of optimiser steps; 0 leaves the end to max_minutes.", whole(0, 1 << 32)
+        0, "Number of optimiser steps; 0 leaves the end to `max_minutes`.", whole(0, 1 << 32)
     )
     max_minutes: float = setting(
         0.0,
-        "Training time in minutes; 0 leaves the end to steps. With both, the schedule follows "
+        "Training time in minutes; 0 leaves the end to `steps`. With both, the schedule follows "
         "whichever is further along, so that it always completes.",
         number(0.0, 1e6),
     )
@@ -121,7 +121,7 @@ class TrainingConfig(TextsConfig):
         "Number of windows for the intermediate held-out losses; the last one uses all.",
         whole(1, 1 << 32),
     )
-    overwrite: bool = setting(False, "Replace a finished model in output.")
+    overwrite: bool = setting(False, "Replace a finished model in `output`.")
     show_progress: bool = setting(True, "Show a progress bar on a terminal, and lines elsewhere.")
     command: str = setting("", "The exact command, for the model card.")
     data_note: str = setting("", "Source and licence of the texts, for the model card.")
@@ -177,7 +177,7 @@ def check_unused(config: Any, names: Iterable[str], reason: str) -> None:
     defaults = {field.name: field.default for field in fields(config)}
     given = [name for name in names if getattr(config, name) != defaults[name]]
     if given:
-        raise ConfigError(f"{reason}; leave {', '.join(given)} out")
+        raise ConfigError(f"{reason}; leave {', '.join(given)} out", given[0])
 
 
 def learning_rate(config: TrainingConfig, step: int, seconds: float) -> float:
@@ -231,31 +231,36 @@ class ModelShape:
     tie_embeddings: bool = setting(True, "Use the same matrix for input and output tokens.")
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
+        counts = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
+        for name in (*counts, "intermediate_size"):
             if getattr(self, name) < 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise TrainingError.of(name, f"is {getattr(self, name)}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
-            raise TrainingError(
-                f"num_heads is {self.num_heads}, not a multiple of num_kv_heads "
-                f"({self.num_kv_heads})"
+            raise TrainingError.of(
+                "num_heads",
+                f"is {self.num_heads}, not a multiple of num_kv_heads ({self.num_kv_heads})",
             )
         if self.head_dim % 2:
-            raise TrainingError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
-        if self.intermediate_size < 1 or self.max_position < 2:
-            raise TrainingError("intermediate_size must be at least 1, max_position at least 2")
+            raise TrainingError.of(
+                "head_dim", f"is {self.head_dim}; rotary embedding needs an even one"
+            )
+        if self.max_position < 2:
+            raise TrainingError.of("max_position", f"is {self.max_position}; it must be at least 2")
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
-            raise TrainingError(
-                f"experts_per_token is {self.experts_per_token}; it must be from 1 to num_experts "
-                f"({self.num_experts})"
+            raise TrainingError.of(
+                "experts_per_token",
+                f"is {self.experts_per_token}; it must be from 1 to num_experts "
+                f"({self.num_experts})",
             )
         if self.layers and set(self.layers[: self.num_layers]) != {"d", "a"}:
-            raise TrainingError(
-                f"layers is {self.layers!r}; it must be letters d and a, and both must occur in "
-                f"the first {self.num_layers}, as in ddda"
+            raise TrainingError.of(
+                "layers",
+                f"is {self.layers!r}; it must be letters d and a, and both must occur in the "
+                f"first {self.num_layers}, as in ddda",
             )
         if self.layers and self.num_experts:
-            raise TrainingError(
-                "layers and num_experts cannot be used together; leave one of them out"
+            raise TrainingError.of(
+                "layers", "and num_experts cannot be used together; leave one of them out"
             )
 
     def mixture_keys(self, width: int) -> dict[str, Any]:
@@ -305,8 +310,8 @@ class LMTrainingConfig(TrainingConfig):
 
     init: str | None = setting(
         None,
-        "Folder of a model to continue training, whose shape is kept. With num_experts its "
-        "dense layers first become mixtures of copies; with layers some first become gated "
+        "Folder of a model to continue training, whose shape is kept. With `num_experts` its "
+        "dense layers first become mixtures of copies; with `layers` some first become gated "
         "delta nets.",
     )
     tokenizer: str | None = setting(None, "Folder of a tokenizer; default: train one on the text.")
@@ -387,13 +392,13 @@ class DraftTrainingConfig(TrainingConfig):
             names = ("num_speculative_tokens", "mask_token_id")
             check_unused(self, names, "a draft has mask tokens only with parallel")
         if not self.generate_temperatures:
-            raise ConfigError("generate_temperatures is empty; 0 alone means greedy")
+            raise ConfigError.of("generate_temperatures", "is empty; 0 alone means greedy")
         for temperature in self.generate_temperatures:
             check_number("generate_temperatures", temperature, 0.0, 100.0, float)
         if self.shape.layers:
-            raise ConfigError("hybrids are not trained as drafts; leave layers out")
+            raise ConfigError("hybrids are not trained as drafts; leave layers out", "layers")
         if any(self.cuts.values()) and not self.init:
-            raise ConfigError(f"{', '.join(CUTS)} cut a model; name it with init")
+            raise ConfigError(f"{', '.join(CUTS)} cut a model; name it with init", "init")
 
     @property
     def cuts(self) -> dict[str, int]:
@@ -555,14 +560,17 @@ class NgramTrainingConfig(TextsConfig):
         if sum(sources) != 1:
             raise ConfigError(
                 "what is learnt comes from traces and texts, or from import_uzu, or from "
-                f"import_llama; {sum(sources)} of them are given, one is needed"
+                f"import_llama; {sum(sources)} of them are given, one is needed",
+                "import_uzu",
             )
         if not learns and self.target is None:
             raise ConfigError("an imported file does not name its vocabulary; name the target")
         if self.soft_labels and not self.traces:
-            raise ConfigError("soft_labels are the probabilities in traces; name some")
+            raise ConfigError.of("soft_labels", "are the probabilities in traces; name some")
         if self.import_uzu is not None:
             names = ("order", "top_k", "max_bytes", "held_out_tokens")
             check_unused(self, names, "import_uzu takes over a whole model")
         if self.export_llama is not None and self.import_uzu is not None:
-            raise ConfigError("a model.bin has no counts that export_llama could write")
+            raise ConfigError(
+                "a model.bin has no counts that export_llama could write", "export_llama"
+            )

@@ -117,13 +117,14 @@ def _check(config: ModelConfig, drop_layers: int, mlp_width: int) -> None:
     if config.mlp.experts is not None and (drop_layers or mlp_width):
         raise TrainingError("a mixture of experts cannot be cut; begin from a dense model")
     if not 0 <= drop_layers < config.num_layers:
-        raise TrainingError(
-            f"drop_layers is {drop_layers}; the model has {config.num_layers} layers; allowed: "
-            f"0 to {config.num_layers - 1}"
+        raise TrainingError.of(
+            "drop_layers",
+            f"is {drop_layers}; the model has {config.num_layers} layers; allowed: 0 to "
+            f"{config.num_layers - 1}",
         )
     most = config.intermediate_size
     if not 0 <= mlp_width <= most:
-        raise TrainingError(f"mlp_width is {mlp_width}; allowed: 1 to {most} (0: unchanged)")
+        raise TrainingError.of("mlp_width", f"is {mlp_width}; allowed: 1 to {most} (0: unchanged)")
 
 
 def kept_layers(total: int, keep: int) -> list[int]:
@@ -199,9 +200,10 @@ def frequent_tokens(
     kept = sorted({token for token in always if 0 <= token < vocab_size})
     occurrences[kept] = len(tokens) + 1
     if not max(1, len(kept)) <= count <= vocab_size:
-        raise TrainingError(
-            f"draft_vocab_size is {count}; the vocabulary has {vocab_size} tokens, {len(kept)} of "
-            f"them special; allowed: {max(1, len(kept))} to {vocab_size} (0: all)"
+        raise TrainingError.of(
+            "draft_vocab_size",
+            f"is {count}; the vocabulary has {vocab_size} tokens, {len(kept)} of them special; "
+            f"allowed: {max(1, len(kept))} to {vocab_size} (0: all)",
         )
     return np.sort(np.argsort(-occurrences, kind="stable")[:count])
 
@@ -216,7 +218,8 @@ def prune_head(model: TrainableModel, token_ids: npt.NDArray[np.int64]) -> Train
     if model.config.draft_vocab_size:
         raise TrainingError(
             f"the head has {model.config.draft_vocab_size} of {model.config.vocab_size} tokens "
-            "already; begin from the model that it was cut from, or leave draft_vocab_size out"
+            "already; begin from the model that it was cut from, or leave draft_vocab_size out",
+            "draft_vocab_size",
         )
     ids = torch.from_numpy(token_ids)
     if len(ids) == model.config.vocab_size:

@@ -326,7 +326,8 @@ class _Run:
         if not math.isfinite(total):
             raise TrainingError(
                 f"the loss is {total} at step {step}; lower learning_rate (it is "
-                f"{config.learning_rate:g}) and continue from the last saved state"
+                f"{config.learning_rate:g}) and continue from the last saved state",
+                "learning_rate",
             )
         torch.nn.utils.clip_grad_norm_(self.task.params.values(), config.grad_clip)
         self.optimizer.step()

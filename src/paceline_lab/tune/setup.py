@@ -19,10 +19,10 @@ from paceline.cli.options import (
     option,
     token_limit,
 )
-from paceline.cli.settings import engine_options, is_ngram_model, method_of, values_of
+from paceline.cli.settings import engine_options, is_ngram_model, method_of, self_draft, values_of
 from paceline.cli.terminal import Screen, printable
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
-from paceline.config.speculative import HEAD_METHODS, SelfDraftConfig
+from paceline.config.speculative import HEAD_METHODS
 from paceline.core.checks import check_output
 from paceline.core.errors import ConfigError
 from paceline_lab.simulate.command import check_concurrency, open_traces
@@ -218,7 +218,7 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
         by_name[path if name in by_name else name] = config
     layers, dtype = options.draft_layers, options.draft_dtype
     if layers is not None or dtype is not None:
-        config = SelfDraftConfig(draft_layers=layers, dtype=dtype or "auto")
+        config = self_draft(layers, dtype)
         num_draft_layers(config, target.config.num_layers)
         said = [f"{layers} layers"] if layers is not None else []
         by_name[", ".join(["self", *said, *([dtype] if dtype else [])])] = config

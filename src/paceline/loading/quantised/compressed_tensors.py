@@ -35,12 +35,13 @@ _PLAIN = ("", "_scale", "_zero_point")
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
     for form in {str(part["format"]) for part in (config, *groups) if part.get("format")}:
-        supported("compressed-tensors of the format", form, dict.fromkeys(_FORMATS))
+        supported("the compressed-tensors format", form, dict.fromkeys(_FORMATS))
     sparse = as_object(config.get("sparsity_config")).get("format") not in (None, "dense")
     if sparse or config.get("transform_config"):
         what = "compressed sparsity" if sparse else "transformed activations"
         raise UnsupportedModelError(
-            f"compressed-tensors with {what} are not supported; use a form of the model without"
+            f"compressed-tensors checkpoints with {what} are not supported; use another form of "
+            "the model"
         )
     return (
         Scheme(".weight_packed", _weight_parts(_PACKED), _packed),

@@ -37,7 +37,7 @@ _PARTS = (".qweight", ".qzeros", ".scales", ".g_idx")
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
     form = str(config.get("checkpoint_format") or "gptq")
-    minus_one = supported("GPTQ of the format", form, _FORMATS)
+    minus_one = supported("the GPTQ format", form, _FORMATS)
     opened = partial(GptqWeight, minus_one=minus_one, symmetric=config.get("sym") is True)
     return (Scheme(".qweight", _PARTS, opened),)
 

@@ -63,7 +63,7 @@ def _modelopt(config: Config) -> tuple[Scheme, ...]:
     said = config.get("quant_algo") or inner.get("quant_algo")
     if said is None:  # only the cache of keys and values
         return ()
-    supported("modelopt with the algorithm", str(said), dict.fromkeys(_ALGORITHMS))
+    supported("the modelopt algorithm", str(said), dict.fromkeys(_ALGORITHMS))
     parts = tuple(".weight" + end for end in ("", "_scale", "_scale_2"))
     return (Scheme(".weight_scale", parts, _modelopt_weight),)
 

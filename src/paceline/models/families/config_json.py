@@ -274,7 +274,7 @@ def _activation(fields: Fields, family: Family) -> str:
 
 def _dtype(fields: Fields) -> str:
     name = (fields.text("dtype") or fields.text("torch_dtype") or "float32").removeprefix("torch.")
-    supported("a checkpoint of dtype", name, DTYPES)
+    supported("the checkpoint dtype", name, DTYPES)
     return name
 
 

@@ -150,8 +150,8 @@ class ServerConfig:
                     "without http:// and without a port, and *"
                 )
         if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
-            raise ConfigError(
-                f"metrics_prefix is {self.metrics_prefix!r}; allowed: letters, digits and _"
+            raise ConfigError.of(
+                "metrics_prefix", f"is {self.metrics_prefix!r}; allowed: letters, digits and _"
             )
         check_template_options(self.default_chat_template_kwargs)
 

@@ -179,9 +179,10 @@ def dflash_params(
     """
     width, first = layers.hidden_size, weights.last_layer + 1 - layers.num_layers
     if first < 0:
-        raise TrainingError(
-            f"num_layers is {layers.num_layers}; allowed: 1 to {weights.last_layer + 1}, the "
-            "layers of the target, of which the head is made"
+        raise TrainingError.of(
+            "num_layers",
+            f"is {layers.num_layers}; allowed: 1 to {weights.last_layer + 1}, the layers of the "
+            "target, of which the head is made",
         )
     last = sample[:, -width:]
     sizes = last.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-9)

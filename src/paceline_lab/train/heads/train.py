@@ -89,8 +89,8 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     train, held_out = split_prompts(traces, config.held_out_tokens, config.seed)
     taps = _taps(config, target)
     if not train:
-        raise TrainingError(
-            f"held_out_tokens is {config.held_out_tokens}, which leaves no trace to train on"
+        raise TrainingError.of(
+            "held_out_tokens", f"is {config.held_out_tokens}, which leaves no trace to train on"
         )
     with computing_on(config.device):
         features = _features(config, target, taps, folders)
@@ -138,9 +138,10 @@ def _taps(config: HeadTrainingConfig, target: Checkpoint) -> tuple[int, ...]:
     if not taps:
         return default_taps(config.kind, layers)
     if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= layers:
-        raise TrainingError(
-            f"taps are {', '.join(map(str, taps))}; allowed: ascending numbers from 0 to "
-            f"{layers}, the layers of {config.target}"
+        raise TrainingError.of(
+            "taps",
+            f"are {', '.join(map(str, taps))}; allowed: ascending numbers from 0 to {layers}, the "
+            f"layers of {config.target}",
         )
     return taps
 
