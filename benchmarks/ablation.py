@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
-from harness import Report, arguments, geometric_mean, names, note, table
+from harness import Report, among, arguments, geometric_mean, note, table
 from never_slower import NOT_SLOWER
 
 from paceline.planner import corrections, drafts, planner, priors, value
@@ -284,7 +284,7 @@ def measure(name: str) -> dict[str, list[float]]:
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--mechanisms", type=names, default=list(ALL))
+    parser.add_argument("--mechanisms", type=among(ALL), default=list(ALL))
     parser.add_argument("--keep", type=Path, help="a file of figures, read and added to")
     return parser.parse_args(argv)
 

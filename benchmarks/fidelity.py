@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import peers_client as models
-from harness import Report, Row, Target, among, arguments, chosen, grid, names, note, table
+from harness import Report, Row, Target, among, arguments, chosen, grid, note, table
 from peers_client import MissingPeerError
 from prompt_sets import load_prompts
 
+from paceline.config import DTYPES
 from paceline.core.errors import PacelineError
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ FORMATS = ("file", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_XS", "MXFP4"
 """``file`` is the file as it is."""
 FORCED = {"MXFP4": ("Q8_0", "mxfp4")}
 """Format -> the type that ``llama-quantize`` is asked for, and what all linears become instead."""
+MADE = ("wide", "outliers")
 LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 KINDS = {
     "public": {"prose": ("prose",), "code": ("edits", "humaneval"), "chat": ("spec_bench",)},
@@ -48,17 +50,11 @@ KINDS = {
 
 
 def made_model(name: str, source: Path, options: argparse.Namespace) -> Path:
-    """A file made of another: ``wide`` or ``outliers`` (see ``inflate_gguf.py``).
-
-    Raises:
-        MissingPeerError: there is no such kind of file.
-    """
+    """A file made of another, of a kind of :data:`MADE` (see ``inflate_gguf.py``)."""
     from research.inflate_gguf import write_outliers, write_widened
 
     makers: dict[str, Callable[[Path, Path], object]]
-    makers = {"wide": write_widened, "outliers": write_outliers}
-    if name not in makers:
-        raise models.MissingPeerError(f"no model is called {name!r}; allowed: {', '.join(makers)}")
+    makers = dict(zip(MADE, (write_widened, write_outliers), strict=True))
     path = options.folder / f"{source.stem}-{name}.gguf"
     return models.made(path, lambda out: models.void(makers[name](source, out)))
 
@@ -137,8 +133,10 @@ def add_tool_options(parser: argparse.ArgumentParser) -> None:
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
     add_tool_options(parser)
-    parser.add_argument("--made", type=names, default=[], help="of the first model: wide, outliers")
-    parser.add_argument("--dtypes", type=names, default=["auto"], help="rows (default: auto)")
+    parser.add_argument("--made", type=among(MADE), default=[], help="of the first model")
+    parser.add_argument(
+        "--dtypes", type=among(DTYPES), default=["auto"], help="rows (default: auto)"
+    )
     parser.sized("--tokens", TOKENS, QUICK_TOKENS, "to score")
     parser.sized("--window", WINDOW, QUICK_WINDOW)
     parser.add_argument("--llama-kv-type", choices=KV_TYPES, default=KV_TYPES[0])

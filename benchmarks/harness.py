@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.models.threads import num_threads
 
 ROOT = Path(__file__).resolve().parent.parent
+Item = TypeVar("Item")
 SOURCES = ("auto", "public", "embedded")
 """Of prompts."""
 PLAIN, CONTROL = "plain", "plain again"
@@ -83,17 +84,16 @@ def names(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def among(allowed: Iterable[str]) -> Callable[[str], list[str]]:
-    """The type of an option that takes some of these words."""
-    known = list(allowed)
+def among(allowed: Iterable[Item]) -> Callable[[str], list[Item]]:
+    """The type of an option that takes some of these words or numbers."""
+    known = {str(each): each for each in allowed}
 
-    def some(text: str) -> list[str]:
-        found = names(text)
-        for word in found:
+    def some(text: str) -> list[Item]:
+        for word in (found := names(text)):
             if word not in known:
                 wrong = f"{word!r} is unknown; allowed: {', '.join(known)}"
                 raise argparse.ArgumentTypeError(wrong)
-        return found
+        return [known[word] for word in found]
 
     return some
 

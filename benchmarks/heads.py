@@ -28,6 +28,7 @@ from harness import (
     Sample,
     Target,
     against_plain,
+    among,
     arguments,
     chosen,
     first_error,
@@ -35,7 +36,6 @@ from harness import (
     grid,
     identical_target,
     markdown,
-    names,
     note,
     number,
     pair_up,
@@ -45,7 +45,7 @@ from harness import (
     raw,
 )
 from peers_client import PEERS, Engine, MissingPeerError, Worker, made
-from prompt_sets import KINDS, load_prompts, spread
+from prompt_sets import NAMES, load_prompts, spread
 from proposer_sets import described
 from research.head_data import plain as plain_text
 from research.head_data import read
@@ -279,7 +279,7 @@ def prompts_of(options: argparse.Namespace, tokenizer: Any, config: dict[str, An
     """Token ids by set; the configuration hears how many are used and how many were left out."""
     source, encode = load_prompts(options.prompts), Encoder(tokenizer).encode
     trained, room = trained_text(options.trained_on, tokenizer), speedup.MAX_MODEL_LEN
-    known = [each for each in options.sets if KINDS[source.source].get(each, each) in source.sets]
+    known = [each for each in options.sets if each in source.names]
     texts = {name: held_out(source.kind(name), trained) for name in known}
     found = {
         name: [encode(text)[-(room - options.max_tokens) :] for text in own]
@@ -319,7 +319,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--head", help="its folder (default: what the model brings)")
     parser.add_argument("--inflated", action="store_true", help="both, at half a billion weights")
     parser.add_argument("--name", help="of the results: heads-NAME (default: the model's)")
-    parser.sized("--sets", list(SETS), list(SETS[:2]), "of prompts", type=names)
+    parser.sized("--sets", list(SETS), list(SETS[:2]), "of prompts", type=among(NAMES))
     parser.add_argument("--trained-on", type=Path, nargs="*", default=TRAINED_ON)
     parser.add_argument("--peer", action="store_true", help=f"{PEER}, plain, on the same file")
     parser.sized("--prompts-per-set", 16, 1)

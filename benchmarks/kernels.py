@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=numbers, default=ROWS)
     parser.add_argument("--kinds", type=among(KINDS), default=list(KINDS))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", help="instruction-set level (default: the best of this CPU)")
+    parser.add_argument("--isa", choices=native.isas(), help="level (default: the best)")
     parser.add_argument("--ghz", type=float, help="clock, to state products per cycle and core")
     options = parser.parse_args(argv)
     native.set_threads(options.threads)

@@ -28,16 +28,15 @@ from harness import (
     Sample,
     Target,
     against_plain,
+    among,
     arguments,
     chosen,
     first_error,
     geometric_mean,
     grid,
     interval,
-    names,
     note,
     number,
-    numbers,
     paired_ratio,
     table,
     take_turns,
@@ -465,8 +464,8 @@ def run_all(
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
     parser.add_argument("--pair", choices=list(SIZES), default="embedded")
-    parser.add_argument("--workloads", type=names, help="only these of the cells")
-    parser.add_argument("--concurrency", type=numbers, help="only these of the cells")
+    parser.add_argument("--workloads", type=among(DESCRIPTIONS), help="only these of the cells")
+    parser.add_argument("--concurrency", type=among(CONCURRENCY), help="only these of the cells")
     parser.add_argument("--profile", action="store_true", help="measure the costs of steps before")
     parser.add_argument("--groups", type=int, help="batches of prompts per cell")
     parser.add_argument("--max-tokens", type=int, help="of each request")
@@ -474,7 +473,10 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "repeats that do not fit are cut"
     parser.add_argument("--budget-minutes", dest="minutes", type=float, help=text)
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if not cells_of(options):
+        parser.error("no cell has these workloads and as many requests: leave one of them out")
+    return options
 
 
 def configuration(arms: Arms, source: PromptSets, options: argparse.Namespace) -> dict[str, Any]:

@@ -28,13 +28,12 @@ from harness import (
     Report,
     Row,
     Target,
+    among,
     arguments,
     chosen,
     geometric_mean,
-    names,
     note,
     number,
-    numbers,
     table,
 )
 from never_slower import CONCURRENCY, NOT_SLOWER, PRE_REGISTERED, Cell, full_grid
@@ -265,9 +264,9 @@ def run_workload(
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
-    parser.add_argument("--pairs", type=names, default=PAIRS)
-    parser.add_argument("--workloads", type=names, default=tuple(DESCRIPTIONS))
-    parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY)
+    parser.add_argument("--pairs", type=among(PAIRS), default=PAIRS)
+    parser.add_argument("--workloads", type=among(DESCRIPTIONS), default=tuple(DESCRIPTIONS))
+    parser.add_argument("--concurrency", type=among(CONCURRENCY), default=CONCURRENCY)
     parser.add_argument("--traces", type=Path, default=FOLDER, help="where answers are kept")
     parser.add_argument("--costs", type=Path, help="a result whose tables are taken, not measured")
     parser.sized("--num-prompts", 32, 8, "of each workload")

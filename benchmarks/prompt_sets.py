@@ -42,6 +42,11 @@ class PromptSets:
     source: str
     sets: dict[str, list[str]]
 
+    @property
+    def names(self) -> list[str]:
+        """What :meth:`kind` knows."""
+        return list(dict.fromkeys([*KINDS[self.source], *self.sets]))
+
     def kind(self, kind: str) -> list[str]:
         """The set of that name, or that stands for ``code``, ``prose`` or ``edit``."""
         return self.sets[KINDS[self.source].get(kind, kind)]
@@ -134,6 +139,8 @@ _PUBLIC: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
+NAMES = (*KINDS["public"], *_PUBLIC)
+"""Of all sets, the kinds that every source has first."""
 SERVED_TOKENS = (550, 128)
 """Prompt and output tokens of the sonnet and random workloads."""
 SONNET_LINES = 160

@@ -32,6 +32,7 @@ from harness import (
     Sample,
     Target,
     against_plain,
+    among,
     arguments,
     chosen,
     grid,
@@ -227,8 +228,9 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="inflated, a folder or a GGUF file (default: embedded)")
     parser.add_argument("--draft", help="a draft model beside the default proposers")
     parser.add_argument("--name", help="of the results: speedup-NAME (default: speedup)")
-    parser.add_argument("--kinds", type=names, default=list(KINDS["public"]))
-    parser.add_argument("--proposers", type=names, help="only these, beside the default")
+    parser.add_argument("--kinds", type=names, default=list(KINDS["public"]), help="of prompts")
+    several = among(for_speedup())
+    parser.add_argument("--proposers", type=several, help="only these, beside the default")
     parser.add_argument("--concurrency", type=numbers, default=[4, 8], help="requests in a batch")
     parser.sized("--num-prompts", 16, 2, "of each kind")
     parser.sized("--max-tokens", 80, 48, "per prompt")
@@ -241,12 +243,18 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         options.name = options.name or "inflated"
     if options.model and options.save and not options.name:
         parser.error("--save of another model needs --name")
+    if options.model and options.proposers:
+        parser.error("--proposers are for the embedded model: leave out --model, or them")
+    options.source = load_prompts(options.prompts)
+    for kind in options.kinds:
+        if kind not in (allowed := options.source.names):
+            parser.error(f"--kinds has {kind!r}; allowed: {', '.join(allowed)}")
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
-    source = load_prompts(options.prompts)
+    source = options.source
     with ExitStack() as stack:
         arms = open_arms(options, stack)
         config = {

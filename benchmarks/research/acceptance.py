@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Sample, Target, among, arguments, names, note, number, run_sample, table
-from prompt_sets import PromptSets, load_prompts, spread
+from harness import Report, Sample, Target, among, arguments, note, number, run_sample, table
+from prompt_sets import NAMES, PromptSets, load_prompts, spread
 from proposer_sets import described, draft_model
 from research.node_budget import NodeBudget, Reliability
 from structured import SCHEMAS, prompts
@@ -435,7 +435,7 @@ CHECKED = ("draft_model", MERGED)
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
-    parser.add_argument("--sets", type=names, help="only these sets of prompts")
+    parser.add_argument("--sets", type=among((*NAMES, JSON)), help="only these sets of prompts")
     known = for_acceptance()
     parser.add_argument("--proposers", type=among(known), default=list(known))
     parser.sized("--num-prompts", 16, 2, "that judge a set")

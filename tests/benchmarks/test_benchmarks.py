@@ -335,6 +335,39 @@ def test_benchmark_runs_and_its_results_can_be_shown(
     assert "| ---" in module("render").block(program.stem, tmp_path)
 
 
+# Options
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "message"),
+    [
+        ("speedup", "--prompts embedded --kinds WRONG", "'WRONG'; allowed: code, prose, edit"),
+        ("speedup", "--prompts embedded --kinds mt_bench", "'mt_bench'; allowed: code, prose"),
+        ("speedup", "--proposers WRONG", "allowed: prompt_lookup, draft_model, default"),
+        ("speedup", "--model x --proposers suffix", "allowed: prompt_lookup, draft_model"),
+        ("speedup", "--model x --proposers default", "are for the embedded model"),
+        ("ablation", "--mechanisms WRONG", "'WRONG' is unknown; allowed: exploring proposers"),
+        ("fidelity", "x.gguf --made WRONG", "'WRONG' is unknown; allowed: wide, outliers"),
+        ("fidelity", "x.gguf --dtypes WRONG", "'WRONG' is unknown; allowed: auto, file"),
+        ("heads", "--sets WRONG", "'WRONG' is unknown; allowed: code, prose, edit, humaneval"),
+        ("never_slower", "--workloads WRONG", "'WRONG' is unknown; allowed: code, mt_bench"),
+        ("never_slower", "--concurrency 3", "'3' is unknown; allowed: 1, 2, 4"),
+        ("never_slower", "--quick --workloads code --concurrency 32", "no cell has these"),
+        ("never_slower_replayed", "--pairs WRONG", "allowed: embedded, inflated"),
+        ("never_slower_replayed", "--workloads WRONG", "allowed: code, mt_bench"),
+        ("never_slower_replayed", "--concurrency 3", "allowed: 1, 2, 4"),
+        ("research.acceptance", "--sets WRONG", "allowed: code, prose, edit"),
+    ],
+)
+def test_a_wrong_name_is_told_with_those_that_are_allowed(
+    capsys: pytest.CaptureFixture[str], program: str, arguments: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        module(program).options_of(arguments.split())
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 # Serving
 
 
