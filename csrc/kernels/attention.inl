@@ -9,20 +9,18 @@
 // A vector's bits depend on nothing but its logical keys: every score is one chain of fma over the
 // head's dimensions (of int8 keys one for each group, times its scale, added up in order), every
 // value one chain over ascending positions, and the exponentials are summed by logical lane. Hence
-// blocks, tiles and runs may be cut in any way, and elements unpacked wherever that is cheap. Keys
-// that a row does not see are masked out by selection, or never read; a scratch lane may hold
-// anything.
+// blocks, tiles and runs may be cut in any way. Keys that a row does not see
+// are masked out by selection, or never read; a scratch lane may hold anything.
 
 namespace paceline {
 namespace {
 
-constexpr int QUERIES = 32;                      // 2 KB of scores each, on the stack
 constexpr int SCORE_STRIDE = KEY_CHUNK + LANES;  // no power of two: rows spread over cache sets
 
 // Query vectors that share loaded keys, and tiles (or 16 dimensions) that share a loaded query:
 // as many sums as hide the latency of fma and still fit the registers.
 #if defined(__AVX512F__)
-constexpr int QUERY_BLOCK = 6;
+constexpr int QUERY_BLOCK = 12;
 constexpr int width_of(int queries) { return queries == 1 ? 8 : queries <= 3 ? 4 : 2; }
 #elif defined(__AVX2__)
 constexpr int QUERY_BLOCK = 6;
@@ -34,14 +32,28 @@ constexpr int width_of(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2
 constexpr int QUERY_BLOCK = 3;
 constexpr int width_of(int queries) { return queries == 1 ? 2 : 1; }
 #endif
+// From query to query where they are copied to, so that one pointer serves for all of a block.
+constexpr int QUERY_STRIDE = MAX_HEAD_DIM + LANES;
 constexpr int TURN_TILES = 2;  // on which blocks of queries take turns
 constexpr int TREE_TILES = 4;  // K tiles whose scores are held while paths pick from them
 
 // Blocks are scattered, so that no hardware foresees the next one: it is fetched while this one is
 // computed with. V tiles are fetched so many ahead. A single query reads several tiles at once,
 // which keeps the memory busy enough.
-constexpr int AHEAD_TILES = 2;
+constexpr int AHEAD_TILES = 4;
 constexpr bool fetches_ahead(int queries) { return queries > 1; }
+
+#define APART __attribute__((noinline))  // within its caller gcc keeps sums in memory
+
+// Adds `a` times the number at `b`. Assembly, since gcc spends an instruction and a register on a
+// broadcast that the operand gives for nothing.
+ALWAYS_INLINE void add_product(f32x16& total, f32x16 a, const float* b) {
+#if defined(__AVX512F__) && !defined(PACELINE_EMULATED)
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(total.v) : "v"(a.v), "m"(*b));
+#else
+    total = fma(splat(*b), a, total);
+#endif
+}
 
 inline int at_least(int a, int b) { return a < b ? b : a; }
 inline int at_most(int a, int b) { return b < a ? b : a; }
@@ -67,9 +79,6 @@ inline f32x16 splat_scale(const Int8* p) {
 
 // One KV head of a request's cache.
 template <typename E> struct HeadCache {
-    using Stored = E;
-    using Element = E;
-    static constexpr bool FETCHES = true;
     const E* k;  // of block 0
     const E* v;  // null: a key is its value too
     const int32_t* blocks;
@@ -96,21 +105,10 @@ template <typename E> struct HeadCache {
     }
 };
 
-// Tiles as floats, for blocks of queries that take turns on them: of int8 keys the codes, otherwise
-// the numbers.
-template <typename E> struct Unpacked {
-    using Stored = E;
-    using Element = float;
-    static constexpr bool FETCHES = false;
-    const HeadCache<E>& cache;
-    const float* tiles;
-    int first, end;
-    int head_dim;
-
-    const float* k_tile(int tile) const { return tiles + (tile - first) * head_dim * TILE; }
-    const E* key_scales(int tile) const { return cache.key_scales(tile); }
-    const float* next_tile(int tile, int) const { return k_tile(tile); }
-    const float* v_row(int slot) const { return tiles + (slot - first * TILE) * cache.v_stride; }
+// Keys that are values, as rows of them.
+struct Turned {
+    const float* rows;
+    int begin, end;  // slots
 };
 
 struct Query {
@@ -135,99 +133,82 @@ struct QueryBlock {
     int same_begin, same_end;  // straight keys of all of them
 };
 
-// Adds the products of R queries and C tiles over the dimensions begin..end - 1 to `total`, while
-// the next tiles are fetched.
+// Adds the products of R queries, QUERY_STRIDE apart, and C tiles over the dimensions begin..end - 1
+// to the totals [R, C], while other tiles are fetched.
 template <int R, int C, bool FETCHES, typename E>
-inline __attribute__((always_inline)) void add_products(const float* const (&q)[R],
-                                                        const E* const (&k)[C],
-                                                        const E* const (&next)[C], size_t begin,
-                                                        size_t end, f32x16 (&total)[R][C]) {
+ALWAYS_INLINE void add_products(const float* q, const E* const (&k)[C], const E* const (&next)[C],
+                                size_t begin, size_t end, f32x16 (&total)[R * C]) {
     constexpr size_t LINE = 64 / sizeof(E) / TILE;  // dimensions
     for (size_t d = begin; d < end; ++d) {
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            const f32x16 keys = load_kv(k[c] + d * TILE);
+        f32x16 keys[C];
+        unrolled<C>([&](auto i) INLINED {
+            keys[i()] = load_kv(k[i()] + d * TILE);
             if (FETCHES && (LINE <= 2 || d % LINE == 0)) {
-                __builtin_prefetch(next[c] + d * TILE);
+                __builtin_prefetch(next[i()] + d * TILE);
             }
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                total[r][c] = fma(splat(q[r][d]), keys, total[r][c]);
-            }
-        }
+        });
+        unrolled<R * C>([&](auto i) INLINED {
+            add_product(total[i()], keys[i() % C], q + i() / C * QUERY_STRIDE + d);
+        });
     }
 }
 
-template <int R, int C> inline void clear(f32x16 (&total)[R][C]) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            total[r][c] = zero();
-        }
-    }
+template <int N> ALWAYS_INLINE void clear(f32x16 (&total)[N]) {
+    unrolled<N>([&](auto i) INLINED { total[i()] = zero(); });
 }
 
 // Scores of R queries with tiles tile_begin..tile_end - 1, to `scores` + query * stride + position
 // - origin. A short last group repeats its last tile.
-template <int R, typename Tiles>
-void score_tiles(const Tiles& cache, const Query* queries, int tile_begin, int tile_end,
-                 float scale, float* scores, int stride, int origin) {
-    using E = typename Tiles::Element;
+template <int R, typename E>
+APART void score_tiles(const HeadCache<E>& cache, const float* q, int tile_begin, int tile_end,
+                       float scale, float* scores, int stride, int origin) {
     constexpr int C = width_of(R);
-    constexpr bool FETCHES = Tiles::FETCHES && fetches_ahead(R);
+    constexpr bool FETCHES = fetches_ahead(R);
     const size_t dims = static_cast<size_t>(cache.head_dim);
-    const float* q[R];
-    for (int r = 0; r < R; ++r) {
-        q[r] = queries[r].q;
-    }
     for (int tile = tile_begin; tile < tile_end; tile += C) {
         const E *k[C], *next[C];
         for (int c = 0; c < C; ++c) {
             const int own = at_most(tile + c, tile_end - 1);
             k[c] = cache.k_tile(own);
-            next[c] = cache.next_tile(own, C);
+            next[c] = cache.next_tile(own, at_least(C, AHEAD_TILES));
         }
-        f32x16 total[R][C];
+        f32x16 total[R * C];
         clear(total);
-        if constexpr (SCALED<typename Tiles::Stored>) {
+        if constexpr (SCALED<E>) {
             const Int8* scales_at[C];
             for (int c = 0; c < C; ++c) {
                 scales_at[c] = cache.key_scales(at_most(tile + c, tile_end - 1));
             }
             for (size_t d = 0; d < dims; d += KV_GROUP) {
-                f32x16 part[R][C];
+                f32x16 part[R * C];
                 clear(part);
                 const size_t stop = d + KV_GROUP < dims ? d + KV_GROUP : dims;
                 add_products<R, C, FETCHES>(q, k, next, d, stop, part);
-#pragma GCC unroll 8
-                for (int c = 0; c < C; ++c) {
-                    const f32x16 scales = load_scales(scales_at[c]);
-                    scales_at[c] += 2 * TILE;
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) {
-                        total[r][c] = fma(part[r][c], scales, total[r][c]);
-                    }
-                }
+                f32x16 scales[C];
+                unrolled<C>([&](auto i) INLINED {
+                    scales[i()] = load_scales(scales_at[i()]);
+                    scales_at[i()] += 2 * TILE;
+                });
+                unrolled<R * C>([&](auto i) INLINED {
+                    f32x16& sum = total[i()];
+                    sum = fma(part[i()], scales[i() % C], sum);
+                });
             }
         } else {
             add_products<R, C, FETCHES>(q, k, next, 0, dims, total);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
-                const int at = at_most(tile + c, tile_end - 1) * TILE - origin;
-                store(scores + r * stride + at, total[r][c] * splat(scale));
-            }
-        }
+        unrolled<R * C>([&](auto i) INLINED {
+            const int at = at_most(tile + i() % C, tile_end - 1) * TILE - origin;
+            store(scores + i() / C * stride + at, total[i()] * splat(scale));
+        });
     }
 }
 
 // Scores of keys that R queries reach through their paths: of the slots' tiles, a few at a time,
 // then picked into logical order.
 template <int R, typename E>
-void score_paths(const HeadCache<E>& cache, const Query* queries, float scale, float* scores) {
+void score_paths(const HeadCache<E>& cache, const Query* queries, const float* q, float scale,
+                 float* scores) {
     constexpr int STRIDE = TREE_TILES * TILE;
     alignas(64) float picked[R * STRIDE];
     int next[R];
@@ -251,7 +232,7 @@ void score_paths(const HeadCache<E>& cache, const Query* queries, float scale, f
         }
         const int tile = slot / TILE;
         const int tile_end = at_most(tile + TREE_TILES, last_slot / TILE + 1);
-        score_tiles<R>(cache, queries, tile, tile_end, scale, picked, STRIDE, tile * TILE);
+        score_tiles<R>(cache, q, tile, tile_end, scale, picked, STRIDE, tile * TILE);
         for (int r = 0; r < R; ++r) {
             for (; next[r] < queries[r].end; ++next[r]) {
                 slot = cache.start + queries[r].path[next[r] - cache.start];
@@ -265,35 +246,34 @@ void score_paths(const HeadCache<E>& cache, const Query* queries, float scale, f
     }
 }
 
-// Softmax without its division, in place: begin..end of `scores` are seen.
+// Softmax without its division, in place: begin..end of `scores` are seen. What is not seen of their
+// tiles gets the least weight that there is, which no sum notices beside the 1 of the highest score.
 inline void exponentials(float* scores, int begin, int end, float softcap, float* max_sum) {
     const int first = begin / LANES, last = (end - 1) / LANES;
-    const auto seen = [&](int tile) {
-        const uint32_t from = tile == first ? 0xffffu << begin % LANES : 0xffffu;
-        const uint32_t to = tile == last ? 0xffffu >> (LANES - 1 - (end - 1) % LANES) : 0xffffu;
-        return mask_from_bits(from & to & 0xffffu);
-    };
+    float* tiles = scores + first * LANES;
+    const int count = last - first + 1;
     const f32x16 lowest = splat(-__builtin_inff());
+    if (softcap > 0.0f) {
+        for (int tile = 0; tile < count; ++tile) {
+            const f32x16 score = load(tiles + tile * LANES);
+            store(tiles + tile * LANES, splat(softcap) * tanh(score / splat(softcap)));
+        }
+    }
+    const auto hide = [&](int tile, uint32_t seen) {
+        float* at = scores + tile * LANES;
+        store(at, select(mask_from_bits(seen & 0xffffu), load(at), lowest));
+    };
+    hide(first, 0xffffu << begin % LANES);
+    hide(last, 0xffffu >> (LANES - 1 - (end - 1) % LANES));
     f32x16 highest = lowest;
-    for (int tile = first; tile <= last; ++tile) {
-        f32x16 score = load(scores + tile * LANES);
-        if (softcap > 0.0f) {
-            score = splat(softcap) * tanh(score / splat(softcap));
-            store(scores + tile * LANES, score);
-        }
-        if (tile == first || tile == last) {
-            score = select(seen(tile), score, lowest);
-        }
-        highest = max(highest, score);
+    for (int tile = 0; tile < count; ++tile) {
+        highest = max(highest, load(tiles + tile * LANES));
     }
     const float maximum = max_lane(highest);
     f32x16 total = zero();
-    for (int tile = first; tile <= last; ++tile) {
-        f32x16 weight = exp(load(scores + tile * LANES) - splat(maximum));
-        if (tile == first || tile == last) {
-            weight = select(seen(tile), weight, zero());
-        }
-        store(scores + tile * LANES, weight);
+    for (int tile = 0; tile < count; ++tile) {
+        const f32x16 weight = softmax_weight(load(tiles + tile * LANES) - splat(maximum));
+        store(tiles + tile * LANES, weight);
         total = total + weight;
     }
     max_sum[0] = maximum;
@@ -303,8 +283,8 @@ inline void exponentials(float* scores, int begin, int end, float softcap, float
 // Adds the V rows of `runs`, weighted, to the values of R queries; `weights` + query * SCORE_STRIDE
 // are the weights from the first row on. A short last group repeats its last 16 dimensions.
 template <int R, typename E>
-void add_values(const Query* queries, const float* weights, const Run<E>* runs, int num_runs,
-                int v_stride) {
+APART void add_values(const Query* queries, const float* weights, const Run<E>* runs,
+                      int num_runs, int v_stride) {
     constexpr int C = width_of(R);
     const int row_size = head_elements<E>(v_stride);
     for (int d = 0; d < v_stride; d += C * LANES) {
@@ -313,46 +293,35 @@ void add_values(const Query* queries, const float* weights, const Run<E>* runs, 
             at[c] = static_cast<size_t>(at_most(d + c * LANES, v_stride - LANES));
             scale_at[c] = v_stride + at[c] / KV_GROUP * 2;
         }
-        const float* w[R];
-        f32x16 total[R][C];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            w[r] = weights + r * SCORE_STRIDE;
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
-                total[r][c] = load(queries[r].out + TILE + at[c]);
-            }
-        }
+        f32x16 total[R * C];
+        unrolled<R * C>([&](auto i) INLINED {
+            total[i()] = load(queries[i() / C].out + TILE + at[i() % C]);
+        });
         size_t key = 0;
         for (int run = 0; run < num_runs; ++run) {
             const E* row = runs[run].row;
             const ptrdiff_t ahead = runs[run].ahead;
             for (const size_t stop = key + runs[run].count; key < stop; ++key, row += row_size) {
-                f32x16 scale;  // of this and the next 16 dimensions: a group is both
-#pragma GCC unroll 8
-                for (int c = 0; c < C; ++c) {
-                    f32x16 values = load_kv(row + at[c]);
-                    if (fetches_ahead(R) && (sizeof(E) > 1 || c % 2 == 0)) {
-                        __builtin_prefetch(row + ahead + at[c]);
+                f32x16 scale, values[C];  // a scale is of this and the next 16 dimensions
+                unrolled<C>([&](auto i) INLINED {
+                    values[i()] = load_kv(row + at[i()]);
+                    if (fetches_ahead(R) && (sizeof(E) > 1 || i() % 2 == 0)) {
+                        __builtin_prefetch(row + ahead + at[i()]);
                     }
                     if constexpr (SCALED<E>) {
-                        scale = c % 2 == 0 ? splat_scale(row + scale_at[c]) : scale;
-                        values = values * scale;
+                        scale = i() % 2 == 0 ? splat_scale(row + scale_at[i()]) : scale;
+                        values[i()] = values[i()] * scale;
                     }
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) {
-                        total[r][c] = fma(splat(w[r][key]), values, total[r][c]);
-                    }
-                }
+                });
+                unrolled<R * C>([&](auto i) INLINED {
+                    add_product(total[i()], values[i() % C],
+                                weights + i() / C * SCORE_STRIDE + key);
+                });
             }
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
-                store(queries[r].out + TILE + at[c], total[r][c]);
-            }
-        }
+        unrolled<R * C>([&](auto i) INLINED {
+            store(queries[i() / C].out + TILE + at[i() % C], total[i()]);
+        });
     }
 }
 
@@ -378,12 +347,13 @@ template <typename E> void copy_key(const HeadCache<E>& cache, int slot, float* 
 // The V rows of positions begin..end - 1 as one query sees them, added to `count` queries of which
 // that holds. Those whose tiles are unpacked come first.
 template <typename E>
-void add_range(const HeadCache<E>& cache, const Unpacked<E>& unpacked, const Query* queries,
-               int count, const float* scores, int begin, int end) {
+void add_range(const HeadCache<E>& cache, const Turned& turned, const Query* queries, int count,
+               const float* scores, int begin, int end) {
     const Query& query = queries[0];
-    const int floats_end = at_most(at_most(end, query.straight), unpacked.end * TILE);
+    const int floats_end = at_most(at_most(end, query.straight), turned.end);
     if (begin < floats_end) {
-        const Run<float> run = {unpacked.v_row(begin), floats_end - begin, 0};
+        const Run<float> run = {turned.rows + (begin - turned.begin) * cache.v_stride,
+                                floats_end - begin, 0};
         with_number<QUERY_BLOCK>(count, [&](auto n) {
             add_values<decltype(n)::value>(queries, scores + begin - cache.origin, &run, 1,
                                            cache.v_stride);
@@ -430,7 +400,7 @@ void add_range(const HeadCache<E>& cache, const Unpacked<E>& unpacked, const Que
 // Positions begin..end - 1 of a block's queries: those that all of them see in the same slots are
 // shared, what comes before and after (a window's edge, the last rows, a tree) is each row's own.
 template <typename E>
-void add_block(const HeadCache<E>& cache, const Unpacked<E>& unpacked, const QueryBlock& block,
+void add_block(const HeadCache<E>& cache, const Turned& turned, const QueryBlock& block,
                const Query* queries, const float* scores, int begin, int end) {
     const auto each_row = [&](int from, int to) {
         for (int i = 0; from < to && i < block.count;) {
@@ -440,63 +410,26 @@ void add_block(const HeadCache<E>& cache, const Unpacked<E>& unpacked, const Que
                    queries[next].begin == query.begin && queries[next].end == query.end) {
                 ++next;
             }
-            add_range(cache, unpacked, queries + i, next - i, scores + i * SCORE_STRIDE,
+            add_range(cache, turned, queries + i, next - i, scores + i * SCORE_STRIDE,
                       at_least(from, query.begin), at_most(to, query.end));
             i = next;
         }
     };
     each_row(begin, at_most(end, block.same_begin));
-    add_range(cache, unpacked, queries, block.count, scores, at_least(begin, block.same_begin),
+    add_range(cache, turned, queries, block.count, scores, at_least(begin, block.same_begin),
               at_most(end, block.same_end));
     each_row(at_least(begin, block.same_end), end);
 }
 
-template <typename E>
-void unpack_keys(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* to) {
-    constexpr int LINE = 64 / sizeof(E) / TILE;  // dimensions
-    for (int tile = unpacked.first; tile < unpacked.end; ++tile) {
-        const E* from = cache.k_tile(tile);
-        const E* next = cache.next_tile(tile, TURN_TILES);
-        for (int d = 0; d < cache.head_dim; ++d, to += TILE) {
-            store(to, load_kv(from + d * TILE));
-            if (d % LINE == 0) {
-                __builtin_prefetch(next + d * TILE);
-            }
-        }
-    }
-}
-
-// Keys that are values, row after row.
-template <typename E>
-void turn_keys(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* to) {
+// Makes rows of values of tiles begin..end - 1 of the keys.
+template <typename E> void turn_keys(const HeadCache<E>& cache, int begin, int end, float* to) {
     alignas(64) float lanes[LANES];
-    for (int tile = unpacked.first; tile < unpacked.end; ++tile, to += TILE * cache.v_stride) {
+    for (int tile = begin; tile < end; ++tile, to += TILE * cache.v_stride) {
         for (int d = 0; d < cache.v_stride; ++d) {
             store(lanes, d < cache.head_dim ? key_numbers(cache, tile, d) : zero());
             for (int lane = 0; lane < TILE; ++lane) {
                 to[lane * cache.v_stride + d] = lanes[lane];
             }
-        }
-    }
-}
-
-template <typename E>
-void unpack_values(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* to) {
-    if (!cache.v) {
-        turn_keys(cache, unpacked, to);
-        return;
-    }
-    for (int slot = unpacked.first * TILE; slot < unpacked.end * TILE; ++slot) {
-        const E* from = cache.v_row(slot);
-        const int ahead = slot + AHEAD_TILES * TILE;
-        const E* next = ahead < cache.tile_end * TILE ? cache.v_row(ahead) : from;
-        for (int d = 0; d < cache.v_stride; d += LANES, to += LANES) {
-            f32x16 values = load_kv(from + d);
-            if constexpr (SCALED<E>) {
-                values = values * splat_scale(from + cache.v_stride + d / KV_GROUP * 2);
-            }
-            store(to, values);
-            __builtin_prefetch(next + d);
         }
     }
 }
@@ -524,54 +457,43 @@ inline int make_blocks(const Query* queries, int count, QueryBlock* blocks) {
 }
 
 // All stages of at most QUERIES query vectors. Where several blocks share the keys, they take
-// turns on a few tiles at a time, lest every block fetch them anew, or more than two unpack them.
+// turns on a few tiles at a time, lest every block fetch them anew.
 template <typename E>
 void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query* queries,
                     int count) {
     alignas(64) float scores[QUERIES * SCORE_STRIDE];
+    alignas(64) float q[QUERIES * QUERY_STRIDE];
     QueryBlock blocks[QUERIES];
     const int num_blocks = make_blocks(queries, count, blocks);
     const int chunk_tile = cache.origin / TILE, chunk_tiles = KEY_CHUNK / TILE;
     const int step = num_blocks > 1 || !cache.v ? TURN_TILES : chunk_tiles;
-    const bool unpacks = num_blocks > 2 && !std::is_same<E, float>::value;
-    alignas(64) float floats[TURN_TILES * TILE * MAX_HEAD_DIM];
-    const auto turn = [&](int tile, bool unpacks) -> Unpacked<E> {  // none: what is at its end ends at 0
-        const int first = at_least(tile, cache.tile_begin);
-        const int end = at_most(tile + step, cache.tile_end);
-        return {cache, floats, first, unpacks && first < end ? end : 0, cache.head_dim};
-    };
     cache.tile_begin = chunk_tile + chunk_tiles;
     cache.tile_end = 0;
     for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
         cache.tile_begin = at_most(cache.tile_begin, block->tile_begin);
         cache.tile_end = at_least(cache.tile_end, block->tile_end);
     }
+    for (int i = 0; i < count; ++i) {
+        std::memcpy(q + i * QUERY_STRIDE, queries[i].q, sizeof(float) * cache.head_dim);
+    }
 
     for (int tile = chunk_tile; tile < chunk_tile + chunk_tiles; tile += step) {
-        const Unpacked<E> unpacked = turn(tile, unpacks);
-        unpack_keys(cache, unpacked, floats);
         for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
             const int begin = at_least(tile, block->tile_begin);
             const int end = at_most(tile + step, block->tile_end);
             if (begin < end) {
                 with_number<QUERY_BLOCK>(block->count, [&](auto n) {
-                    const auto score = [&](const auto& tiles) {
-                        score_tiles<decltype(n)::value>(
-                            tiles, queries + block->first, begin, end, shape.scale,
-                            scores + block->first * SCORE_STRIDE, SCORE_STRIDE, cache.origin);
-                    };
-                    if (unpacks) {
-                        score(unpacked);
-                    } else {
-                        score(cache);
-                    }
+                    score_tiles<decltype(n)::value>(
+                        cache, q + block->first * QUERY_STRIDE, begin, end, shape.scale,
+                        scores + block->first * SCORE_STRIDE, SCORE_STRIDE, cache.origin);
                 });
             }
         }
     }
     for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
         with_number<QUERY_BLOCK>(block->count, [&](auto n) {
-            score_paths<decltype(n)::value>(cache, queries + block->first, shape.scale,
+            score_paths<decltype(n)::value>(cache, queries + block->first,
+                                            q + block->first * QUERY_STRIDE, shape.scale,
                                             scores + block->first * SCORE_STRIDE);
         });
     }
@@ -584,11 +506,18 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
         key_begin = at_most(key_begin, query.begin);
         key_end = at_least(key_end, query.end);
     }
+    alignas(64) float rows[TURN_TILES * TILE * MAX_HEAD_DIM];
     for (int key = key_begin / TILE * TILE; key < key_end; key += step * TILE) {
-        const Unpacked<E> unpacked = turn(key / TILE, unpacks || !cache.v);
-        unpack_values(cache, unpacked, floats);
+        Turned turned = {rows, 0, 0};
+        if (!cache.v) {
+            const int begin = at_least(key / TILE, cache.tile_begin);
+            const int end = at_most(key / TILE + step, cache.tile_end);
+            turn_keys(cache, begin, end, rows);
+            turned.begin = begin * TILE;
+            turned.end = begin < end ? end * TILE : 0;  // none: what is at its end ends at 0
+        }
         for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
-            add_block(cache, unpacked, *block, queries + block->first,
+            add_block(cache, turned, *block, queries + block->first,
                       scores + block->first * SCORE_STRIDE, key,
                       at_most(key + step * TILE, key_end));
         }

@@ -117,6 +117,7 @@ bool find_activation(const char* name, Activation* found);
 // code * scale, which is exact in float32. A NaN or inf makes the scale of its group NaN.
 enum class KvType : int { float32, bfloat16, float16, int8 };
 constexpr int KV_GROUP = 32;
+constexpr int QUERIES = 36;        // vectors that are attended together: whole blocks on every level
 constexpr int MAX_HEAD_DIM = 576;  // of a key: that of DeepSeek's latent attention
 struct Bfloat16 {
     uint16_t bits;

@@ -5,6 +5,7 @@ namespace {
 
 // Loops over rows live in registers only if what they call is part of them.
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))  // of a lambda
 
 constexpr int LINE = 64;             // bytes that are fetched at a time
 constexpr int STREAM_AHEAD = 4096;  // bytes from what is read to what is fetched
@@ -73,6 +74,16 @@ template <int MOST, int LEAST = 1, typename F> inline void with_number(int n, co
         }
     }
     f(std::integral_constant<int, MOST>());
+}
+
+// Calls f(std::integral_constant<int, i>()), an INLINED lambda, for i = 0..N - 1. Unlike in an
+// unrolled loop, indices are constants before gcc decides which arrays live in registers.
+template <typename F, int... I>
+ALWAYS_INLINE void unrolled(const F& f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>()), ...);
+}
+template <int N, typename F> ALWAYS_INLINE void unrolled(const F& f) {
+    unrolled(f, std::make_integer_sequence<int, N>());
 }
 
 // The tiles that rows are multiplied with, several side by side or one.

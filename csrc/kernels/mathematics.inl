@@ -14,11 +14,13 @@ constexpr float EXPONENT_MAGIC = 0x1.8p23f + 127.0f;
 
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2. The upper part of ln 2 has 15 bits, so
 // that n times it is exact without a fused multiplication, and so is the first difference.
-inline f32x16 exp(f32x16 x) {
-    // Beyond these the result is 0 or inf, and stays so. The order of operands lets a NaN through.
-    x = max(splat(-104.0f), min(splat(89.0f), x));
+struct Exponential {
+    f32x16 power;          // e^r
+    f32x16 n, n_in_magic;  // n plus EXPONENT_MAGIC
+};
+inline Exponential exponential(f32x16 x) {
     const f32x16 magic = splat(EXPONENT_MAGIC);
-    const f32x16 n = fma(x, splat(0x1.715476p0f), magic) - magic;
+    const f32x16 n_in_magic = fma(x, splat(0x1.715476p0f), magic), n = n_in_magic - magic;
     f32x16 r = fma(n, splat(-0x1.62e4p-1f), x);
     r = fma(n, splat(-0x1.7f7d1cp-20f), r);
     // (e^r - 1 - r) / r^2, relative error of e^r 3.1e-9
@@ -27,11 +29,25 @@ inline f32x16 exp(f32x16 x) {
     p = fma(p, r, splat(0x1.5558f2p-5f));
     p = fma(p, r, splat(0x1.555492p-3f));
     p = fma(p, r, splat(0x1.fffffcp-2f));
-    p = fma(r * r, p, r) + splat(1.0f);
+    return {fma(r * r, p, r) + splat(1.0f), n, n_in_magic};
+}
+inline f32x16 power_of_two(f32x16 n_in_magic) {
+    return as_float(shift_left<23>(as_int(n_in_magic)));
+}
+
+inline f32x16 exp(f32x16 x) {
+    // Beyond these the result is 0 or inf, and stays so. The order of operands lets a NaN through.
+    const Exponential e = exponential(max(splat(-104.0f), min(splat(89.0f), x)));
     // 2^n as a product of two powers: n = 128 and subnormal results are out of reach of one.
-    const f32x16 half = fma(n, splat(0.5f), magic);
-    const f32x16 rest = n - (half - magic) + magic;
-    return p * as_float(shift_left<23>(as_int(half))) * as_float(shift_left<23>(as_int(rest)));
+    const f32x16 magic = splat(EXPONENT_MAGIC), half = fma(e.n, splat(0.5f), magic);
+    const f32x16 rest = e.n - (half - magic) + magic;
+    return e.power * power_of_two(half) * power_of_two(rest);
+}
+
+// The same of x <= 0 in fewer steps, but e^-87 of whatever is below -87.
+inline f32x16 softmax_weight(f32x16 x) {
+    const Exponential e = exponential(max(splat(-87.0f), x));
+    return e.power * power_of_two(e.n_in_magic);
 }
 
 // An odd polynomial where tanh is close to its argument; 1 - 2 / (e^2|x| + 1) beyond.

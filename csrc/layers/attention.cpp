@@ -6,7 +6,6 @@
 namespace paceline {
 namespace {
 
-constexpr int VECTORS_PER_BLOCK = 32;  // query vectors that share the loads of a key tile
 constexpr size_t PARTIAL_FLOATS = 2 << 20;
 constexpr int ROTARY_ROWS = 32;  // that one piece of work turns
 
@@ -68,13 +67,9 @@ void Attention::plan(const AttentionShape& a) {
         last = std::max(last, shared_.batch->rows[row].last);
     }
     chunks_ = last_chunk(last) + 1;
-    int most = std::max(1, std::min(VECTORS_PER_BLOCK / (a.heads / a.kv_heads), shared_.rows()));
+    int most = std::max(1, std::min(QUERIES / (a.heads / a.kv_heads), shared_.rows()));
     cut_rows(most);
-    const auto idles = [&] {  // threads for more than a tenth of the time
-        const int pieces = static_cast<int>(blocks_.size()) * a.kv_heads * chunks_;
-        return 10 * pieces < 9 * round_up(pieces, pool().size());
-    };
-    while (most > 1 && idles()) {
+    while (most > 1 && idles(last + 1, a.kv_heads)) {
         most = (most + 1) / 2;
         cut_rows(most);
     }
@@ -89,13 +84,28 @@ void Attention::cut_rows(int most) {
     const int last = shared_.slice.end;
     blocks_.clear();
     for (int row = shared_.slice.first; row < last;) {
-        int end = row + 1;
-        while (end < last && end - row < most && span_of[end] == span_of[row]) {
+        const int span = span_of[row];
+        int end = row;
+        while (end < last && span_of[end] == span) {
             ++end;
         }
-        blocks_.push_back({row, end - row, span_of[row]});
-        row = end;
+        for (int left = (end - row + most - 1) / most; left > 0; --left) {
+            const int count = (end - row) / left;  // as even as can be
+            blocks_.push_back({row, count, span});
+            row += count;
+        }
     }
+}
+
+bool Attention::idles(int keys, int kv_heads) const {
+    const int threads = pool().size(), columns = static_cast<int>(blocks_.size()) * kv_heads;
+    const int whole = columns * (chunks_ - 1);  // pieces; the last chunk's are shorter
+    const int rest = keys - (chunks_ - 1) * KEY_CHUNK;
+    const auto share = [&](int pieces) { return (pieces + threads - 1) / threads; };
+    const long total = long(columns) * keys;
+    const long longest = chunks_ == 1 ? long(share(columns)) * rest
+                                      : std::max(long(share(whole)) * KEY_CHUNK, total / threads);
+    return 10 * total < 9 * longest * threads;
 }
 
 void Attention::cut_passes(int rows_per_pass) {

@@ -36,6 +36,8 @@ class Attention {
     // Unless it is planned for layers of this shape already.
     void plan(const AttentionShape& shape);
     void cut_rows(int most);
+    // Whether threads would, for more than a tenth of the time.
+    bool idles(int keys, int kv_heads) const;
     void cut_passes(int rows_per_pass);
     // Keys and values to the cache, where they are the layer's own, and queries to `queries_`.
     void turn_heads(const DecoderLayer& layer, const KvLayer& kv);

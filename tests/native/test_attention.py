@@ -300,6 +300,20 @@ def test_ties_by_soft_capping_weigh_equally():
         assert_same_bits(chain(context, position, position + 1, seed=i), got[[i]])
 
 
+@pytest.mark.parametrize("magnitude", [30.0, 300.0, 1e6])
+def test_scores_far_below_the_highest_weigh_nothing(magnitude):
+    """One key beats all others by more than the exponentials reach."""
+    shape = Heads(heads=9, kv_heads=1, head_dim=16)
+    context = Context(shape, 530)
+    context.k[:], context.q[:] = -1.0, magnitude
+    context.k[[7, 515]] = 1.0
+    got = chain(context, 512, 530)
+    for i, position in enumerate(range(512, 530)):
+        seen = [7, 515] if position >= 515 else [7]
+        mean = context.v[seen, 0].astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(got[i], np.tile(mean, (9, 1)), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
 def test_a_bad_row_harms_no_other(bad):
     context = Context(Heads(), 530)
