@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "drafts/drafts.h"
+#include "drafts/noise.h"
 #include "bind/read_tree.h"
 #include "bind/sequences.h"
 
@@ -428,7 +429,12 @@ nb::tuple draft_of_text(TextDrafter& drafter, nb::handle token_ids, size_t max_n
 
 void bind_drafts(nb::module_& module) {
     using nb::arg;
-        module.def("is_sound", &is_sound, arg("tree"), arg("vocab_size"));
+    module.def("is_sound", &is_sound, arg("tree"), arg("vocab_size"));
+    nb::class_<TargetNoise>(module, "TargetNoise")
+        .def(nb::init<>())
+        .def(nb::init<uint64_t, uint32_t, double, double>(), arg("seed"), arg("sample"),
+             arg("weight"), arg("mean"))
+        .def("factor", &TargetNoise::factor, arg("position"), arg("token"));
     nb::class_<TextDrafter>(module, "TextDrafter")
         .def("draft", &draft_of_text, arg("token_ids"), arg("max_nodes"), arg("max_depth"))
         .def("matched", &matched, arg("token_ids"));

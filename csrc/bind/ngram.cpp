@@ -61,8 +61,8 @@ void open_lookup(OwnedLookup* self, nb::tuple levels, Array<const float, 1> unig
 }
 
 void open_ngram_text(NgramText* self, const OwnedLookup* lookup, size_t window, size_t branching,
-               double min_prob) {
-    new (self) NgramText(&lookup->lookup, window, branching, min_prob);
+                     double min_prob, const TargetNoise& noise) {
+    new (self) NgramText(&lookup->lookup, window, branching, min_prob, noise);
 }
 
 // --- prompt lookup -------------------------------------------------------------------------------
@@ -89,12 +89,12 @@ void open_drafter(PromptDrafter* self, std::vector<std::vector<double>> unanimou
 }  // namespace
 
 void bind_ngram(nb::module_& module) {
-        using nb::arg;
+    using nb::arg;
     nb::class_<OwnedLookup>(module, "NgramLookup")
         .def("__init__", &open_lookup, arg("levels"), arg("unigrams"), arg("is_backoff"));
     nb::class_<NgramText, TextDrafter>(module, "NgramText")
         .def("__init__", &open_ngram_text, arg("lookup"), arg("window"), arg("branching"),
-             arg("min_prob"), nb::keep_alive<1, 2>());
+             arg("min_prob"), arg("noise") = TargetNoise(), nb::keep_alive<1, 2>());
     nb::class_<PromptDrafter>(module, "PromptDrafter")
         .def("__init__", &open_drafter, arg("unanimous"), arg("disputed"), arg("branching"),
              arg("min_prob"));

@@ -50,11 +50,12 @@ struct OwnedText : SuffixText {
     nb::object shared;
 };
 
-void open_suffix_text(OwnedText* self, const SuffixRules* rules, uint32_t max_depth) {
+void open_suffix_text(OwnedText* self, const SuffixRules* rules, uint32_t max_depth,
+                      const TargetNoise& noise) {
     if (max_depth < 1 || max_depth >= rules->disputed.size()) {
         throw nb::value_error("max_depth is not from 1 to the drafter's");
     }
-    new (self) OwnedText(rules, max_depth);
+    new (self) OwnedText(rules, max_depth, noise);
 }
 
 void share(OwnedText& text, const nb::list& automata) {
@@ -107,7 +108,8 @@ void bind_suffix(nb::module_& module) {
              arg("others"), nb::kw_only(), arg("branching"), arg("min_token_prob"),
              arg("min_path_prob"), arg("max_spec_factor"));
     nb::class_<OwnedText, TextDrafter>(module, "SuffixText")
-        .def("__init__", &open_suffix_text, arg("drafter"), arg("max_depth"), nb::keep_alive<1, 2>())
+        .def("__init__", &open_suffix_text, arg("drafter"), arg("max_depth"),
+             arg("noise") = TargetNoise(), nb::keep_alive<1, 2>())
         .def("share", &share, arg("automata"));
 }
 

@@ -174,7 +174,8 @@ double NgramLookup::hear_text(const uint32_t* followers, size_t count, double re
     return left;
 }
 
-void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t count, size_t most,
+void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t count,
+                           size_t position, const TargetNoise& noise, size_t most,
                            NgramChildren* found) const {
     uint32_t followers[kMostOccurrences];
     double rest = 1.0;
@@ -208,6 +209,7 @@ void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t 
         }
     }
     std::vector<NgramChildren::Child>& all = found->all;
+    noise.weigh(position, &all);
     const size_t kept = std::min(most, all.size());
     std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), all.end(),
                       [](const NgramChildren::Child& a, const NgramChildren::Child& b) {
@@ -226,6 +228,7 @@ void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t 
 }
 
 TextDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size_t count,
+                             size_t length, const TargetNoise& noise,
                              const NgramLimits& limits) const {
     struct Node {
         double path_prob;
@@ -245,14 +248,15 @@ TextDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size_
     const auto push = [&](int32_t parent, double path_prob, size_t depth) {
         // The context: the nodes down to the parent, and before them the end of the text.
         uint32_t context[kLongestContext];
-        size_t length = 0;
-        for (int32_t at = parent; at >= 0 && length < kLongestContext; at = draft.parents[at]) {
-            context[kLongestContext - ++length] = static_cast<uint32_t>(draft.tokens[at]);
+        size_t known = 0;
+        for (int32_t at = parent; at >= 0 && known < kLongestContext; at = draft.parents[at]) {
+            context[kLongestContext - ++known] = static_cast<uint32_t>(draft.tokens[at]);
         }
-        for (size_t i = count; i > 0 && length < kLongestContext; --i) {
-            context[kLongestContext - ++length] = tail[i - 1];
+        for (size_t i = count; i > 0 && known < kLongestContext; --i) {
+            context[kLongestContext - ++known] = tail[i - 1];
         }
-        children(cache, context + kLongestContext - length, length, limits.branching, &found);
+        children(cache, context + kLongestContext - known, known, length + depth - 1, noise,
+                 limits.branching, &found);
         for (const NgramChildren::Child& child : found.all) {
             if (path_prob * child.prob < limits.min_prob) {
                 break;
@@ -299,7 +303,7 @@ TextDraft NgramText::draft(const std::vector<int32_t>& tail, size_t length, size
     const size_t count = std::min(kLongestContext, length);
     const std::vector<uint32_t> context(tail.end() - static_cast<std::ptrdiff_t>(count),
                                         tail.end());
-    return lookup_->draft(window_ ? &cache_ : nullptr, context.data(), count,
+    return lookup_->draft(window_ ? &cache_ : nullptr, context.data(), count, length, noise_,
                           {max_nodes, max_depth, branching_, min_prob_});
 }
 

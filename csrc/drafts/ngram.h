@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "drafts/draft.h"
+#include "drafts/noise.h"
 #include "drafts/places.h"
 
 namespace paceline {
@@ -109,12 +110,13 @@ class NgramLookup {
     bool is_backoff;
 
     // A text's end is its last kLongestContext tokens, or all of it; the cache may be null.
-    TextDraft draft(const TextCache* cache, const uint32_t* tail, size_t count,
-                     const NgramLimits& limits) const;
+    // `length` is of the whole text.
+    TextDraft draft(const TextCache* cache, const uint32_t* tail, size_t count, size_t length,
+                    const TargetNoise& noise, const NgramLimits& limits) const;
 
   private:
-    void children(const TextCache* cache, const uint32_t* tail, size_t count, size_t most,
-                  NgramChildren* found) const;
+    void children(const TextCache* cache, const uint32_t* tail, size_t count, size_t position,
+                  const TargetNoise& noise, size_t most, NgramChildren* found) const;
     double hear_model(const NgramLevel& level, int64_t at, double rest,
                       NgramChildren* found) const;
     double hear_text(const uint32_t* followers, size_t count, double rest,
@@ -126,8 +128,10 @@ class NgramLookup {
 // token where `window` is 0.
 class NgramText : public TextDrafter {
   public:
-    NgramText(const NgramLookup* lookup, size_t window, size_t branching, double min_prob)
-        : lookup_(lookup), window_(window), branching_(branching), min_prob_(min_prob) {}
+    NgramText(const NgramLookup* lookup, size_t window, size_t branching, double min_prob,
+              const TargetNoise& noise)
+        : lookup_(lookup), window_(window), branching_(branching), min_prob_(min_prob),
+          noise_(noise) {}
 
     size_t first_unread(size_t length) const override;
     TextDraft draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
@@ -140,6 +144,7 @@ class NgramText : public TextDrafter {
     const NgramLookup* lookup_;
     size_t window_, branching_;
     double min_prob_;
+    TargetNoise noise_;
     size_t base_ = 0;
     TextCache cache_;
 };

@@ -317,9 +317,10 @@ bool is_less_likely(const OpenNode& a, const OpenNode& b) {
 
 class TreeGrowth {
   public:
-    TreeGrowth(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes)
-        : cursors_(cursors), width_(cursors.size()), rules_(rules), max_nodes_(max_nodes),
-          contexts_(width_) {
+    TreeGrowth(const Cursors& cursors, const SuffixRules& rules, size_t length,
+               const TargetNoise& noise, size_t max_nodes)
+        : cursors_(cursors), width_(cursors.size()), rules_(rules), length_(length),
+          noise_(noise), max_nodes_(max_nodes), contexts_(width_) {
         kept_.reserve(width_ * (max_nodes + 1));
     }
 
@@ -439,6 +440,7 @@ class TreeGrowth {
 
     void push(int32_t parent, double path_prob, uint32_t depth, uint32_t places) {
         predict(places);
+        noise_.weigh(length_ + depth - 1, &candidates_);
         rank();
         const size_t count = std::min<size_t>(candidates_.size(), rules_.branching);
         for (size_t i = 0; i < count; ++i) {
@@ -455,6 +457,8 @@ class TreeGrowth {
     const Cursors& cursors_;
     const size_t width_;  // of the places of one node: one per cursor
     const SuffixRules& rules_;
+    const size_t length_;  // of the text
+    const TargetNoise& noise_;
     const size_t max_nodes_;
     uint32_t order_ = 0;
     std::vector<SuffixPlace> kept_;      // of every node that was descended to
@@ -466,12 +470,12 @@ class TreeGrowth {
 
 }  // namespace
 
-TextDraft grow_suffix_draft(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes,
-                            uint32_t max_depth) {
+TextDraft grow_suffix_draft(const Cursors& cursors, const SuffixRules& rules, size_t length,
+                            const TargetNoise& noise, size_t max_nodes, uint32_t max_depth) {
     if (cursors.empty() || !max_nodes || !max_depth) {
         return {};
     }
-    return TreeGrowth(cursors, rules, max_nodes).grow(max_depth);
+    return TreeGrowth(cursors, rules, length, noise, max_nodes).grow(max_depth);
 }
 
 void SuffixText::share(const std::vector<const SuffixAutomaton*>& automata) {
@@ -516,7 +520,8 @@ TextDraft SuffixText::draft(const std::vector<int32_t>& tail, size_t length, siz
     for (const SuffixCursor& cursor : cursors_) {
         cursors.push_back(&cursor);
     }
-    return grow_suffix_draft(cursors, *rules_, max_nodes, static_cast<uint32_t>(max_depth));
+    return grow_suffix_draft(cursors, *rules_, length, noise_, max_nodes,
+                             static_cast<uint32_t>(max_depth));
 }
 
 }  // namespace paceline

@@ -9,6 +9,7 @@
 
 #include "drafts/draft.h"
 #include "drafts/large_pages.h"
+#include "drafts/noise.h"
 
 namespace paceline {
 
@@ -127,15 +128,16 @@ struct SuffixRules {
     double min_token_prob, min_path_prob, max_spec_factor;
 };
 
-// Of equally long contexts the first cursor's counts.
+// Below a text of that length. Of equally long contexts the first cursor's counts.
 TextDraft grow_suffix_draft(const std::vector<const SuffixCursor*>& cursors,
-                            const SuffixRules& rules, size_t max_nodes, uint32_t max_depth);
+                            const SuffixRules& rules, size_t length, const TargetNoise& noise,
+                            size_t max_nodes, uint32_t max_depth);
 
 // Drafts from the text itself and from others that are shared with it, whose automata outlive it.
 class SuffixText : public TextDrafter {
   public:
-    SuffixText(const SuffixRules* rules, uint32_t max_depth)
-        : rules_(rules), own_(max_depth), cursors_{{&own_, true}} {}
+    SuffixText(const SuffixRules* rules, uint32_t max_depth, const TargetNoise& noise)
+        : rules_(rules), noise_(noise), own_(max_depth), cursors_{{&own_, true}} {}
     SuffixText(const SuffixText&) = delete;
 
     const SuffixRules& rules() const { return *rules_; }
@@ -149,6 +151,7 @@ class SuffixText : public TextDrafter {
     void read(const std::vector<int32_t>& tail, size_t length);
 
     const SuffixRules* rules_;
+    TargetNoise noise_;
     SuffixAutomaton own_;
     std::vector<SuffixCursor> cursors_;
 };

@@ -33,6 +33,7 @@ from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.core.files import HEAD_BYTES, check_fetched, whole_file
 from paceline.planner.drafts import Drafted, TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
+from paceline.proposers.base.noise import NO_NOISE, TargetNoise, noise_of
 from paceline.request.request import Request
 
 NAME = "ngram_model"
@@ -54,6 +55,7 @@ class NgramModelProposer(TextProposer):
         super().__init__(config, is_native)
         native = self._native
         self._make_text: Any = native.NgramText if native else NgramText
+        self._make_noise: Any = native.TargetNoise if native else TargetNoise
         self._lookup: Any = (
             native.NgramLookup(tables.levels, tables.unigrams, tables.is_backoff)
             if native
@@ -63,7 +65,11 @@ class NgramModelProposer(TextProposer):
     def _open(self, request: Request) -> TextDrafter:
         config = self.config
         text: TextDrafter = self._make_text(
-            self._lookup, config.ngram_window, self._branching, config.min_accept_prob
+            self._lookup,
+            config.ngram_window,
+            self._branching,
+            config.min_accept_prob,
+            self._make_noise(*noise_of(request)),
         )
         return text
 
@@ -141,11 +147,14 @@ class NgramLookup:
         max_depth: int,
         branching: int,
         min_prob: float,
+        length: int = 0,
+        noise: TargetNoise = NO_NOISE,
     ) -> Drafted:
         """The nodes whose paths are likeliest, best first; none less likely than ``min_prob``.
 
         Without a ``cache`` the model speaks alone. ``tail`` is the text's last
-        :data:`LONGEST_CONTEXT` tokens, or all of them.
+        :data:`LONGEST_CONTEXT` tokens, or all of them; ``length``, which ``noise`` goes by, is of
+        the whole text.
         """
         tokens, parents, probs = list[int](), list[int](), list[float]()
         order = itertools.count()  # decides ties
@@ -158,7 +167,7 @@ class NgramLookup:
                 probs.append(prob)
             if depth == max_depth or len(tokens) == max_nodes:
                 continue
-            for token, prob in self._children(cache, path, branching):
+            for token, prob in self._children(cache, path, branching, length + depth, noise):
                 if -minus_prob * prob < min_prob:
                     break
                 below = (*path, token)[-LONGEST_CONTEXT:]
@@ -167,9 +176,14 @@ class NgramLookup:
         return tokens, parents, probs
 
     def _children(
-        self, cache: TextCache | None, tail: tuple[int, ...], most: int
+        self,
+        cache: TextCache | None,
+        tail: tuple[int, ...],
+        most: int,
+        position: int,
+        noise: TargetNoise,
     ) -> list[tuple[int, float]]:
-        """The likeliest tokens after a text's end; their probabilities sum to at most 1."""
+        """The likeliest tokens at a position; their probabilities sum to at most 1."""
         probs: dict[int, float] = {}
         rest = 1.0  # a token that is in none of the contexts has so much of its unigram
         for length in range(1, len(tail) + 1):
@@ -178,6 +192,7 @@ class NgramLookup:
                 rest *= self._hear_model(self._levels[length - 1], context, probs, rest)
             if cache is not None and (followers := cache.followers(context)):
                 rest *= self._hear_text(followers, probs, rest)
+        probs = noise.weighed(position, probs)
         best = sorted(probs.items(), key=lambda item: (-item[1], item[0]))[:most]
         total = 0.0
         for _, prob in best:  # from Python 3.12 on sum() rounds otherwise than C++
@@ -240,10 +255,18 @@ class NgramText:
         window: 0 is the model alone.
         branching: most children of a node.
         min_prob: nodes less likely to be reached and accepted are left out.
+        noise: of the text's request.
     """
 
-    def __init__(self, lookup: NgramLookup, window: int, branching: int, min_prob: float) -> None:
-        self._lookup, self._window = lookup, window
+    def __init__(
+        self,
+        lookup: NgramLookup,
+        window: int,
+        branching: int,
+        min_prob: float,
+        noise: TargetNoise = NO_NOISE,
+    ) -> None:
+        self._lookup, self._window, self._noise = lookup, window, noise
         self._branching, self._min_prob = branching, min_prob
         self._base = 0  # where its cache begins
         self._cache = TextCache()
@@ -256,6 +279,8 @@ class NgramText:
             max_depth,
             self._branching,
             self._min_prob,
+            len(token_ids),
+            self._noise,
         )
 
     def _filled_cache(self, token_ids: list[int]) -> TextCache:

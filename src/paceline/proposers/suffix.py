@@ -30,6 +30,7 @@ from typing import Any, cast
 from paceline.config.speculative import SuffixConfig
 from paceline.planner.drafts import Drafted, TextDrafter
 from paceline.proposers.base import TargetInfo, TextProposer
+from paceline.proposers.base.noise import NO_NOISE, TargetNoise, noise_of
 from paceline.request.request import Request
 from paceline.request.span import ROOT
 
@@ -48,6 +49,7 @@ class SuffixProposer(TextProposer):
         native, depth = self._native, config.suffix_decoding_max_tree_depth
         make_automaton: Any = native.SuffixAutomaton if native else SuffixAutomaton
         self._make_text: Any = native.SuffixText if native else SuffixText
+        self._make_noise: Any = native.TargetNoise if native else TargetNoise
         self._drafter = (native.SuffixRules if native else SuffixRules)(
             others_by_length(depth),
             branching=self._branching,
@@ -88,7 +90,9 @@ class SuffixProposer(TextProposer):
     def _open(self, request: Request) -> TextDrafter:
         self._known[request.request_id] = []
         text: TextDrafter = self._make_text(
-            self._drafter, self.config.suffix_decoding_max_tree_depth
+            self._drafter,
+            self.config.suffix_decoding_max_tree_depth,
+            self._make_noise(*noise_of(request)),
         )
         return text
 
@@ -396,11 +400,13 @@ class SuffixRules:
         token_ids: Sequence[int],
         max_nodes: int,
         max_depth: int,
+        noise: TargetNoise = NO_NOISE,
     ) -> Drafted:
         """The likeliest continuations of the tokens; of equally long matches the first counts.
 
         Args:
             cursors: of this text, and never of another one.
+            noise: of its request.
         """
         automata = [cursor.automaton for cursor in cursors]
         places = [cursor.advance(token_ids) for cursor in cursors]
@@ -414,7 +420,8 @@ class SuffixRules:
         order = count()
 
         def push(parent: int, path_prob: float, depth: int, places: list[Position]) -> None:
-            for token, prob in self._children(automata, places):
+            position = len(token_ids) + depth - 1
+            for token, prob in self._children(automata, places, position, noise):
                 if path_prob * prob < self._min_path_prob:
                     break
                 entry = (-path_prob * prob, next(order), parent, token, prob, depth, places)
@@ -433,9 +440,13 @@ class SuffixRules:
         return tree
 
     def _children(
-        self, automata: Sequence[SuffixAutomaton], places: Sequence[Position]
+        self,
+        automata: Sequence[SuffixAutomaton],
+        places: Sequence[Position],
+        position: int,
+        noise: TargetNoise,
     ) -> list[tuple[int, float]]:
-        """The likeliest next tokens, the likeliest first; of equals, the longest context's."""
+        """The likeliest tokens at a position, best first; of equals, the longest context's."""
         probs: dict[int, float] = {}
         rest = 1.0
         for length, total, edges in list(_contexts(automata, places))[:MAX_CONTEXTS]:
@@ -452,6 +463,7 @@ class SuffixRules:
             rest *= other / (total + other)
             if rest < LEAST_REST:
                 break
+        probs = noise.weighed(position, probs)
         ranked = sorted(probs.items(), key=lambda item: -item[1])
         return ranked[: self._branching]
 
@@ -459,8 +471,8 @@ class SuffixRules:
 class SuffixText:
     """Drafts from a text itself and from others that are shared with it."""
 
-    def __init__(self, drafter: SuffixRules, max_depth: int) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: SuffixRules, max_depth: int, noise: TargetNoise = NO_NOISE) -> None:
+        self._drafter, self._noise = drafter, noise
         self._own = SuffixAutomaton(max_depth)
         self._cursors = [SuffixCursor(self._own, is_own=True)]
 
@@ -477,7 +489,7 @@ class SuffixText:
 
     def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
         self._own.extend(token_ids, self._own.num_tokens)
-        return self._drafter.draft(self._cursors, token_ids, max_nodes, max_depth)
+        return self._drafter.draft(self._cursors, token_ids, max_nodes, max_depth, self._noise)
 
 
 def _contexts(
