@@ -54,13 +54,19 @@ def adds_grammar(feature: str, speculation: str) -> bool:
     return speculation == "grammar" and not is_structured(FEATURES[feature])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def told(served_url: str) -> dict[tuple[str, str, bool], str]:
-    """Answers by feature, who drafted, and whether a grammar was added."""
+    """Answers by feature, who drafted, and whether a grammar was added.
+
+    They are asked for once in the life of their server: a second time it would have cached some
+    of the prompts, and dropped others, as requests of other tests had it. A worker that takes this
+    module's tests in parts would ask again.
+    """
     crowd = [(f, s, adds_grammar(f, s)) for s in SPECULATION for f in FEATURES]
     alone = list(dict.fromkeys((feature, "off", added) for feature, _, added in crowd))
     answers = ask_all(served_url, [asked(*each) for each in alone], 1, KEY)
     answers += ask_all(served_url, [asked(*each) for each in crowd], 16, KEY)
+    assert {*_CACHED.findall("".join(answers))} == {'"cached_tokens":0'}
     return dict(zip(alone + crowd, answers, strict=True))
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+from paceline.core.checks import seconds_of
+from paceline.core.errors import ConfigError
 from tests.server.fuzz.adapters import BASES, OTHER_FIELDS
 from tests.server.fuzz.fields import FIELDS
 from tests.server.fuzz.requests import (
@@ -117,10 +119,22 @@ def _field(rng: Random) -> Case:
     known = _FIELDS[path]
     name = rng.choice(list(known))
     value = known[name](rng) if rng.random() < 0.6 else anything(rng)
+    if name == "keep_alive" and _lets_go(value):
+        value = "5m"
     # Errors of adapters speak of the fields that what they ask for has.
     is_named = path in FIELDS and not (isinstance(value, Raw) and not _is_json(value.text))
     named = name if is_named else ""
     return Case(f"field {name}", path, document(body | {name: value}).encode(), field=named)
+
+
+def _lets_go(keep_alive: Any) -> bool:
+    """Whether the model may be unloaded meanwhile: another engine would hide what this one leaks,
+    and its memory, which is small at first, would look like a leak.
+    """
+    try:
+        return seconds_of(keep_alive) < 60.0
+    except ConfigError:
+        return False
 
 
 def _fields(rng: Random) -> Case:
