@@ -26,7 +26,10 @@ from paceline.planner import corrections, drafts, planner, priors, value
 from paceline.planner.drafts import FREE, selected
 
 ALWAYS = 1e12
-IN_PYTHON = {"paceline.planner.planner.new_drafts": drafts.Drafts}
+IN_PYTHON = {
+    "paceline.planner.planner.new_drafts": drafts.Drafts,
+    "paceline.planner.cost.new_filter": corrections.CostFilter,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +156,12 @@ SWITCHES: dict[str, Switch] = {
         20,
         3,
         {"corrections.SHARES": _NO_SHARES},
+        native=True,
     ),
-    "residuals": Switch(25, 5, _NO_RESIDUAL),
-    "surprises": Switch(25, 2, {"corrections.SURPRISE": ALWAYS}),
+    "residuals": Switch(25, 5, _NO_RESIDUAL, native=True),
+    "surprises": Switch(25, 2, {"corrections.SURPRISE": ALWAYS}, native=True),
     "the whole correction": Switch(
-        150, 12, {"corrections.CostFilter._settle": _constant(None), **_NO_RESIDUAL}
+        150, 12, {"corrections.CostFilter._settle": _constant(None), **_NO_RESIDUAL}, native=True
     ),
 }
 """By name, in the order of the table. Several mechanisms stand in for each other; they are switched
@@ -167,7 +171,7 @@ PLACEBOS = {
     "placebo: offsets 1 % slower": Switch(
         0, 0, {"acceptance.OFFSET_RATE": 0.99 * 0.1}, native=True
     ),
-    "placebo: noise 1 % less": Switch(0, 0, {"corrections.NOISE": 0.99 * 0.06}),
+    "placebo: noise 1 % less": Switch(0, 0, {"corrections.NOISE": 0.99 * 0.06}, native=True),
 }
 """Changes that cannot matter. What they do to a cell nevertheless is how far its figure depends on
 accidents: one draft more or less, and everything that is learnt of it."""

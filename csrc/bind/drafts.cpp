@@ -1,5 +1,6 @@
 // What was drafted in a step on the Python side: the class Drafts, with what that of
-// paceline.planner.drafts offers. Reads and writes paceline.request.span.DraftTree.
+// paceline.planner.drafts offers. Reads and writes paceline.request.span.DraftTree. Also CostFilter,
+// with what that of paceline.planner.corrections offers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "drafts/cost_filter.h"
 #include "drafts/drafts.h"
 #include "drafts/noise.h"
 #include "bind/read_tree.h"
@@ -425,10 +427,38 @@ nb::tuple draft_of_text(TextDrafter& drafter, nb::handle token_ids, size_t max_n
     return nb::make_tuple(tokens, to_list(draft.parents), to_list(draft.probs));
 }
 
+// Times of `width` rows and more, one after another, each corrected.
+nb::object corrected(const CostFilter& filter, size_t width, nb::handle times) {
+    const Items items(times, "times are no sequence");
+    std::vector<double> found(items.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+        found[i] = to_double(items[i]);
+    }
+    filter.correct(width, &found);
+    return to_list(found);
+}
+
 }  // namespace
 
 void bind_drafts(nb::module_& module) {
     using nb::arg;
+    nb::class_<CostFilter>(module, "CostFilter")
+        .def(nb::init<double, bool>(), arg("spread"), arg("is_relative"))
+        .def_prop_ro("knows_unit", &CostFilter::knows_unit)
+        .def("factor", &CostFilter::factor, arg("width"))
+        .def("corrected", &corrected, arg("width"), arg("times"))
+        .def("doubts",
+             [](const CostFilter& filter, size_t width, size_t count) {
+                 return to_list(filter.doubts(width, count));
+             },
+             arg("width"), arg("count"))
+        .def("deviation", &CostFilter::deviation, arg("width"))
+        .def("observe",
+             [](CostFilter& filter, size_t width, double level) {
+                 const CostFilter::Surprise found = filter.observe(width, level);
+                 return nb::make_tuple(found.error, found.variance);
+             },
+             arg("width"), arg("level"));
     module.def("is_sound", &is_sound, arg("tree"), arg("vocab_size"));
     nb::class_<TargetNoise>(module, "TargetNoise")
         .def(nb::init<>())

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.planner.corrections import CostFilter
 from paceline.planner.cost import HOPE, CostModel
 from paceline.planner.cost_table import CostTable, StepShape
 from tests.planner.test_cost_table import additive_table, cliffs
@@ -269,3 +270,25 @@ def test_published_machines_are_known_after_200_steps(shared_data: Path) -> None
     document = json.loads((shared_data / "cost_curves.json").read_text())
     for curve in document["curves"]:
         check_learnt(interpolated({i + 1: 20 * x for i, x in enumerate(curve["cost_ratio"])}))
+
+
+# --- the native filter ----------------------------------------------------------------------------
+
+WIDTHS = (0, 1, 1, 2, 3, 8, 16, 17, 20, 33, 200, 1023, 1024, 1500)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_native_filter_learns_and_answers_the_same(seed: int) -> None:
+    native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
+    rng, is_relative, spread = random.Random(seed), seed % 2 == 0, (0.1, 0.5)[seed // 4]
+    ours, theirs = CostFilter(spread, is_relative), native.CostFilter(spread, is_relative)
+    for number in range(200):
+        width, jump = rng.choice(WIDTHS), rng.choice((0.0,) * 9 + (2.0,))
+        level = rng.gauss(0.2 * (number > 100), 0.05) + rng.gauss(0.0, jump)
+        assert theirs.observe(width, level) == ours.observe(width, level)
+        width, times = rng.randrange(1100), [rng.random() for _ in range(40)]
+        assert theirs.factor(width) == ours.factor(width)
+        assert theirs.corrected(width, times) == ours.corrected(width, times)
+        assert theirs.doubts(width, 40) == ours.doubts(width, 40)
+        assert theirs.deviation(width) == ours.deviation(width)
+        assert theirs.knows_unit == ours.knows_unit

@@ -200,7 +200,8 @@ class ContainedProposers:
                 self._separate(entries, call.requests, error)
             return
         for entry in entries:
-            entry.failures.pop("propose", None)
+            if entry.failures:
+                entry.failures.pop("propose", None)
 
     def _separate(
         self, entries: Sequence[Entry], requests: Sequence[Request], error: Exception
@@ -216,10 +217,11 @@ class ContainedProposers:
     def _draft_texts(self, call: Call) -> None:
         requests, entries = call.requests, call.group.entries
         members: list[Member] = []
+        are_chosen = any(map(attrgetter("params.speculative.methods"), requests))
         for entry in entries:
             drafters = entry.proposer.drafters(requests)
             able: Sequence[TextDrafter | None] = drafters
-            if len(entries) > 1 and not all(map(entry.is_for, requests)):
+            if are_chosen:
                 pairs = zip(requests, drafters, strict=True)
                 able = [drafter if entry.is_for(each) else None for each, drafter in pairs]
             members.append((entry.proposer.name, *entry.most, able))

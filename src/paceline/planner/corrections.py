@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import ceil, copysign, exp, inf, log2, sqrt
 
@@ -96,7 +96,7 @@ class CostFilter:
     slope follows what slows down wide steps only, such as another process on a core. A residual is
     the table's error at one width. An error beyond :data:`SURPRISE` standard deviations is cut to
     that. If the next step, or the next one of that width, errs in the same direction, the state has
-    jumped and becomes uncertain.
+    jumped and becomes uncertain. The native ``CostFilter`` does the same to the last bit.
 
     Args:
         spread: standard deviation of the logarithm of the table's own error at one width.
@@ -105,10 +105,10 @@ class CostFilter:
 
     def __init__(self, spread: float, is_relative: bool) -> None:
         self.knows_unit = not is_relative
-        self._trust = (NOISE / spread) ** 2  # observations that the table is worth
+        self._trust = (NOISE / spread) * (NOISE / spread)  # observations that the table is worth
         self._scale = self._slope = 0.0
         # In units of NOISE squared. The slope belongs to the machine, whatever the table.
-        self._unseen_slope = (0.1 / NOISE) ** 2
+        self._unseen_slope = (0.1 / NOISE) * (0.1 / NOISE)
         self._scale_variance, self._slope_variance, self._covariance = 1.0, self._unseen_slope, 0.0
         self._residuals: dict[int, Estimate] = {}
         self._surprises: dict[int, float] = {}
@@ -122,32 +122,22 @@ class CostFilter:
         level = self._scale + SHARES[at] * self._slope
         return exp(level + residual.state(self._steps)[0] if residual else level)
 
-    def factors(self, width: int, count: int) -> list[float]:
-        """:meth:`factor` of ``width`` to ``width + count`` rows, ``[count + 1]``."""
-        residuals, steps, scale, slope = self._residuals, self._steps, self._scale, self._slope
-        factors: list[float] = []
-        latest, factor = -1, 1.0
-        for at in _places(width, count):
-            if at != latest:
-                latest, residual, level = at, residuals.get(at), scale + SHARES[at] * slope
-                factor = exp(level + residual.state(steps)[0] if residual else level)
-            factors.append(factor)
-        return factors
+    def corrected(self, width: int, times: Sequence[float]) -> list[float]:
+        """The table's times of ``width`` rows and more, one after another, each by its factor."""
+        return [ms * self.factor(width + further) for further, ms in enumerate(times)]
 
     def doubts(self, width: int, count: int) -> list[float]:
-        """How uncertain these factors are: 1 is as if no wide step was seen, ``[count + 1]``."""
-        residuals, steps, unseen = self._residuals, self._steps, 1.0 / self._trust
-        doubts: list[float] = []
-        latest, doubt = -1, 1.0
-        for at in _places(width, count):
-            if at != latest:
-                latest, residual, share = at, residuals.get(at), SHARES[at] * SHARES[at]
-                variance = share * self._slope_variance + unseen
-                if residual:
-                    variance += residual.state(steps)[1] - unseen
-                doubt = sqrt(min(1.0, variance / (share * self._unseen_slope + unseen)))
-            doubts.append(doubt)
-        return doubts
+        """How uncertain the factors of ``width`` to ``width + count`` rows are: 1 is as if no wide
+        step was seen, ``[count + 1]``."""
+        return [self._doubt(width + further) for further in range(count + 1)]
+
+    def _doubt(self, width: int) -> float:
+        at, unseen = PLACES[min(width, MAX_WIDTH)], 1.0 / self._trust
+        residual, share = self._residuals.get(at), SHARES[at] * SHARES[at]
+        variance = share * self._slope_variance + unseen
+        if residual:
+            variance += residual.state(self._steps)[1] - unseen
+        return sqrt(min(1.0, variance / (share * self._unseen_slope + unseen)))
 
     def deviation(self, width: int) -> float:
         """Standard deviation of the logarithm of the time of a step of ``width`` rows."""
@@ -203,7 +193,7 @@ class CostFilter:
         share = SHARES[at]
         direction = copysign(1.0, error)
         if direction == self._latest_surprise:
-            jump = (error / NOISE) ** 2
+            jump = (error / NOISE) * (error / NOISE)
             self._scale_variance += jump
             self._slope_variance += share * jump
             bound = abs(error)
@@ -219,12 +209,6 @@ class CostFilter:
         """Variance of scale + share x slope."""
         further = 2.0 * self._covariance + share * self._slope_variance
         return self._scale_variance + share * further
-
-
-def _places(width: int, count: int) -> list[int]:
-    """The places of ``width`` to ``width + count`` rows."""
-    places = PLACES[width : width + count + 1]
-    return places + PLACES[-1:] * (count + 1 - len(places))
 
 
 class ExpertUnion:

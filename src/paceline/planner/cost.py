@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf, log
-from operator import add, mul
+from operator import add
 from statistics import geometric_mean
 from typing import Any
 
@@ -26,7 +26,9 @@ from paceline.planner.cost_table import (
     ExpertCost,
     StepShape,
 )
+from paceline.sampling.sampler import kernels
 
+new_filter: type[CostFilter] = getattr(kernels, "CostFilter", CostFilter)
 StepKey = tuple[int, int, int, int, int]
 """Rows, samples and requests, and the mean contexts of a row and of a request in grains."""
 GRAIN = 64
@@ -67,7 +69,7 @@ class CostModel:
         self.table = prior_table(ops, experts, streamed) if table is None else table
         self.learns = learns
         spread = 0.1 if self.has_profile else 0.5  # of the logarithm of the table's own error
-        self._filter = CostFilter(spread, self.table.is_relative)
+        self._filter = new_filter(spread, self.table.is_relative)
         self._experts: ExpertPrices | None = None
         if self.table.experts is not None:
             self._experts = ExpertPrices(
@@ -112,7 +114,7 @@ class CostModel:
                 experts = self._experts.union.read(self._unions(shape, read), _requests(shape))
             further = [price * (n - of_table) for n, of_table in zip(experts, read, strict=True)]
             times = [*map(add, times, further)]
-        return [*map(mul, times, self._filter.factors(shape.rows, count))] if self.learns else times
+        return self._filter.corrected(shape.rows, times) if self.learns else times
 
     def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
         """The step's :meth:`growth` if width were as cheap as is still possible."""

@@ -247,6 +247,8 @@ class PlannedStep:
     slowdown: float = 0.0  # share of its speed that a request may lose to the drafts of others
     ahead: Sequence[float] | None = None
     """Tokens that each request has had beyond its due; None where all may be held up."""
+    candidates: dict[tuple[str, int], Candidate] = field(default_factory=dict)
+    """By source and request: those whose situation does not depend on other sources."""
     asks: list[Asked] = field(default_factory=list)
     explored: set[Explored] = field(default_factory=set)
     levels: int = 1  # of the proposer that drafts by forwards
@@ -322,20 +324,27 @@ class Asking:
         self, step: PlannedStep, source: Source, places: Sequence[int], adapter: str | None
     ) -> float:
         """The same for a source that knows its matches."""
-        ask_ms, until = self._ask_ms(source), self.exploration.milliseconds_until
+        for candidate in self._candidates(step, source, places):
+            if self._pause_in(step, source, candidate.explored[1], candidate.value) <= 0.0:
+                return 0.0
         is_asked, least_ms = [True] * source.num_situations, inf
         for situation in range(source.num_situations):
             value = self._values[source.name, situation, adapter]
-            if value.tokens - step.rate * value.ms <= 0.0:
-                pause_ms = until((source.name, situation), ask_ms)
-                if pause_ms > 0.0:
-                    is_asked[situation], least_ms = False, min(least_ms, pause_ms)
-        for candidate in self._candidates(step, source, places):
-            if is_asked[candidate.explored[1]]:
-                return 0.0
+            pause_ms = self._pause_in(step, source, situation, value)
+            if pause_ms > 0.0:
+                is_asked[situation], least_ms = False, min(least_ms, pause_ms)
         if any(is_asked):
             self._watched.append((source, adapter, is_asked))
         return least_ms
+
+    def _pause_in(
+        self, step: PlannedStep, source: Source, situation: int, value: ProposerValue
+    ) -> float:
+        """Milliseconds for which a source is not asked in one of its situations."""
+        if value.tokens - step.rate * value.ms > 0.0:
+            return 0.0
+        explored = source.name, situation
+        return self.exploration.milliseconds_until(explored, self._ask_ms(source))
 
     def sleeps(self, requests: Sequence[Request]) -> int:
         """Number of steps in which no source that knows its matches is to be asked before the pause
@@ -402,9 +411,12 @@ class Asking:
         self, step: PlannedStep, source: Source, places: Sequence[int]
     ) -> Iterator[Candidate]:
         """Those of some requests for which a source could draft."""
-        name, matched, values = source.name, source.matched, self._values
+        name, matched, values, known = source.name, source.matched, self._values, step.candidates
         explored = name, 0
         for place in places:
+            if (name, place) in known:
+                yield known[name, place]
+                continue
             request, situation = step.requests[place], 0
             lag = source.lag(request)
             if lag is None or (lag > USUAL_LAG and not self._has_time(step, source, request, lag)):
@@ -415,7 +427,10 @@ class Asking:
             elif step.asks:
                 situation = bisect_right(SITUATIONS, self._drafts.expected(place))
             value = values[name, situation, request.adapter_name]
-            yield Candidate(place, value, lag if lag > USUAL_LAG else 0, explored)
+            found = Candidate(place, value, lag if lag > USUAL_LAG else 0, explored)
+            if matched is not None:
+                known[name, place] = found
+            yield found
 
     def _has_time(self, step: PlannedStep, source: Source, request: Request, lag: int) -> bool:
         """Whether reading what it lacks does not take longer than the rest without drafts."""
