@@ -119,7 +119,7 @@ class NgramLookup {
                   const TargetNoise& noise, size_t most, NgramChildren* found) const;
     double hear_model(const NgramLevel& level, int64_t at, double rest,
                       NgramChildren* found) const;
-    double hear_text(const uint32_t* followers, size_t count, double rest,
+    double hear_text(size_t length, const uint32_t* followers, size_t count, double rest,
                      NgramChildren* found) const;
     void add(uint32_t token, double value, double rest, NgramChildren* found) const;
 };

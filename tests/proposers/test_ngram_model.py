@@ -31,7 +31,9 @@ from paceline.loading.catalogue import embedded_model, embedded_ngram_model
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.ngram_model import (
+    DISPUTED,
     MAX_OCCURRENCES,
+    UNANIMOUS,
     NgramLevel,
     NgramLookup,
     NgramModelProposer,
@@ -140,15 +142,27 @@ def test_the_text_at_hand_is_followed() -> None:
     assert phrase[3] not in propose(without, request)[0].token_ids
 
 
-def test_witten_and_bell_s_rule() -> None:
-    """After 7 came 8, 8 and 9: c / (C + T), and T / (C + T) for what the model had said."""
+def test_the_text_counts_by_the_rule_of_witten_and_bell() -> None:
+    """After 7 came 8, 8 and 9: c / (C + bT), and bT / (C + bT) for what the model had said."""
     tables = train([[1, 2] * 8 + [7, 8]], 2, vocab_size=10)
     lookup, cache = NgramLookup(tables), TextCache()
     cache.extend([7, 8, 7, 8, 7, 9, 7], 0)
     tokens, _, probs = lookup.draft(cache, [7], ALL, 1, 9, 0.0)
     for token, count in ((8, 2), (9, 1)):
-        expected = (count + 2 * lookup.probability([7], token)) / (3 + 2)
+        against = 2 * DISPUTED[0]
+        expected = (count + against * lookup.probability([7], token)) / (3 + against)
         assert probs[tokens.index(token)] == pytest.approx(expected)
+
+
+def test_a_longer_context_that_always_went_on_alike_is_believed_more() -> None:
+    lookup, believed = NgramLookup(train([[1, 2] * 8], 2, vocab_size=10)), []
+    for length in (1, 2, 3):
+        cache, context = TextCache(), [7, 8, 9][-length:]
+        cache.extend([*context, 5, 0, *context], 0)
+        tokens, _, probs = lookup.draft(cache, context, 1, 1, 9, 0.0)
+        believed.append(probs[tokens.index(5)])
+    assert believed == sorted(set(believed))
+    assert believed[0] == pytest.approx(1 / (1 + UNANIMOUS[0]), abs=0.03)
 
 
 def test_occurrences_are_the_latest() -> None:

@@ -1,11 +1,12 @@
 """Drafts by a trained n-gram model and by the text of the request at hand. Knows no model's text.
 
 Both are interpolated from the shortest context to the longest. At each length the model speaks
-first (:class:`NgramTables` says how), then the text by Witten and Bell's rule ("The zero-frequency
-problem", 1991): where the context occurred C times with T different tokens after it, a token that
-followed it c times gets ``c / (C + T)``, and what was said before is worth ``T / (C + T)``. So the
-text is believed more, the longer and the oftener it repeats itself. Where the extension is built,
-look-ups and trees are made by ``csrc/drafts/ngram.cpp``, which does the same.
+first (:class:`NgramTables` says how), then the text by the rule of Witten and Bell ("The
+zero-frequency problem", 1991): where the context occurred C times with T different tokens after it,
+a token that followed it c times gets ``c / (C + bT)``, and what was said before is worth
+``bT / (C + bT)``. So the text is believed more, the longer and the oftener it repeats itself. With
+them b is 1; here it falls with the length of the context. Where the extension is built, look-ups
+and trees are made by ``csrc/drafts/ngram.cpp``, which does the same.
 
 The tables are mapped from the file that ``paceline train ngram`` writes, which ``docs/formats.md``
 describes byte by byte. It is untrusted: every count, offset, token and probability is checked
@@ -86,6 +87,10 @@ CACHED_CONTEXT = 4
 """Longest context of the request's own text that is looked up, in tokens."""
 MAX_OCCURRENCES = 16
 """Latest occurrences of a context that are counted."""
+UNANIMOUS, DISPUTED = (4.0, 1.5, 1.0, 1.0), (2.0, 1.2, 0.7, 0.6)
+"""The b of contexts of the text of 1 to 4 tokens: where all occurrences went on alike, and for each
+of several different continuations. Chosen by replays of half of SmolLM2's answers to MT-bench and
+Spec-Bench; more is accepted of the other half, too, and with the embedded target."""
 LONGEST_CONTEXT = 4
 """Tokens before a draft that a look-up may need."""
 
@@ -191,7 +196,7 @@ class NgramLookup:
             if length <= len(self._levels):
                 rest *= self._hear_model(self._levels[length - 1], context, probs, rest)
             if cache is not None and (followers := cache.followers(context)):
-                rest *= self._hear_text(followers, probs, rest)
+                rest *= self._hear_text(length, followers, probs, rest)
         probs = noise.weighed(position, probs)
         best = sorted(probs.items(), key=lambda item: (-item[1], item[0]))[:most]
         total = 0.0
@@ -216,12 +221,16 @@ class NgramLookup:
                 probs[token] = self._lower(probs, rest * left, token) + value
         return left
 
-    def _hear_text(self, followers: list[int], probs: dict[int, float], rest: float) -> float:
+    def _hear_text(
+        self, length: int, followers: list[int], probs: dict[int, float], rest: float
+    ) -> float:
         counts: dict[int, int] = {}
         for token in followers:
             counts[token] = counts.get(token, 0) + 1
-        total = len(followers) + len(counts)
-        left = len(counts) / total
+        disputed = DISPUTED[length - 1] * len(counts)
+        other = UNANIMOUS[length - 1] if len(counts) == 1 else disputed
+        total = len(followers) + other
+        left = other / total
         for token in probs:
             probs[token] *= left
         for token, count in counts.items():
