@@ -34,7 +34,7 @@ def prune(folder: Path, **changes: Any) -> Path:
     tensors = load_file(folder / "model.safetensors")
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
     tensors["lm_head.weight"] = head[IDS].clone()
-    tensors[HEAD_TOKENS] = PrunedHead(IDS, VOCAB).offsets
+    tensors[HEAD_TOKENS] = torch.from_numpy(PrunedHead(IDS.numpy(), VOCAB).offsets)
     save_file(tensors, out / "model.safetensors")
     (out / "config.json").write_text((folder / "config.json").read_text())
     edit(out / "config.json", draft_vocab_size=len(IDS), tie_word_embeddings=False, **changes)

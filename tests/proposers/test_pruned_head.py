@@ -21,7 +21,7 @@ from tests.arrays import arrays, same
 from tests.proposers.drive import Target, make_request
 from tests.toy import TOY, VOCAB, draft_config, toy_ops, toy_runner, toy_tensors
 
-HEAD = PrunedHead(torch.tensor([t for t in range(VOCAB) if t % 3]), VOCAB)
+HEAD = PrunedHead(np.array([t for t in range(VOCAB) if t % 3]), VOCAB)
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
 SAMPLING: list[dict[str, Any]] = [
     {},
@@ -39,7 +39,7 @@ def pruned_self_draft(dtype: str = "float32", **options: Any) -> DraftModelPropo
     config = dataclasses.replace(TOY, tie_embeddings=False, draft_vocab_size=count)
     tensors = toy_tensors()
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][HEAD.token_ids]
-    tensors[HEAD_TOKENS] = HEAD.offsets
+    tensors[HEAD_TOKENS] = torch.from_numpy(HEAD.offsets)
     ops = toy_ops(dtype)
     decoder = Decoder(config, arrays(tensors), ops, TOY.max_position)
     memory = ops.kv_memory(config, 100, ops.default_kv_dtype)
@@ -105,6 +105,6 @@ def test_ranks_and_scores_are_those_of_the_whole_rows(
 @pytest.mark.skipif(sampler.kernels is None, reason="the native kernels are not built")
 @pytest.mark.parametrize("token_ids", [[0, VOCAB], [-1, 2], [1], [1, 2, 3]])
 def test_kernels_refuse_columns_that_do_not_fit(token_ids: list[int]) -> None:
-    head = PrunedHead(torch.tensor(token_ids), VOCAB)
+    head = PrunedHead(np.array(token_ids), VOCAB)
     with pytest.raises(ValueError, match="do not fit"):
         rank_candidates(torch.zeros(1, 2), [SamplingRow(make_request(1, PROMPT))], 1, head)
