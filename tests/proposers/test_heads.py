@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.engine.engine import Engine
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.heads.checkpoint import LAYER_IDS
-from paceline.proposers.heads.proposer import Fusion, HeadProposer
+from paceline.proposers.heads.proposer import LARGEST, Features, Fusion, HeadProposer, first_tap
 from paceline.request.request import Request
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import ROOT, DraftTree
@@ -36,7 +37,15 @@ from tests.proposers.heads import (
     toy_head,
 )
 from tests.quick import only
-from tests.toy import VOCAB, Job, assert_no_leak, run_jobs, toy_engine, toy_tensors
+from tests.toy import (
+    VOCAB,
+    Job,
+    assert_no_leak,
+    run_jobs,
+    toy_engine,
+    toy_runner,
+    toy_tensors,
+)
 
 DEPTH = 3
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
@@ -142,6 +151,19 @@ def test_sampled_requests_rank_with_the_noise_of_the_target(params: dict[str, An
         tops.add((wanted, int(logits.argmax())))
         request.token_ids.append(wanted)
     assert any(sampled != best for sampled, best in tops)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_slot_holds_what_was_written_last_within_the_range_of_16_bits(times: int) -> None:
+    features = Features(toy_runner().kv, first_tap, (1, 2), 2)
+    slots = np.array([3, 4, 5])
+    for _ in range(times):
+        features.write(slots, [7, 8, 9], np.ones((3, 1, 2), np.float32))
+    features.write(slots[1:], [8, 9], np.array([[[2, -1e9]], [[1e9, 3]]], np.float32))
+    wanted = [[1, 1], [2, -LARGEST], [LARGEST, 3]]
+    assert features.read(slots).tolist() == wanted
+    assert features.read(slots).tolist() == wanted
+    assert features.known(slots, [0, 8, 9]) == 2
 
 
 # --- in an engine ---------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from paceline.proposers.base.growth import Candidates, DraftState, Growth, can_g
 from paceline.request.request import Request
 from paceline.request.span import Span
 from paceline.sampling.logit_edits import SamplingRow
-from paceline.tensors.arrays import Floats, sparse_zeros
+from paceline.tensors.arrays import Array, Floats, sparse_zeros
 
 LARGEST = float(np.finfo(np.float16).max)
 Fuse = Callable[[Floats], Floats]
@@ -115,8 +115,7 @@ class Features:
         self._rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float16)
         self._tokens = np.full(len(self._rows), NO_TOKEN, np.int32)
         self._fuse, self._inputs = fuse, inputs
-        self._slots: list[Slots] = []
-        self._pending: list[Floats] = []
+        self._pending: list[tuple[Slots, Floats]] = []
         self._num_pending = 0
         kv.follow(self)
 
@@ -138,8 +137,7 @@ class Features:
                 f"{self._inputs} of each"
             )
         self._tokens[slots] = token_ids
-        self._slots.append(slots)
-        self._pending.append(features)
+        self._pending.append((slots, features))
         self._num_pending += len(slots)
         if self._num_pending >= PENDING_ROWS:
             self._settle()
@@ -162,14 +160,16 @@ class Features:
 
     def _settle(self) -> None:
         """Write what is pending; a slot that came twice holds what came last."""
-        if self._slots:
-            slots, self._slots = self._slots, []
-            pending, self._pending = self._pending, []
-            self._num_pending = 0
-            fused = self._fuse(np.concatenate(pending)).clip(-LARGEST, LARGEST)
-            ends = np.cumsum([*map(len, slots)])
-            for each, part in zip(slots, np.split(fused, ends[:-1]), strict=True):
-                self._rows[each] = part
+        if not self._pending:
+            return
+        pending, self._pending, self._num_pending = self._pending, [], 0
+        slots, features = map(joined, zip(*pending, strict=True))
+        self._rows[slots] = np.minimum(np.maximum(self._fuse(features), -LARGEST), LARGEST)
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """All rows of some arrays; one alone, as a step of one request has it, is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 PATIENCE = 16
@@ -332,7 +332,7 @@ class HeadProposer(FeatureDrafter):
 
     def _draft(self, growths: list[Growth], spans: Sequence[Span], prices: Prices) -> None:
         if can_grow(self._runner, growths):
-            inputs = np.concatenate([self._features_of(span) for span in spans])
+            inputs = joined([self._features_of(span) for span in spans])
             grow(self.config, self._runner, growths, spans, inputs, prices, self._reserve)
         else:
             super()._draft(growths, spans, prices)
@@ -340,7 +340,7 @@ class HeadProposer(FeatureDrafter):
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
-        inputs = np.concatenate([self._inputs(span) for span in spans])
+        inputs = joined([self._inputs(span) for span in spans])
         result = self._runner.forward(self._runner.pack(spans), inputs=inputs)
         assert result.features is not None
         self._put_out(spans, result.features[:, 0])
