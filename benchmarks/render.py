@@ -56,6 +56,7 @@ def target_lines(document: Document) -> str:
 
 MARKDOWN = {
     "step_overhead": ("step_overhead", "step_overhead"),
+    "step_overhead_real": ("step_overhead-*", "step_overhead"),
     "speedup": ("speedup", "speedup"),
     "speedup_real": ("speedup-*", "speedup"),
     "speedup_chat": ("speedup_chat-*", "speedup"),

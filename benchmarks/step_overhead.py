@@ -3,7 +3,9 @@
 A sample is one step in which every request decodes: the wall time of ``Engine.step`` less the time
 inside the target's and the draft model's forwards. It therefore covers every phase, what lies
 between the phases, and entering the forward. The model runs on one thread, so that no second one
-spins beside the host code. The target is judged on steps that verify a draft, in the real engine.
+spins beside the host code, unless ``--threads`` says otherwise. The target is judged on steps that
+verify a draft, in the real engine: as they are for the embedded model, and beyond a plain step's
+for a larger one (``--model smollm2``), whose forward leaves less in the processor's caches.
 
 Steps in which nobody drafts are compared with those of an engine without speculation, in turns:
 where the planner finds nobody worth asking, and where the requests have speculation off.
@@ -21,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain as chained
+from pathlib import Path
 from typing import Any
 
 from harness import (
@@ -37,10 +40,10 @@ from harness import (
     run_sample,
 )
 from prompt_sets import load_prompts, spread
-from proposer_sets import chain, described, draft_model
+from proposer_sets import DEFAULT, chain, described, draft_model
 
-from paceline.api.llm import embedded_model
 from paceline.build.build import build_engine
+from paceline.build.default_drafts import default_speculative_config
 from paceline.config import EngineConfig, parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
@@ -75,6 +78,7 @@ class Steps:
     phases: dict[str, list[float]] = field(default_factory=dict)
 
     def median(self, values: Sequence[float], drafted_only: bool = False) -> float | None:
+        """None where there is no such step."""
         kept = [v for v, d in zip(values, self.drafted, strict=True) if d or not drafted_only]
         return round(statistics.median(kept), 1) if kept else None
 
@@ -206,6 +210,8 @@ def run_skips(
 
 
 TARGET_ONE, TARGET_FURTHER = 150.0, 15.0
+TARGET_BEYOND_PLAIN = 120.0
+"""Of a step that verifies a draft for one request of a model other than the embedded one."""
 TARGET_SKIPPED = 10.0
 MOST_PROMPT_TOKENS = 256
 
@@ -225,13 +231,29 @@ class Case:
     has_target: bool = False
 
 
+PLAIN, DRAFTED = "greedy, plain", f"greedy, {DEFAULT}"
 CASES = (
     Case("greedy, prompt_lookup", chain(), has_target=True),
     Case("greedy, prompt_lookup, with text", chain(), text=True),
-    Case("greedy, plain", []),
+    Case(PLAIN, []),
     Case("temperature 0.8, prompt_lookup", chain(), temperature=0.8),
     Case("greedy, draft_model", draft_model()),
 )
+EMBEDDED = "embedded"
+
+
+def cases_of(model: str) -> Sequence[Case]:
+    """What is measured of a model; one that is not embedded has its default drafts."""
+    if model == EMBEDDED:
+        return CASES
+    drafts = default_speculative_config(model)
+    return (
+        Case(DRAFTED, drafts),
+        Case(f"{DRAFTED}, with text", drafts, text=True),
+        Case("greedy, prompt_lookup alone", chain()),
+        Case(PLAIN, []),
+        Case(f"{PLAIN}, with text", [], text=True),
+    )
 
 
 # --- one cell ------------------------------------------------------------------------------------
@@ -240,7 +262,7 @@ CASES = (
 def build(case: Case, options: argparse.Namespace, checkpoint: Checkpoint) -> Engine:
     config = EngineConfig(
         device=options.device,
-        num_threads=1,
+        num_threads=options.threads,
         max_num_seqs=max(options.requests),
         max_model_len=MAX_MODEL_LEN,
         speculative=parse_speculative_config(case.speculative or []),
@@ -296,6 +318,9 @@ def summary(steps: Steps) -> dict[str, Any]:
         "host_us_with_draft": steps.median(steps.host, drafted_only=True),
         "draft_forward_us": steps.median(steps.draft_forward),
         "phases_us": {phase: steps.median(values) for phase, values in steps.phases.items()},
+        "phases_with_draft_us": {
+            phase: steps.median(values, drafted_only=True) for phase, values in steps.phases.items()
+        },
     }
 
 
@@ -310,11 +335,26 @@ def targets(results: Sequence[Row]) -> list[Target]:
         elif row["case"] in judged:
             most = TARGET_ONE + TARGET_FURTHER * (row["requests"] - 1)
             drafted.append(Target(f"host us per step, {name}", row.get("host_us_with_draft"), most))
-    return skipped + drafted
+    return skipped + drafted + _beyond_plain(results)
+
+
+def _beyond_plain(results: Sequence[Row]) -> list[Target]:
+    """What a step with a draft takes more than a plain one of the same run, for one request."""
+    alone = {row["case"]: row for row in pick(results, requests=1)}
+    found = []
+    for plain in (PLAIN, f"{PLAIN}, with text"):
+        name = plain.replace(PLAIN, DRAFTED)
+        if name in alone and plain in alone:
+            most, least = alone[name].get("host_us_with_draft"), alone[plain].get("host_us")
+            value = None if most is None or least is None else round(most - least, 1)
+            title = f"host us beyond a plain step, {name}, requests: 1"
+            found.append(Target(title, value, TARGET_BEYOND_PLAIN))
+    return found
 
 
 def tables(results: Sequence[Row]) -> list[str]:
-    """Medians in microseconds: a line per case and number of requests."""
+    """Medians in microseconds: a line per case and number of requests; with the default drafts also
+    those of the steps that verify one."""
     scripted = {
         (row["case"], row["requests"]): row.get("host_us")
         for row in pick(results, forward="scripted")
@@ -328,32 +368,40 @@ def tables(results: Sequence[Row]) -> list[str]:
         *((part, f"phases_us/{part}", 0) for part in (*PHASES, "rest")),
         ("draft forwards", "draft_forward_us", 0),
     )
-    return [markdown(*grid(pick(results, forward="real"), *columns))]
+    shown = [markdown(*grid(pick(results, forward="real"), *columns))]
+    drafted = [row for row in results if row.get("phases_with_draft_us", {}).get("plan")]
+    if any(row["case"] == DRAFTED for row in drafted):
+        parts = [(part, f"phases_with_draft_us/{part}", 0) for part in (*PHASES, "rest")]
+        shown.append(markdown(*grid(drafted, *columns[:2], columns[3], *parts)))
+    return shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__, prompts=True)
     parser.add_argument("--requests", type=numbers, default=[1, 2, 4, 8, 16])
     parser.sized("--steps", 120, 40, "steps per cell")
+    parser.add_argument("--model", default=EMBEDDED, help="a name or a file (default: embedded)")
+    parser.add_argument("--threads", type=int, default=1, help="of the model (default: 1)")
     options = parser.parse_args(argv)
-    checkpoint = load_checkpoint(embedded_model("target"))
+    checkpoint, cases = load_checkpoint(options.model), cases_of(options.model)
     assert checkpoint.tokenizer is not None
     source = load_prompts(options.prompts)
     texts = spread(source.kind("code"), 8) + spread(source.kind("edit"), 8)
     prompts = [checkpoint.tokenizer.encode(text)[-MOST_PROMPT_TOKENS:] for text in texts]
+    of_model = "" if options.model == EMBEDDED else f"-{Path(options.model).stem}"
     report = Report(
-        "step_overhead",
+        f"step_overhead{of_model}",
         {
             "model": checkpoint.name,
             "prompts": source.source,
             **chosen(options, "quick", "steps"),
             "warm_up_steps": WARM_UP_STEPS,
-            "cases": {case.name: described(case.speculative) for case in CASES},
-            "threads": 1,
+            "cases": {case.name: described(case.speculative) for case in cases},
+            "threads": options.threads,
         },
     )
-    cases = [run_case(case, options, checkpoint, prompts) for case in CASES]
-    for sample, result in chained(*cases, run_skips(options, checkpoint, prompts)):
+    cells = [run_case(case, options, checkpoint, prompts) for case in cases]
+    for sample, result in chained(*cells, run_skips(options, checkpoint, prompts)):
         report.samples.append(sample)
         report.results.append(result)
     report.targets = targets(report.results)

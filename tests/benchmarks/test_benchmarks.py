@@ -140,6 +140,18 @@ def test_the_overhead_target_is_judged_on_the_real_forward() -> None:
     assert [(t.value, t.target, t.met) for t in targets] == [(181.0, 180.0, False)]
 
 
+def test_a_drafted_step_of_a_larger_model_is_compared_with_a_plain_one() -> None:
+    benchmark = module("step_overhead")
+    row = {"requests": 1, "forward": "real"}
+    phases = {"phases_with_draft_us": {"plan": 30.0, "propose": 70.0}}
+    drafted = {**row, "case": benchmark.DRAFTED, "host_us_with_draft": 161.0, **phases}
+    plain = {**row, "case": benchmark.PLAIN, "host_us": 40.0}
+    (target,) = benchmark.targets([drafted, plain])
+    assert (target.value, target.target, target.met) == (121.0, 120.0, False)
+    assert benchmark.targets([plain]) == []
+    assert "| 70 |" in benchmark.tables([drafted, plain])[1]
+
+
 # The report
 
 
