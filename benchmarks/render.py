@@ -66,6 +66,7 @@ MARKDOWN = {
 }
 PRINTED = {
     "acceptance": ("acceptance", "research.acceptance"),
+    "chat_drafts": ("chat_drafts", "research.chat_drafts"),
     "peers_real": ("peers_real", "peers"),
     "peers_shapes": ("peers-*", "peers"),
     "kv_dtypes": ("kv_dtypes*", "kv_dtypes"),
