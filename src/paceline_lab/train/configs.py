@@ -24,7 +24,7 @@ from paceline.core.errors import ConfigError, TrainingError
 from paceline.models.heads import DFLASH, EAGLE3, MTP
 
 DTYPES = ("auto", "float32", "bfloat16")
-WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
+WEIGHT_DTYPES = ("float32", "bfloat16", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class TrainingConfig(TextsConfig):
     dtype: str = _precision("auto")
     weights_dtype: str = setting(
         "bfloat16",
-        "Precision of the written weights; int8 applies only to linear layers.",
+        "Precision of the written weights; int8 and int4 apply only to linear layers.",
         one_of(WEIGHT_DTYPES),
     )
     seed: int = setting(

@@ -21,7 +21,7 @@ from paceline.core.errors import ModelLoadError, TrainingError
 from paceline.core.files import read_as, read_json, whole_file, write_text
 from paceline.loading.checkpoint import HEAD, name_embedding, with_stored_head
 from paceline.loading.fetching import model_path
-from paceline.loading.quantised.integers import PACKED_CONFIG, is_packable, packed
+from paceline.loading.quantised.integers import is_packable, packed, packed_config
 from paceline.loading.safetensors_files import INDEX_FILE, SafetensorsFolder, shards_by_tensor
 from paceline.loading.safetensors_files import SINGLE_FILE as WEIGHTS
 from paceline.models.config import ModelConfig
@@ -38,7 +38,7 @@ from paceline_lab.train.configs import ModelShape
 Tensor = torch.Tensor
 FIXED = (HEAD_TOKENS,)
 EMBEDDING = "model.embed_tokens.weight"
-PACKED = "int8"
+PACKED = {"int8": 8, "int4": 4}
 HYBRID = "qwen3_5_text"
 ROUTER = ".mlp.gate.weight"
 ONE_EXPERT = re.compile(r"\.mlp\.experts\.0\.gate_proj\.weight$")
@@ -216,8 +216,9 @@ def save_model(
     """
     raw = {**model.raw, "dtype": weights_dtype}
     raw.pop("torch_dtype", None)
-    if weights_dtype == PACKED:
-        raw |= {"dtype": "bfloat16", "quantization_config": PACKED_CONFIG}
+    if weights_dtype in PACKED:
+        config = packed_config(PACKED[weights_dtype])
+        raw |= {"dtype": "bfloat16", "quantization_config": config}
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     generation: dict[str, Any] = {name: raw[name] for name in ids if name in raw}
     with suppress(ModelLoadError):  # there is none, or a damaged one
@@ -245,14 +246,15 @@ def _remove_shards(folder: Path) -> None:
 
 
 def _stored(params: Mapping[str, Tensor], weights_dtype: str) -> dict[str, Tensor]:
-    """What is written of parameters: in 8 bits the linears' weights alone."""
+    """What is written of parameters: in 8 or 4 bits the linears' weights alone."""
+    bits = PACKED.get(weights_dtype)
     kind = torch.float32 if weights_dtype == "float32" else torch.bfloat16
     tensors: dict[str, Tensor] = {}
     for name, param in params.items():
         weight = to_numpy(param)
         exact = name == EMBEDDING or name.endswith(ROUTER)
-        if weights_dtype == PACKED and not exact and is_packable(weight):
-            tensors |= {n: to_torch(array) for n, array in packed(name, weight).items()}
+        if bits is not None and not exact and is_packable(weight):
+            tensors |= {n: to_torch(array) for n, array in packed(name, weight, bits).items()}
         else:
             tensors[name] = param.detach().to(kind).contiguous()
     return tensors

@@ -152,7 +152,7 @@ def test_what_is_written(trained: LMTrainingResult, written: Path) -> None:
     assert all(name.startswith(MTP_LAYER) for name in load_file(written / "model.safetensors"))
 
 
-@pytest.mark.parametrize("weights_dtype", ["float32", "int8"])
+@pytest.mark.parametrize("weights_dtype", ["float32", "int8", "int4"])
 def test_an_engine_drafts_and_says_what_it_says_without(
     trained: LMTrainingResult,
     traces: Path,  # noqa: F811

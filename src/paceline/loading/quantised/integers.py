@@ -151,27 +151,21 @@ def _by_row(values: Array, n: int) -> Array:
 
 GROUP = 32
 """Inputs that share a scale, as in GGUF's Q8_0."""
-_LARGEST = 127
+_SHARES = np.linspace(0.75, 1.2, 19, dtype=np.float32)
+"""Shares of a group's largest weight that the lowest of 16 codes may stand for."""
 
-PACKED_CONFIG: Mapping[str, Any] = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "quantization_status": "compressed",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "group",
-                "group_size": GROUP,
-            },
-        }
-    },
-    "ignore": [],
-}
-"""The ``quantization_config`` of a checkpoint whose linears are :func:`packed`."""
+
+def packed_config(bits: int) -> Mapping[str, Any]:
+    """The ``quantization_config`` of a checkpoint whose linears are :func:`packed`."""
+    weights = {"num_bits": bits, "type": "int", "symmetric": True}
+    weights |= {"strategy": "group", "group_size": GROUP}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": [],
+    }
 
 
 def is_packable(weight: Array) -> bool:
@@ -179,14 +173,38 @@ def is_packable(weight: Array) -> bool:
     return weight.ndim == 2 and weight.shape[1] % GROUP == 0
 
 
-def packed(name: str, weight: Floats) -> dict[str, Array]:
-    """A linear ``[n, k]`` in 8 bits, a 16-bit scale for :data:`GROUP` inputs: arrays by name."""
+def packed(name: str, weight: Floats, bits: int = 8) -> dict[str, Array]:
+    """A linear ``[n, k]`` in 8 or 4 bits, a 16-bit scale for :data:`GROUP` inputs: arrays by name.
+
+    Of 4 bits that scale is taken, of several, which leaves the least squared error.
+    """
+    middle = 1 << (bits - 1)
     groups = weight.reshape(len(weight), -1, GROUP)
-    scale = (np.abs(groups).max(axis=2) / np.float32(_LARGEST)).astype(np.float16)
-    divisor = np.where(scale > 0, floats(scale), np.float32(1.0))[..., None]
-    code = np.clip(np.round(groups / divisor), -_LARGEST, _LARGEST).reshape(weight.shape)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2)[..., None], axis=2)[..., 0]
+    scales = [np.abs(largest) / np.float32(127)]
+    if bits == 4:
+        scales = [largest / np.float32(-middle) * share for share in _SHARES]
+    scale, least = np.zeros(largest.shape, np.float16), np.full(largest.shape, np.inf, np.float32)
+    code = np.zeros_like(groups)
+    for tried in scales:
+        new_scale = tried.astype(np.float16)
+        new_code = _nearest(groups, new_scale, 127 if bits == 8 else middle, middle - 1)
+        error = np.square(new_code * floats(new_scale)[..., None] - groups).sum(axis=2)
+        is_better = error < least
+        code = np.where(is_better[..., None], new_code, code)
+        scale, least = np.where(is_better, new_scale, scale), np.minimum(error, least)
+    codes: Array = (code.reshape(weight.shape) + middle).astype(np.uint8)
+    if bits == 4:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
     return {
-        f"{name}_packed": (code + 128).astype(np.uint8).view(np.int32),
+        f"{name}_packed": np.ascontiguousarray(codes).view(np.int32),
         f"{name}_scale": scale,
         f"{name}_shape": np.array(weight.shape, np.int64),
     }
+
+
+def _nearest(groups: Floats, scale: Array, below: int, above: int) -> Floats:
+    """The whole numbers from ``-below`` to ``above`` that times their scale are nearest."""
+    divisor = np.where(scale != 0, floats(scale), np.float32(1.0))[..., None]
+    nearest: Floats = np.clip(np.round(groups / divisor), -below, above)
+    return nearest
