@@ -21,8 +21,9 @@ struct QuantisedCall {
 // Some stretches of a tile, whose codes are packed or bytes, and what is fetched while rows meet them.
 struct Meeting {
     const uint8_t* codes;
-    const float (*scale)[TILE];  // of each group
+    const float (*scale)[TILE];  // of each group, where they are unpacked
     const float (*minimum)[TILE];
+    const uint8_t* halves;  // or all of the tile's, as they lie in the weights
     int first, count;  // stretches
     int fetches;       // per stretch
     NextRead next;     // the bytes are of a row's stretch
@@ -48,12 +49,26 @@ template <int LEAST> struct Fetching {
     }
 };
 
-// What one row's integers of a group become: see the top.
-template <bool MINIMUM>
-ALWAYS_INLINE f32x16 scaled(i32x16 total, const Meeting& m, int group, float inputs, float sum,
-                            f32x16 y) {
-    y = fma(to_float(total), load(m.scale[group]) * splat(inputs), y);
-    return MINIMUM ? fma(load(m.minimum[group]), splat(sum), y) : y;
+// Of a group of a tile, whose weights have a minimum or not.
+template <bool MINIMUM> struct GroupScales {
+    f32x16 scale, minimum;
+
+    // What one row's integers become: see the top.
+    ALWAYS_INLINE f32x16 scaled(i32x16 total, float inputs, float sum, f32x16 y) const {
+        y = fma(to_float(total), scale * splat(inputs), y);
+        return MINIMUM ? fma(minimum, splat(sum), y) : y;
+    }
+};
+// Those of the PART-th group of the i-th stretch.
+template <typename Codes, int PART>
+ALWAYS_INLINE GroupScales<Codes::MINIMUM> group_scales(const Meeting& m, int i) {
+    if constexpr (Codes::HALVES) {
+        const uint8_t* at = m.halves + i * (Codes::MINIMUM ? 4 : 2) * TILE;
+        return {load_halves(at), Codes::MINIMUM ? load_halves(at + 2 * TILE) : zero()};
+    } else {
+        const int group = i * (QUADS / Codes::COUNT) + PART;
+        return {load(m.scale[group]), Codes::MINIMUM ? load(m.minimum[group]) : zero()};
+    }
 }
 
 // The PART-th group of a stretch's inputs, COUNT quads, as all rows have it.
@@ -75,10 +90,10 @@ ALWAYS_INLINE void meet_groups(const QuantStretch* rows, const Meeting& m, int i
     const Quads quads = {m.codes + i * Codes::STRETCH_SIZE, inputs.a(), inputs.start()};
     i32x16 total[ROWS];
     exact<ROWS, Codes, PART>(quads, total);
+    const GroupScales<Codes::MINIMUM> scales = group_scales<Codes, PART>(m, i);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-        y[r] = scaled<Codes::MINIMUM>(total[r], m, i * GROUPS + PART, inputs.scale(r),
-                                      inputs.sum(r), y[r]);
+        y[r] = scales.scaled(total[r], inputs.scale(r), inputs.sum(r), y[r]);
     }
     if constexpr (PART + 1 < GROUPS) {
         meet_groups<ROWS, Codes, PART + 1>(rows, m, i, y);
@@ -146,7 +161,7 @@ template <typename Codes> void linear_bytes(const QuantisedCall& call) {
                 if (x.rows > MAX_ROWS<Codes>) {
                     bring_near(chunk, count);
                 }
-                const Meeting m = {chunk.codes, chunk.scales.scale, chunk.scales.minimum,
+                const Meeting m = {chunk.codes, chunk.scales.scale, chunk.scales.minimum, nullptr,
                                    first,       count,              fetches,
                                    next};
                 each_block<MAX_ROWS<Codes>>(begin, end, reading, [&](int row, auto rows, Ahead ahead) {
@@ -170,6 +185,14 @@ template <typename Codes> void linear_bytes(const QuantisedCall& call) {
     }
 }
 
+// Reads a byte of each line. A tile is then read in the order of its memory, which hardware foresees;
+// with scales and codes in turn it does not.
+inline void read_through(const uint8_t* from, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += LINE) {
+        (void)*static_cast<const volatile uint8_t*>(from + at);
+    }
+}
+
 // Of codes as they lie in the weights: some tiles by ROWS rows from `row` on, whose sums stay in
 // registers.
 template <int ROWS, typename Codes>
@@ -187,13 +210,20 @@ void meet_packed(const QuantisedCall& call, int row, int begin, int end) {
         for (int r = 0; r < ROWS; ++r) {
             y[r] = zero();
         }
-        for (int first = 0; first < sizes.stretches; first += PACKED_CHUNK) {
+        if (Codes::HALVES) {
+            read_through(call.tile(tile), sizes.scales);
+        }
+        const int most = Codes::HALVES ? sizes.stretches : PACKED_CHUNK;
+        for (int first = 0; first < sizes.stretches; first += most) {
             const int rest = sizes.stretches - first;
-            const int count = rest < PACKED_CHUNK ? rest : PACKED_CHUNK;
-            unpack_scales(call.w, sizes, tile, first, count, scales);
+            const int count = rest < most ? rest : most;
+            if constexpr (!Codes::HALVES) {
+                unpack_scales(call.w, sizes, tile, first, count, scales);
+            }
             const Meeting m = {chunk_codes(call.w, sizes, tile, first),
                                scales.scale,
                                scales.minimum,
+                               call.tile(tile),
                                first,
                                count,
                                fetches,

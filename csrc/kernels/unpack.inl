@@ -83,14 +83,17 @@ constexpr int reach_class(int reach) {
 constexpr int reach_class(int) { return CODE_ZERO; }
 #endif
 
-// What a format's codes are.
-template <int BITS_, typename Map, bool MINIMUM_, int GROUP, bool SIGNED_ = !MINIMUM_>
+// What a format's codes are. HALVES: the scales of each stretch, and its minima, are 16-bit floats that
+// are read where they lie. With codes of five bits, which lie in two places, that takes longer for one
+// row: so many streams at once no hardware foresees.
+template <int BITS_, typename Map, bool MINIMUM_, int GROUP, bool HALVES_ = false,
+          bool SIGNED_ = !MINIMUM_>
 struct Codes {
     static constexpr int BITS = BITS_, COUNT = GROUP / QUAD;  // quads that share a scale
     static constexpr int STRETCH_SIZE = STRETCH_BYTES * BITS / 8;
     static constexpr int REACH = Map::REACH;
-    static constexpr bool MINIMUM = MINIMUM_, SIGNED = SIGNED_;
-    using AsBytes = Codes<8, AsTheyAre<reach_class(REACH)>, MINIMUM, GROUP, SIGNED>;
+    static constexpr bool MINIMUM = MINIMUM_, HALVES = HALVES_, SIGNED = SIGNED_;
+    using AsBytes = Codes<8, AsTheyAre<reach_class(REACH)>, MINIMUM, GROUP, false, SIGNED>;
 
     template <int J> static ALWAYS_INLINE i32x16 quad(const uint8_t* from) {
         return Map::of(codes_of_quad<BITS, J>(from));
@@ -108,14 +111,15 @@ template <typename F> inline void with_codes(BlockType type, const F& f) {
     constexpr int HALF = STRETCH / 2;
     switch (type) {
         case BlockType::q8_0:
+            return f(Codes<8, AsTheyAre<CODE_ZERO>, false, STRETCH, true>());
         case BlockType::c8:
         case BlockType::c8_128:
             return f(Codes<8, AsTheyAre<CODE_ZERO>, false, STRETCH>());
         case BlockType::z8:
         case BlockType::z8_128:
-            return f(Codes<8, AsTheyAre<CODE_ZERO>, true, STRETCH, true>());
+            return f(Codes<8, AsTheyAre<CODE_ZERO>, true, STRETCH, false, true>());
         case BlockType::q4_0:
-            return f(Codes<4, Shifted<8>, false, STRETCH>());
+            return f(Codes<4, Shifted<8>, false, STRETCH, true>());
         case BlockType::q5_0:
             return f(Codes<5, Shifted<16>, false, STRETCH>());
         case BlockType::q3_k:
@@ -123,6 +127,7 @@ template <typename F> inline void with_codes(BlockType type, const F& f) {
         case BlockType::q6_k:
             return f(Codes<6, Shifted<32>, false, HALF>());
         case BlockType::iq4_nl:
+            return f(Codes<4, LookedUp<IQ4_TABLE, CODE_ZERO>, false, STRETCH, true>());
         case BlockType::iq4_xs:
             return f(Codes<4, LookedUp<IQ4_TABLE, CODE_ZERO>, false, STRETCH>());
         case BlockType::mxfp4:
@@ -132,6 +137,7 @@ template <typename F> inline void with_codes(BlockType type, const F& f) {
         case BlockType::q2_k:
             return f(Codes<2, AsTheyAre<2>, true, HALF>());
         case BlockType::q4_1:
+            return f(Codes<4, AsTheyAre<8>, true, STRETCH, true>());
         case BlockType::q4_k:
         case BlockType::z4:
         case BlockType::z4_128:
