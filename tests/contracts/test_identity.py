@@ -243,8 +243,8 @@ def staggered(group: int = 0) -> list[Job]:
 MIXES: dict[str, dict[str, Any]] = {
     "staggered": {},
     "chunked": {"max_num_batched_tokens": 8, "max_step_ms": 1e6},
-    "preempted": {"num_blocks": 7, "enable_prefix_caching": False},
-    "preempted_cached": {"num_blocks": 7},
+    "preempted": {"num_blocks": 6, "enable_prefix_caching": False},
+    "preempted_cached": {"num_blocks": 6},
     "two_at_a_time": {"max_num_seqs": 2},
 }
 

@@ -408,7 +408,7 @@ def fetched_for(driver: Driver, tokens: list[int]) -> int:
 
 
 FEW_WORDS = SamplingParams(
-    max_tokens=160, temperature=2.0, seed=1, ignore_eos=True, allowed_token_ids=TOKENS[:8]
+    max_tokens=160, temperature=2.0, seed=1, ignore_eos=True, allowed_token_ids=TOKENS[:16]
 )
 """A text that often repeats itself, and whose repetitions are often not what follows."""
 
