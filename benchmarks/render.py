@@ -106,8 +106,9 @@ GAIN_ROWS = {
 
 
 def gains(documents: Sequence[Document]) -> list[str]:
-    """One request at a time, default configuration: a column per real model and machine."""
-    documents = [d for d in documents if not d["benchmark"].endswith("-inflated")]
+    """One request at a time, default configuration: the latest results of each real model."""
+    latest = {d["benchmark"]: d for d in sorted(documents, key=lambda d: d["date"])}
+    documents = [latest[name] for name in sorted(latest) if not name.endswith("-inflated")]
     rows = []
     for name, (kind, temperature) in GAIN_ROWS.items():
         wanted = {"kind": kind, "temperature": temperature, "requests": 1, "arm": DEFAULT}

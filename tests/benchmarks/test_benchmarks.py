@@ -245,21 +245,32 @@ def test_render_leaves_an_empty_block_empty_without_results(tmp_path: Path, end:
     assert module("render").rendered(page, tmp_path) == page
 
 
-def test_render_puts_machines_and_models_side_by_side(tmp_path: Path) -> None:
+def test_render_puts_the_latest_results_of_models_side_by_side(tmp_path: Path) -> None:
     row = {"kind": "code", "temperature": 0.0, "requests": 1, "arm": "default", "identical": True}
     row |= {"plain_tokens_per_second": 100.0, "tokens_per_second": 150.0}
-    for device, ratio in (("a", 1.5), ("b", 1.25)):
-        document = {"benchmark": "speedup-smollm2", "device": device}
+
+    def save(model: str, device: str, date: str, ratio: float) -> None:
+        document = {"benchmark": f"speedup-{model}", "device": device, "date": date}
         interval = {"value": ratio, "low": 1.0, "high": 2.0}
         control = {**row, "arm": "plain again", "speedup": {"value": 0.99, "low": 0.9, "high": 1.1}}
         document["results"] = [{**row, "speedup": interval}, control]
-        (tmp_path / device).mkdir()
-        (tmp_path / device / "speedup-smollm2.json").write_text(json.dumps(document))
-    lines = module("render").block("gains", tmp_path).strip().splitlines()
-    assert lines[0].count("SmolLM2-135M-Instruct") == 2
-    assert lines[2] == "| code | 1.50 (1.00 to 2.00) | 1.25 (1.00 to 2.00) |"
+        (tmp_path / device).mkdir(exist_ok=True)
+        (tmp_path / device / f"speedup-{model}.json").write_text(json.dumps(document))
+
+    def shown() -> list[str]:
+        return module("render").block("gains", tmp_path).strip().splitlines()
+
+    save("smollm2", "a", "2026-11-02", 1.5)
+    save("smollm2", "b", "2026-11-01", 1.75)
+    save("gemma3", "b", "2026-11-01", 1.25)
+    save("inflated", "b", "2026-11-01", 3.0)
+    lines = shown()
+    assert lines[0] == "| speed-up | Gemma 3 270M, b | SmolLM2-135M-Instruct, a |"
+    assert lines[2] == "| code | 1.25 (1.00 to 2.00) | 1.50 (1.00 to 2.00) |"
     assert lines[-1] == "| control (code) | 0.99 (0.90 to 1.10) | 0.99 (0.90 to 1.10) |"
     assert lines[3] == "| prose | - | - |"
+    save("smollm2", "b", "2026-11-03", 1.75)
+    assert shown()[0] == "**b**"
 
 
 def test_render_refuses_unknown_markers(tmp_path: Path) -> None:
