@@ -225,7 +225,9 @@ def comparison(results: Sequence[Row], keys: Mapping[str, str], *last: Any) -> s
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
-    parser.add_argument("--model", help="inflated, a folder or a GGUF file (default: embedded)")
+    parser.add_argument(
+        "--model", help="inflated, a name, a folder or a GGUF file (default: embedded)"
+    )
     parser.add_argument("--draft", help="a draft model beside the default proposers")
     parser.add_argument("--name", help="of the results: speedup-NAME (default: speedup)")
     parser.add_argument("--kinds", type=names, default=list(KINDS["public"]), help="of prompts")

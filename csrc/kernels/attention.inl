@@ -9,8 +9,8 @@
 // A vector's bits depend on nothing but its logical keys: every score is one chain of fma over the
 // head's dimensions (of int8 keys one for each group, times its scale, added up in order), every
 // value one chain over ascending positions, and the exponentials are summed by logical lane. Hence
-// blocks, tiles and runs may be cut in any way. Keys that a row does not see
-// are masked out by selection, or never read; a scratch lane may hold anything.
+// blocks, tiles and runs may be cut in any way. Keys that a row does not see are masked out by
+// selection, or never read; a scratch lane may hold anything.
 
 namespace paceline {
 namespace {
@@ -38,8 +38,8 @@ constexpr int TURN_TILES = 2;  // on which blocks of queries take turns
 constexpr int TREE_TILES = 4;  // K tiles whose scores are held while paths pick from them
 
 // Blocks are scattered, so that no hardware foresees the next one: it is fetched while this one is
-// computed with. V tiles are fetched so many ahead. A single query reads several tiles at once,
-// which keeps the memory busy enough.
+// computed with, so many tiles ahead. A single query reads several tiles at once, which keeps the
+// memory busy enough.
 constexpr int AHEAD_TILES = 4;
 constexpr bool fetches_ahead(int queries) { return queries > 1; }
 
@@ -190,8 +190,7 @@ APART void score_tiles(const HeadCache<E>& cache, const float* q, int tile_begin
                     scales_at[i()] += 2 * TILE;
                 });
                 unrolled<R * C>([&](auto i) INLINED {
-                    f32x16& sum = total[i()];
-                    sum = fma(part[i()], scales[i() % C], sum);
+                    total[i()] = fma(part[i()], scales[i() % C], total[i()]);
                 });
             }
         } else {

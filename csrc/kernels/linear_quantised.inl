@@ -210,14 +210,13 @@ void meet_packed(const QuantisedCall& call, int row, int begin, int end) {
         for (int r = 0; r < ROWS; ++r) {
             y[r] = zero();
         }
-        if (Codes::HALVES) {
-            read_through(call.tile(tile), sizes.scales);
-        }
         const int most = Codes::HALVES ? sizes.stretches : PACKED_CHUNK;
         for (int first = 0; first < sizes.stretches; first += most) {
             const int rest = sizes.stretches - first;
             const int count = rest < most ? rest : most;
-            if constexpr (!Codes::HALVES) {
+            if constexpr (Codes::HALVES) {
+                read_through(call.tile(tile), sizes.scales);
+            } else {
                 unpack_scales(call.w, sizes, tile, first, count, scales);
             }
             const Meeting m = {chunk_codes(call.w, sizes, tile, first),
