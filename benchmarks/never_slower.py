@@ -41,7 +41,7 @@ from harness import (
     table,
     take_turns,
 )
-from never_slower_arms import OURS, Arms, Served, count, open_arms, serve
+from never_slower_arms import OURS, REAL, Arms, Served, count, open_arms, serve
 from prompt_sets import (
     DESCRIPTIONS,
     SERVED_TOKENS,
@@ -319,7 +319,18 @@ INFLATED: tuple[Cell, ...] = (
     ("mixture", 4, 0.0),
     ("hostile", 1, HOSTILE),
 )
-RUNS = {"embedded": "never_slower", "inflated": "never_slower_inflated"}
+SMOLLM2: tuple[Cell, ...] = tuple(
+    (workload, requests, temperature)
+    for workload in ("code", "mt_bench", "prose", "hostile")
+    for requests in (1, 4, 8)
+    for temperature in ((HOSTILE,) if workload == "hostile" else (0.0, 0.8))
+)
+CELLS = {"embedded": PRE_REGISTERED, "inflated": INFLATED, REAL: SMOLLM2}
+RUNS = {
+    "embedded": "never_slower",
+    "inflated": "never_slower_inflated",
+    REAL: "never_slower_smollm2",
+}
 """Names of the results, by pair of models."""
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.8)
@@ -349,6 +360,7 @@ class Size:
 SIZES = {
     "embedded": Size(96, 550, 24, (2, 8), 3, 20.0),
     "inflated": Size(48, 160, 4, (1, 2), 3, 15.0),
+    REAL: Size(64, 550, 8, (2, 4), 3, 15.0),
 }
 QUICK_SIZE = Size(64, 550, 4, (2, 3), 2, 2.0)
 
@@ -371,10 +383,12 @@ MAX_MODEL_LEN = 1024
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
     """The cells that the options ask for."""
-    quick = QUICK if options.quick else PRE_REGISTERED
+    cells = CELLS[options.pair]
+    if options.quick and options.pair != "inflated":
+        cells = QUICK
     return [
         cell
-        for cell in (INFLATED if options.pair == "inflated" else quick)
+        for cell in cells
         if cell[0] in (options.workloads or DESCRIPTIONS)
         and cell[1] in (options.concurrency or CONCURRENCY)
     ]
@@ -382,7 +396,7 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
 
 def size_of(options: argparse.Namespace) -> Size:
     """Sizes for the pair, with what the options say instead."""
-    size = QUICK_SIZE if options.quick and options.pair == "embedded" else SIZES[options.pair]
+    size = QUICK_SIZE if options.quick and options.pair != "inflated" else SIZES[options.pair]
     if options.groups:
         size = replace(size, groups=(options.groups, options.groups))
     wishes = chosen(options, "repeats", "minutes", "max_tokens")

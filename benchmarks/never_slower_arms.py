@@ -22,8 +22,9 @@ from rivals import ARMS
 from paceline.api.llm import embedded_model
 from paceline.build.build import BuiltEngine, FindTable, build_engine
 from paceline.build.default_drafts import default_speculative_config
+from paceline.cli.prompts import Encoder
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
-from paceline.config.speculative import without_memory
+from paceline.config.speculative import NgramModelConfig, without_memory
 from paceline.engine.engine import Engine
 from paceline.planner.cost import CostModel
 from paceline.planner.cost_table import CostTable, StepShape
@@ -36,6 +37,8 @@ from paceline.request.request import StepOutput
 from paceline.request.sampling_params import SamplingParams
 
 OURS = "ours"
+REAL = "smollm2"
+"""The pair that is a chat model and the n-gram model that comes with its name."""
 LONGEST = 8
 """Tokens along a path of the drafts whose length a rule decides."""
 
@@ -43,22 +46,31 @@ LONGEST = 8
 # --- who drafts -----------------------------------------------------------------------------------
 
 
-def chains(draft: str) -> tuple[SpeculativeConfig, ...]:
-    """Both proposers, each with one continuation."""
-    model = {"method": "draft_model", "model": draft, "num_speculative_tokens": LONGEST}
+def chains(draft: str, method: str = "draft_model") -> tuple[SpeculativeConfig, ...]:
+    """Prompt lookup and a model that drafts, each with one continuation."""
+    model = {"method": method, "model": draft, "num_speculative_tokens": LONGEST}
     return parse_speculative_config([chain(LONGEST), model])
 
 
 def default(draft: str) -> tuple[SpeculativeConfig, ...]:
     """What the command line takes for the embedded model when nothing is said.
 
-    For another pair ``suffix`` and the draft model, as they are where they are only named. The
-    memory of earlier answers is off: the same prompts are run again and again.
+    The same for a model that comes with an n-gram model, which is its draft here. For another pair
+    ``suffix`` and the draft model, as they are where they are only named. The memory of earlier
+    answers is off: the same prompts are run again and again.
     """
     if draft == embedded_model("draft"):
         return without_memory(default_speculative_config("embedded"))
+    if draft == ngram_model_of(REAL):
+        return without_memory(default_speculative_config(REAL))
     methods = [{"method": "suffix"}, {"method": "draft_model", "model": draft}]
     return without_memory(parse_speculative_config(methods))
+
+
+def ngram_model_of(name: str) -> str:
+    """The n-gram model that comes with a model's name."""
+    drafts = default_speculative_config(name)
+    return next(draft.model for draft in drafts if isinstance(draft, NgramModelConfig))
 
 
 # --- engines --------------------------------------------------------------------------------------
@@ -78,15 +90,16 @@ class Arms:
     ours: tuple[SpeculativeConfig, ...]
 
     def encode(self, text: str) -> list[int]:
-        tokenizer = self.built.checkpoint.tokenizer
-        assert tokenizer is not None
-        return tokenizer.encode(text)
+        """A model with a chat template is asked; another one goes on with the text."""
+        return Encoder(self.built.checkpoint.tokenizer).encode(text)
 
 
 def pair_folders(pair: str) -> tuple[str, str]:
-    """Target and draft model: the embedded ones, or as large as a real pair."""
+    """Target and draft: embedded, a real one with its n-grams, or as large as a real pair."""
     if pair == "embedded":
         return embedded_model("target"), embedded_model("draft")
+    if pair == REAL:
+        return REAL, ngram_model_of(REAL)
     return str(hugging_face("0.5b", "target")), str(hugging_face("0.5b", "draft"))
 
 
@@ -112,13 +125,15 @@ def open_arms(pair: str, config: EngineConfig, profile: bool) -> Arms:
     ours = built.engine
     source = "measured before the run" if profile else "a stored profile"
     cost = source if ours.cost.has_profile else "the prior"
-    plain, control, rivals = _engine(built), _engine(built), _rival_engines(built, draft)
+    method = "ngram_model" if pair == REAL else "draft_model"
+    rivals = _rival_engines(built, chains(draft, method))
+    plain, control = _engine(built), _engine(built)
     engines = {PLAIN: plain, **rivals, OURS: ours, CONTROL: control}
     return Arms(engines, built, cost, configs)
 
 
-def _rival_engines(built: BuiltEngine, draft: str) -> dict[str, Engine]:
-    proposers = built.proposers_for(chains(draft))
+def _rival_engines(built: BuiltEngine, drafts: Sequence[SpeculativeConfig]) -> dict[str, Engine]:
+    proposers = built.proposers_for(drafts)
     return {name: _engine(built, proposers, make) for name, make in ARMS.items()}
 
 

@@ -76,6 +76,7 @@ PRINTED = {
     "load_server": ("load_server", "load_server"),
     "never_slower": ("never_slower", "never_slower"),
     "never_slower_inflated": ("never_slower_inflated", "never_slower"),
+    "never_slower_smollm2": ("never_slower_smollm2", "never_slower"),
     "never_slower_replayed": ("never_slower_replayed", "never_slower_replayed"),
     "ablation": ("ablation", "ablation"),
 }
