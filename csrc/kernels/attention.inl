@@ -21,16 +21,18 @@ constexpr int SCORE_STRIDE = KEY_CHUNK + LANES;  // no power of two: rows spread
 // as many sums as hide the latency of fma and still fit the registers.
 #if defined(__AVX512F__)
 constexpr int QUERY_BLOCK = 12;
-constexpr int width_of(int queries) { return queries == 1 ? 8 : queries <= 3 ? 4 : 2; }
+constexpr int width_of(int queries, bool) { return queries == 1 ? 8 : queries <= 3 ? 4 : 2; }
 #elif defined(__AVX2__)
 constexpr int QUERY_BLOCK = 6;
-constexpr int width_of(int queries) { return queries == 1 ? 4 : queries == 2 ? 2 : 1; }
+constexpr int width_of(int queries, bool scaled) {
+    return queries == 1 ? 4 : queries == 2 || (queries == 3 && !scaled) ? 2 : 1;
+}
 #elif defined(__aarch64__)
 constexpr int QUERY_BLOCK = 6;
-constexpr int width_of(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2 : 1; }
+constexpr int width_of(int queries, bool) { return queries == 1 ? 4 : queries <= 3 ? 2 : 1; }
 #else
 constexpr int QUERY_BLOCK = 3;
-constexpr int width_of(int queries) { return queries == 1 ? 2 : 1; }
+constexpr int width_of(int queries, bool) { return queries == 1 ? 2 : 1; }
 #endif
 // From query to query where they are copied to, so that one pointer serves for all of a block.
 constexpr int QUERY_STRIDE = MAX_HEAD_DIM + LANES;
@@ -62,6 +64,11 @@ inline f32x16 load_kv(const float* p) { return load(p); }
 inline f32x16 load_kv(const Bfloat16* p) { return load_bf16(&p->bits); }
 inline f32x16 load_kv(const Float16* p) { return load_f16(&p->bits); }
 inline f32x16 load_kv(const Int8* p) { return to_float(load_i8(p)); }  // the codes
+#if defined(__AVX2__) && !defined(__AVX512F__)
+ALWAYS_INLINE __m256 load_kv_half(const float* p) { return _mm256_loadu_ps(p); }
+ALWAYS_INLINE __m256 load_kv_half(const Bfloat16* p) { return load_bf16_half(&p->bits); }
+ALWAYS_INLINE __m256 load_kv_half(const Float16* p) { return load_f16_half(&p->bits); }
+#endif
 
 // Elements whose scales are apart from them.
 template <typename E> constexpr bool SCALED = std::is_same<E, Int8>::value;
@@ -133,6 +140,43 @@ struct QueryBlock {
     int same_begin, same_end;  // straight keys of all of them
 };
 
+// Adds to the totals [R, C] the products of C vectors with R numbers, `stride` apart.
+template <int R, int C>
+ALWAYS_INLINE void add_vectors(const f32x16 (&vectors)[C], const float* by, int stride,
+                               f32x16 (&total)[R * C]) {
+    unrolled<R * C>([&](auto i) INLINED {
+        add_product(total[i()], vectors[i() % C], by + i() / C * stride);
+    });
+}
+
+// The same with vectors in memory, which have no scales.
+template <int R, int C, typename E>
+ALWAYS_INLINE void add_stored(const E* const (&at)[C], const float* by, int stride,
+                              f32x16 (&total)[R * C]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (R == 3 && C == 2) {  // twelve registers of sums, three of numbers, one of half a vector
+        __m256 numbers[R];
+        unrolled<R>([&](auto r) INLINED { numbers[r()] = _mm256_set1_ps(by[r() * stride]); });
+        unrolled<C>([&](auto c) INLINED {
+            const __m256 low = load_kv_half(at[c()]);
+            unrolled<R>([&](auto r) INLINED {
+                __m256& sum = total[r() * C + c()].lo;
+                sum = _mm256_fmadd_ps(numbers[r()], low, sum);
+            });
+            const __m256 high = load_kv_half(at[c()] + LANES / 2);
+            unrolled<R>([&](auto r) INLINED {
+                __m256& sum = total[r() * C + c()].hi;
+                sum = _mm256_fmadd_ps(numbers[r()], high, sum);
+            });
+        });
+        return;
+    }
+#endif
+    f32x16 vectors[C];
+    unrolled<C>([&](auto c) INLINED { vectors[c()] = load_kv(at[c()]); });
+    add_vectors<R, C>(vectors, by, stride, total);
+}
+
 // Adds the products of R queries, QUERY_STRIDE apart, and C tiles over the dimensions begin..end - 1
 // to the totals [R, C], while other tiles are fetched.
 template <int R, int C, bool FETCHES, typename E>
@@ -140,16 +184,14 @@ ALWAYS_INLINE void add_products(const float* q, const E* const (&k)[C], const E*
                                 size_t begin, size_t end, f32x16 (&total)[R * C]) {
     constexpr size_t LINE = 64 / sizeof(E) / TILE;  // dimensions
     for (size_t d = begin; d < end; ++d) {
-        f32x16 keys[C];
+        const E* keys[C];
         unrolled<C>([&](auto i) INLINED {
-            keys[i()] = load_kv(k[i()] + d * TILE);
+            keys[i()] = k[i()] + d * TILE;
             if (FETCHES && (LINE <= 2 || d % LINE == 0)) {
                 __builtin_prefetch(next[i()] + d * TILE);
             }
         });
-        unrolled<R * C>([&](auto i) INLINED {
-            add_product(total[i()], keys[i() % C], q + i() / C * QUERY_STRIDE + d);
-        });
+        add_stored<R, C>(keys, q + d, QUERY_STRIDE, total);
     }
 }
 
@@ -162,7 +204,7 @@ template <int N> ALWAYS_INLINE void clear(f32x16 (&total)[N]) {
 template <int R, typename E>
 APART void score_tiles(const HeadCache<E>& cache, const float* q, int tile_begin, int tile_end,
                        float scale, float* scores, int stride, int origin) {
-    constexpr int C = width_of(R);
+    constexpr int C = width_of(R, SCALED<E>);
     constexpr bool FETCHES = fetches_ahead(R);
     const size_t dims = static_cast<size_t>(cache.head_dim);
     for (int tile = tile_begin; tile < tile_end; tile += C) {
@@ -284,7 +326,7 @@ inline void exponentials(float* scores, int begin, int end, float softcap, float
 template <int R, typename E>
 APART void add_values(const Query* queries, const float* weights, const Run<E>* runs,
                       int num_runs, int v_stride) {
-    constexpr int C = width_of(R);
+    constexpr int C = width_of(R, SCALED<E>);
     const int row_size = head_elements<E>(v_stride);
     for (int d = 0; d < v_stride; d += C * LANES) {
         size_t at[C], scale_at[C];
@@ -301,21 +343,23 @@ APART void add_values(const Query* queries, const float* weights, const Run<E>* 
             const E* row = runs[run].row;
             const ptrdiff_t ahead = runs[run].ahead;
             for (const size_t stop = key + runs[run].count; key < stop; ++key, row += row_size) {
-                f32x16 scale, values[C];  // a scale is of this and the next 16 dimensions
+                const E* stored[C];
                 unrolled<C>([&](auto i) INLINED {
-                    values[i()] = load_kv(row + at[i()]);
+                    stored[i()] = row + at[i()];
                     if (fetches_ahead(R) && (sizeof(E) > 1 || i() % 2 == 0)) {
-                        __builtin_prefetch(row + ahead + at[i()]);
+                        __builtin_prefetch(stored[i()] + ahead);
                     }
-                    if constexpr (SCALED<E>) {
+                });
+                if constexpr (SCALED<E>) {
+                    f32x16 scale, values[C];  // a scale is of this and the next 16 dimensions
+                    unrolled<C>([&](auto i) INLINED {
                         scale = i() % 2 == 0 ? splat_scale(row + scale_at[i()]) : scale;
-                        values[i()] = values[i()] * scale;
-                    }
-                });
-                unrolled<R * C>([&](auto i) INLINED {
-                    add_product(total[i()], values[i() % C],
-                                weights + i() / C * SCORE_STRIDE + key);
-                });
+                        values[i()] = load_kv(stored[i()]) * scale;
+                    });
+                    add_vectors<R, C>(values, weights + key, SCORE_STRIDE, total);
+                } else {
+                    add_stored<R, C>(stored, weights + key, SCORE_STRIDE, total);
+                }
             }
         }
         unrolled<R * C>([&](auto i) INLINED {

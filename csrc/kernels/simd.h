@@ -213,17 +213,15 @@ inline f32x16 as_float(i32x16 a) {
 }
 inline i32x16 as_int(f32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 
-inline __m256 bf16_to_f32(__m128i half) {
+inline __m256 load_bf16_half(const uint16_t* p) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
-inline f32x16 load_bf16(const uint16_t* p) {
-    return {bf16_to_f32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
-            bf16_to_f32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+inline f32x16 load_bf16(const uint16_t* p) { return {load_bf16_half(p), load_bf16_half(p + 8)}; }
+inline __m256 load_f16_half(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline f32x16 load_f16(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
-            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
-}
+inline f32x16 load_f16(const uint16_t* p) { return {load_f16_half(p), load_f16_half(p + 8)}; }
 inline i32x16 load_i8(const int8_t* p) {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
