@@ -183,6 +183,10 @@ class PlainDFlash:
 
     def logits(self, token: int, known: torch.Tensor, size: int = SIZE) -> torch.Tensor:
         """Of the rows of a block that begins with a token after fused hidden states."""
+        return self.hidden(token, known, size) @ self.lm_head.T
+
+    def hidden(self, token: int, known: torch.Tensor, size: int = SIZE) -> torch.Tensor:
+        """What the head reads of these rows."""
         t, known = self.tensors, known.float()
         x, groups = self.embedding[[token] + [MASK] * (size - 1)], HEADS // KV_HEADS
         for layer in range(LAYERS):
@@ -203,7 +207,7 @@ class PlainDFlash:
             y = self.norm(x, p + "post_attention_layernorm")
             gate, up = y @ t[p + "mlp.gate_proj.weight"].T, y @ t[p + "mlp.up_proj.weight"].T
             x = x + (torch.nn.functional.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
-        return self.norm(x, "norm") @ self.lm_head.T
+        return self.norm(x, "norm")
 
     def levels(self, tokens: Sequence[int], features: torch.Tensor, count: int) -> torch.Tensor:
         """The likeliest tokens of every depth, ``[depths, count]``.

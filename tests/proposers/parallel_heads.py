@@ -56,16 +56,30 @@ def peagle_config(own_ends: bool = True, **fields: Any) -> dict[str, Any]:
     return config | fields
 
 
-def dspark_tensors(seed: int = 0, own_ends: bool = True, taps: int = 3) -> Tensors:
+def dspark_tensors(
+    seed: int = 0, own_ends: bool = True, taps: int = 3, markov: str = "vanilla"
+) -> Tensors:
+    """A head whose Markov head is of type ``markov``."""
     generator = torch.Generator().manual_seed(seed + 100)
     tensors = dflash_tensors(seed, own_ends, taps)
     columns = len(tensors["d2t"]) if own_ends else VOCAB
+    own = {"gated": ("gate", RANK, HIDDEN + RANK), "rnn": ("joint", 3 * RANK, 2 * RANK + HIDDEN)}
+    if markov in own:
+        name, rows, width = own[markov]
+        weight = torch.randn(rows, width, generator=generator) / 3
+        bias = torch.randn(rows, generator=generator) / 3
+        tensors |= dict(zip(markov_names(f"{name}_proj"), (weight, bias), strict=True))
     return tensors | {
         "markov_head.markov_w1.weight": torch.randn(VOCAB, RANK, generator=generator),
         "markov_head.markov_w2.weight": torch.randn(columns, RANK, generator=generator),
-        "confidence_head.proj.weight": torch.randn(1, HIDDEN + RANK, generator=generator),
-        "confidence_head.proj.bias": torch.zeros(1),
+        "confidence_head.proj.weight": torch.randn(1, HIDDEN + RANK, generator=generator) / 3,
+        "confidence_head.proj.bias": torch.tensor([0.5]),
     }
+
+
+def markov_names(linear: str) -> tuple[str, str]:
+    """What a linear of the Markov head and its bias are called."""
+    return f"markov_head.{linear}.weight", f"markov_head.{linear}.bias"
 
 
 def dspark_config(own_ends: bool = True, **fields: Any) -> dict[str, Any]:
@@ -134,10 +148,38 @@ class PlainDSpark(PlainDFlash):
         self, tokens: Sequence[int], features: torch.Tensor, path: Sequence[int], count: int
     ) -> list[int]:
         """The likeliest tokens after a path."""
-        base = self.logits(tokens[-1], self.fuse(features))[self.first + len(path)]
-        before = self.tensors["markov_head.markov_w1.weight"][[*tokens, *path][-1]]
-        logits = base + self.tensors["markov_head.markov_w2.weight"] @ before
+        logits, _ = self.row(tokens, features, path)
         return self.kept[logits.topk(count).indices].tolist()
+
+    def row(
+        self, tokens: Sequence[int], features: torch.Tensor, path: Sequence[int]
+    ) -> tuple[torch.Tensor, float]:
+        """The logits after a path, and how likely the confidence head says their first is."""
+        hidden = self.hidden(tokens[-1], self.fuse(features))
+        read = [tokens[-1]] * self.first + [tokens[-1], *path]
+        before = self.tensors["markov_head.markov_w1.weight"][read]
+        at = len(read) - 1
+        latent = self.latent(hidden[: at + 1], before)
+        logits = self.lm_head @ hidden[at] + self.tensors["markov_head.markov_w2.weight"] @ latent
+        weight = self.tensors["confidence_head.proj.weight"][0]
+        inputs = torch.cat([hidden[at], before[at]])[: len(weight)]
+        said = weight @ inputs + self.tensors.get("confidence_head.proj.bias", torch.zeros(1))
+        return logits, float(said.sigmoid())
+
+    def latent(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """What the Markov head makes of the last of some rows."""
+        kind = self.config.get("markov_head_type", "vanilla")
+        if kind == "vanilla":
+            return before[-1]
+        names = markov_names("gate_proj" if kind == "gated" else "joint_proj")
+        weight, bias = (self.tensors[name] for name in names)
+        if kind == "gated":
+            return (weight @ torch.cat([hidden[-1], before[-1]]) + bias).sigmoid() * before[-1]
+        state = output = torch.zeros(RANK)
+        for row, token in zip(hidden, before, strict=True):
+            gate, new, output = (weight @ torch.cat([state, token, row]) + bias).chunk(3)
+            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
+        return output.tanh()
 
 
 def plain_of(config: dict[str, Any], tensors: Tensors) -> PlainPEagle | PlainDSpark:

@@ -2,7 +2,7 @@
 
 Of each folder that is named: reads the DFlash, DSpark or P-EAGLE head in ``head`` and the file
 ``inputs``, and writes the logits of all rows to the file ``logits``, of P-EAGLE also which anchor
-and depth each row has.
+and depth each row has, of DSpark the greedy chain behind every anchor with the confidences.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ def main(folder: Path) -> None:
         return None, {}
 
     sys.modules[type(model).__module__].compute_metrics = loss  # type: ignore[attr-defined]
+    backbone, rows = getattr(model, "_backbone_forward", None), []
+
+    def kept(*args: Any, **more: Any) -> Any:
+        result = backbone(*args, **more)
+        rows.extend(result[:2])
+        return result
+
+    if backbone is not None:
+        model._backbone_forward = kept
     with torch.no_grad():
         model(
             hidden_states=given["features"],
@@ -44,7 +53,34 @@ def main(folder: Path) -> None:
             document_ids=torch.zeros(1, count, dtype=torch.long),
             max_anchors=int(given["anchors"].sum()),
         )
+        if getattr(model, "markov_head", None) is not None:
+            anchors = given["input_ids"][0, given["anchors"][0] > 0]
+            found.update(chains(model, *rows, anchors))
     save_file(found, folder / "logits")
+
+
+def chains(
+    model: Any, hidden: torch.Tensor, base: torch.Tensor, anchors: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The likeliest token after each of a block's tokens, and what the confidence head says."""
+    config = model.config
+    shape = len(anchors), config.block_size
+    hidden, base = hidden.view(*shape, -1), base.view(*shape, -1)
+    before = anchors[:, None].repeat(1, config.block_size)
+    tokens, said = [], []
+    first = 0 if config.sample_from_anchor else 1
+    for row in range(first, config.block_size):
+        read = model.markov_head.prev_embeddings(before)
+        bias = model.markov_head.block_bias(prev_token_ids=before, hidden_states=hidden)
+        best = (base + bias)[:, row].argmax(dim=-1)
+        tokens.append(best if model.d2t is None else best + model.d2t[best])
+        if model.confidence_head is not None:
+            inputs = [hidden] + [read] * config.confidence_head_with_markov
+            said.append(model.confidence_head(torch.cat(inputs, dim=-1))[:, row].sigmoid())
+        if row + 1 < config.block_size:
+            before[:, row + 1] = tokens[-1]
+    chain = {"tokens": torch.stack(tokens, dim=1)}
+    return chain | ({"said": torch.stack(said, dim=1)} if said else {})
 
 
 if __name__ == "__main__":

@@ -45,13 +45,24 @@ from tests.proposers.parallel_heads import (
 from tests.proposers.test_dflash import BROKEN, check_broken
 from tests.proposers.test_heads import jobs, paths, with_norms
 from tests.quick import once
-from tests.toy import TOY, VOCAB, assert_no_leak, run_jobs, toy_engine, toy_runner
+from tests.toy import TOY, VOCAB, assert_no_leak, run_jobs, toy_engine, toy_runner, toy_tensors
 
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
 KINDS = {
     "peagle": (toy_peagle, peagle_config, peagle_tensors),
     "dspark": (toy_dspark, dspark_config, dspark_tensors),
 }
+RECURRENT = dspark_config(markov_head_type="rnn", sample_from_anchor=False)
+READ = KINDS | {
+    "recurrent": (
+        lambda runner, **options: built(
+            runner, RECURRENT, dspark_tensors(5, markov="rnn"), **options
+        ),
+        lambda: RECURRENT,
+        lambda: dspark_tensors(5, markov="rnn"),
+    )
+}
+"""Those whose drafts depend on what was read before in other ways."""
 native = pytest.mark.skipif(why_not_native() is not None, reason="the extension was not built")
 FORMS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
     "masks": (peagle_config(), peagle_tensors(4)),
@@ -63,6 +74,14 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
     "blocks": (dspark_config(), dspark_tensors()),
     "blocks and the target's ends": (dspark_config(False), dspark_tensors(own_ends=False)),
     "blocks behind the anchor": (dspark_config(sample_from_anchor=False), dspark_tensors(1)),
+    **{
+        f"blocks, {markov}{where}": (
+            dspark_config(markov_head_type=markov, sample_from_anchor=not where),
+            dspark_tensors(5, markov=markov),
+        )
+        for markov in ("gated", "rnn")
+        for where in ("", " behind the anchor")
+    },
     "sliding blocks": (dspark_config(**sliding_layers()), dspark_tensors(2)),
 }
 
@@ -115,8 +134,66 @@ def test_the_markov_head_makes_the_difference_between_nodes_of_a_depth() -> None
     assert any(len(firsts) > 1 for firsts in levels.values())
 
 
+@pytest.mark.parametrize("markov", ["vanilla", "gated", "rnn"])
+def test_the_likeliest_child_of_a_node_is_as_likely_as_the_confidence_head_says(
+    markov: str,
+) -> None:
+    config, tensors = dspark_config(markov_head_type=markov), dspark_tensors(5, markov=markov)
+    plain = plain_of(config, tensors)
+    assert isinstance(plain, PlainDSpark)
+    proposer, request = following(built, config, tensors, **TREE), make_request(1, PROMPT)
+    (tree,) = propose(proposer, request)
+    features, nodes, said = fresh_features(PROMPT[:-1], heads.TAPS), range(len(tree)), list[float]()
+    for parent, path in zip([-1, *nodes], [[], *paths(tree)], strict=True):
+        below = [tree.accept_probs[node] for node in nodes if tree.parents[node] == parent]
+        if below:
+            said.append(below[0])
+            assert below[0] == pytest.approx(plain.row(PROMPT, features, path)[1], abs=1e-3)
+            assert sum(below) <= 1 + 1e-9
+            assert below == sorted(below, reverse=True)
+    assert max(said) - min(said) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors"),
+    [
+        ({"enable_confidence_head": False}, dspark_tensors()),
+        ({}, {n: t for n, t in dspark_tensors().items() if "confidence" not in n}),
+    ],
+)
+def test_a_head_without_confidence_head_is_as_sure_as_its_logits(
+    fields: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> None:
+    drafts = []
+    for config, stored in ((dspark_config(), dspark_tensors()), (dspark_config(**fields), tensors)):
+        (tree,) = propose(following(built, config, stored), make_request(1, PROMPT))
+        drafts.append(tree)
+    told, own = drafts
+    assert told.token_ids == own.token_ids
+    assert told.accept_probs != own.accept_probs
+    assert max(own.accept_probs) <= 0.9  # what logits can say at most
+
+
+def test_a_confidence_head_alone_is_read_too() -> None:
+    tensors = {n: t for n, t in dspark_tensors(5).items() if "markov" not in n}
+    name = "confidence_head.proj.weight"
+    tensors[name] = tensors[name][:, : heads.HIDDEN].contiguous()
+    config = dspark_config(markov_rank=0, confidence_head_with_markov=False)
+    proposer = built(runner := toy_runner(prefix_caching=False), config, tensors)
+    followed = heads.made_to_follow(proposer, dflash.FollowingBlocks, runner)
+    features, plain = (
+        fresh_features(PROMPT[:-1], heads.TAPS),
+        PlainDSpark(tensors, config, toy_tensors()),
+    )
+    hidden = plain.hidden(PROMPT[-1], plain.fuse(features))
+    said = (hidden @ tensors[name][0] + tensors["confidence_head.proj.bias"]).sigmoid()
+    (tree,) = propose(followed, make_request(1, PROMPT))
+    assert tree.accept_probs == pytest.approx(said[: len(tree)].tolist(), abs=1e-3)
+
+
 def test_without_a_markov_head_it_is_dflash() -> None:
-    tensors = {n: t for n, t in dspark_tensors().items() if "markov" not in n}
+    left_out = "markov_head", "confidence_head"
+    tensors = {n: t for n, t in dspark_tensors().items() if not n.startswith(left_out)}
     config = dspark_config(markov_rank=0)
     proposer = built(toy_runner(), config, tensors)
     assert (type(proposer), proposer.name) == (DFlashProposer, "dspark")
@@ -179,15 +256,15 @@ class WatchedMarkov(Watched, DSparkProposer):
 
 
 def watched(kind: str, runner: ModelRunner, **options: Any) -> FeatureDrafter:
-    proposer = KINDS[kind][0](runner, **options)
+    proposer = READ[kind][0](runner, **options)
     proposer.__class__ = WatchedMasks if kind == "peagle" else WatchedMarkov
     return proposer
 
 
-@pytest.mark.parametrize(("kind", "mix"), once(KINDS, ["staggered", "preempted_cached"]))
+@pytest.mark.parametrize(("kind", "mix"), once(READ, ["staggered", "preempted_cached"]))
 def test_no_state_is_stale_whatever_happens_to_requests(kind: str, mix: str) -> None:
     seen.clear()
-    _, config, tensors = KINDS[kind]
+    _, config, tensors = READ[kind]
     plain, answered = plain_of(config(), tensors()), answers(run_jobs(toy_engine(), jobs()))
     engine = toy_engine([lambda runner: watched(kind, runner, **TREE)], **MIXES[mix])
     for _ in range(2):  # the second time out of the prefix cache
@@ -204,7 +281,7 @@ def test_no_state_is_stale_whatever_happens_to_requests(kind: str, mix: str) -> 
 
 @native
 @pytest.mark.parametrize("dtype", ["native-int8", "native-int4"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", READ)
 def test_company_changes_no_native_draft(kind: str, dtype: str) -> None:
     """Each draft is, bit for bit, that of a head that reads the same tokens alone and at once."""
     seen.clear()
@@ -213,7 +290,7 @@ def test_company_changes_no_native_draft(kind: str, dtype: str) -> None:
         [lambda runner: watched(kind, runner, **options)], dtype=dtype, **MIXES["preempted_cached"]
     )
     run_jobs(engine, jobs())
-    fresh = following(KINDS[kind][0], target=dtype, **options)
+    fresh = following(READ[kind][0], target=dtype, **options)
     assert len(seen) > 25
     for tokens, depth, tree in seen:
         request = make_request(1, tokens)
@@ -354,12 +431,33 @@ UNFIT: dict[str, tuple[str, Any, Any, type[PacelineError], str]] = {
         ConfigError,
         "0 to 2,",
     ),
-    "a gated Markov head": (
+    "a Markov head of another type": (
+        "dspark",
+        dspark_config(markov_head_type="fir"),
+        None,
+        UnsupportedModelError,
+        "dspark heads with markov_head_type = fir .*: vanilla, gated, rnn",
+    ),
+    "a gated Markov head without its gate": (
         "dspark",
         dspark_config(markov_head_type="gated"),
         None,
+        ModelLoadError,
+        "no tensor markov_head.gate_proj",
+    ),
+    "a gate that the type does not know": (
+        "dspark",
+        dspark_config(),
+        dspark_tensors(markov="gated"),
         UnsupportedModelError,
-        "dspark heads with markov_head_type = gated",
+        "no use for .*markov_head.gate_proj",
+    ),
+    "a confidence head of another width": (
+        "dspark",
+        dspark_config(confidence_head_with_markov=False),
+        None,
+        ModelLoadError,
+        r"confidence_head.proj.weight has shape \(1, 40\).*\(1, 32\)",
     ),
     "rank": ("dspark", dspark_config(markov_rank=9), None, ModelLoadError, r"\(48, 8\).*\(48, 9\)"),
     "no Markov head": (

@@ -200,12 +200,20 @@ def ranked(
     rows: Sequence[SamplingRow],
     config: ForwardingConfig,
     head: PrunedHead | None,
+    confidences: Floats | None = None,
 ) -> Iterable[Candidates]:
-    """What may follow each row by its logits, as the target would rank them."""
+    """What may follow each row by its logits, as the target would rank them.
+
+    Args:
+        confidences: how likely the first candidate of each row is to be the target's, where the
+            draft says so itself, ``[n]``.
+    """
     count = config.tree_branching
     tokens, scores = rank_candidates(logits, rows, num_ranked(config, logits.shape[1]), head)
-    estimates = acceptance_estimates(rows, scores, likeness(config))[:, :count]
-    return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
+    estimates = acceptance_estimates(rows, scores, likeness(config))
+    if confidences is not None:
+        estimates = with_confidence(estimates, confidences)
+    return zip(tokens[:, :count].tolist(), estimates[:, :count].tolist(), strict=True)
 
 
 def num_ranked(config: ForwardingConfig, columns: int) -> int:
@@ -244,6 +252,23 @@ def acceptance_estimates(
         weights = np.exp((scores - scores[:, :1]) / blur)
         estimates: Doubles = like.sureness * weights / weights.sum(axis=1, keepdims=True)
     return estimates
+
+
+def with_confidence(estimates: Doubles, confidences: Floats) -> Doubles:
+    """Estimates of which the first is what the draft says of its own choice.
+
+    The others keep their ratio to it, as far as the probability that it leaves is enough for them.
+
+    Args:
+        estimates: ``[n, RANKED]``, descending.
+        confidences: ``[n]``, from 0 to 1.
+    """
+    first = confidences.astype(np.float64)[:, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        others = first * (estimates[:, 1:] / estimates[:, :1])
+        total = others.sum(axis=1, keepdims=True)
+        others *= np.minimum(1.0, (1.0 - first) / np.where(total > 0, total, 1.0))
+    return np.concatenate([first, others], axis=1)
 
 
 def blur_of(params: SamplingParams, greedy: float) -> float:

@@ -17,14 +17,16 @@ from paceline.models.heads import MTP, PEAGLE
 from paceline.models.tensor_reader import TensorReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.drafter import draft_kv
-from paceline.proposers.heads.blocks import DFlashProposer, DSparkProposer, Markov, PEagleProposer
+from paceline.proposers.heads.blocks import DFlashProposer, DSparkProposer, PEagleProposer
 from paceline.proposers.heads.checkpoint import (
     MASK_HIDDEN,
+    Block,
     HeadCheckpoint,
     check_vocabulary,
     load_head,
     load_mtp,
 )
+from paceline.proposers.heads.markov import MARKOV_HEADS, Confidence
 from paceline.proposers.heads.proposer import (
     FeatureDrafter,
     Features,
@@ -85,11 +87,20 @@ def build_head(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> 
     if head.block is None:
         own.taps = (shape.num_layers + head.norm_output,)
         return HeadProposer(*known)
-    if not head.block.markov_rank:
-        return DFlashProposer(*known, block=head.block)
+    return _block_proposer(head, head.block, known, ops)
+
+
+def _block_proposer(
+    head: HeadCheckpoint, block: Block, known: tuple[Any, ...], ops: Ops
+) -> DFlashProposer:
+    """Of a DFlash or DSpark head; raises :class:`ModelLoadError`."""
     assert head.further is not None
-    markov = Markov(TensorReader(head.further, shape, ops), shape, ops, head.block.markov_rank)
-    return DSparkProposer(*known, block=head.block, markov=markov)
+    reader = TensorReader(head.further, known[1].decoder.config, ops)
+    markov = MARKOV_HEADS[block.markov_type](reader, ops, block) if block.markov_rank else None
+    confidence = Confidence(reader, ops, block) if block.has_confidence else None
+    if markov is None:
+        return DFlashProposer(*known, block=block, confidence=confidence)
+    return DSparkProposer(*known, block=block, markov=markov, confidence=confidence)
 
 
 def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:

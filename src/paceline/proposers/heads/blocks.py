@@ -23,15 +23,15 @@ those of a block are never kept. How levels become a tree is the affair of
 :mod:`paceline.proposers.base.parallel`.
 
 In a DSpark head a block's tokens depend on those drafted before them: it is a DFlash head with a
-*Markov head*: to the logits of a row it adds a product of two matrices of low rank, whose factor
-``markov_w1`` has a row for the token before the one that is predicted. So the candidates below a
-node are those of its depth and its token, and a tree grows level by level, which takes that product
-and no forward. Every row of the block predicts, unless the configuration says otherwise
-(``sample_from_anchor``, or ``dspark_bonus_anchor`` of the original layout).
+*Markov head*, which adds to the logits of a row what the tokens before the one that is predicted
+suggest. So the candidates below a node are those of its depth and its path, and a tree grows level
+by level, which takes a product of low rank and no forward. Every row of the block predicts, unless
+the configuration says otherwise (``sample_from_anchor``, or ``dspark_bonus_anchor`` of the original
+layout).
 
-Of the Markov heads that the original repository (deepseek-ai/DeepSpec) and the speculators package
-(0.9, ``speculators.models.dspark``) train, this is the one called ``vanilla``, the only one that
-vLLM runs. The confidence head is not read: the planner calibrates estimates by what is accepted.
+Its Markov head and its confidence head are described in :mod:`paceline.proposers.heads.markov`.
+What the latter says of a node's likeliest child is that child's estimate, before calibration. A
+head may have one of them alone.
 
 A P-EAGLE head (arXiv 2602.01469) is an EAGLE-3 head (:mod:`paceline.proposers.heads.proposer`), of
 one layer or several, that was trained for masks: behind the known tokens, each with the target's
@@ -45,23 +45,23 @@ layout, ``pard_token`` or ``ptd_token_id`` in the original one, as vLLM and the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paceline.models.backend import Ops
-from paceline.models.config import ModelConfig
-from paceline.models.tensor_reader import TensorReader
+from paceline.cache.model_runner import ForwardResult
 from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Candidates, Growth, ranked
 from paceline.proposers.base.parallel import MaskDrafter, ParallelDrafter, further_rows
-from paceline.proposers.heads.checkpoint import MARKOV_AFTER, MARKOV_BEFORE, Block
+from paceline.proposers.heads.checkpoint import Block
+from paceline.proposers.heads.markov import Confidence, Markov
 from paceline.proposers.heads.proposer import FeatureDrafter
 from paceline.request.request import Request
 from paceline.request.span import Span
 from paceline.sampling.logit_edits import SamplingRow
-from paceline.tensors.arrays import Floats, floats
+from paceline.tensors.arrays import Floats
 
 
 class DFlashProposer(ParallelDrafter, FeatureDrafter):
@@ -69,11 +69,18 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
 
     Args: those of :class:`~paceline.proposers.heads.proposer.FeatureDrafter`, and
         block: how the head was trained.
+        confidence: the confidence head of a DSpark head; None for none.
     """
 
-    def __init__(self, *args: Any, block: Block) -> None:
+    def __init__(self, *args: Any, block: Block, confidence: Confidence | None = None) -> None:
         super().__init__(*args)
-        self._block = block
+        self._block, self._confidence = block, confidence
+        if confidence is not None:
+            self._read_hidden()
+
+    def _read_hidden(self) -> None:
+        """Have forwards of blocks say what the head itself reads."""
+        self._runner.taps = (self._runner.decoder.config.num_layers + 1,)
 
     def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
         rows = self._block_rows(len(request.token_ids) - 1)
@@ -86,20 +93,25 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
-        logits = self._block_logits(spans)
+        blocks, result = self._forward_blocks(spans)
         levels = [
             level
             for row in rows
             for level in further_rows(row, self._block.mask_token, self._num_levels(row))
         ]
-        return ranked(logits, levels, self.config, self._runner.decoder.pruned_head)
+        said = None
+        if self._confidence is not None and blocks:
+            hidden = hidden_of(blocks, result)
+            rows_read = [own[block.sample_rows] for own, block in zip(hidden, blocks, strict=True)]
+            said = self._confidence(np.concatenate(rows_read), None)
+        return ranked(result.logits, levels, self.config, self._runner.decoder.pruned_head, said)
 
     def _num_levels(self, row: SamplingRow) -> int:
         """Rows of its request's block that have logits."""
         return self._depths[row.request.request_id]
 
-    def _block_logits(self, spans: Sequence[Span]) -> Floats:
-        """Of the blocks that begin with the last tokens of the spans that are sampled."""
+    def _forward_blocks(self, spans: Sequence[Span]) -> tuple[list[Span], ForwardResult]:
+        """The blocks that begin with the last tokens of the spans that are sampled."""
         known, blocks = list[Span](), list[Span]()
         for span in spans:
             tokens = span.token_ids
@@ -112,8 +124,9 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
             features = np.concatenate([self._features_of(span) for span in known])
             self._runner.write_kv(self._runner.pack(known), features)
         if not blocks:
-            return np.empty((0, self._runner.decoder.config.num_logits), np.float32)
-        return self._runner.forward(self._runner.pack(blocks)).logits
+            none = np.empty((0, self._runner.decoder.config.num_logits), np.float32)
+            return blocks, ForwardResult(none, (0,))
+        return blocks, self._runner.forward(self._runner.pack(blocks))
 
     def _block_of(self, span: Span) -> Span:
         """The block that begins with a span's last token; no samples where there is no room."""
@@ -138,28 +151,29 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
         self.rewind(growth.request, self.num_held(growth.request) - 1)
 
 
-class Markov:
-    """What the token before adds to the logits of a token.
+def hidden_of(blocks: Sequence[Span], result: ForwardResult) -> list[Floats]:
+    """What the head reads of each block's rows, ``[rows, hidden_size]``; without columns where the
+    forward was not asked for it."""
+    counts = [len(block.token_ids) for block in blocks]
+    if result.features is None:
+        return [np.empty((count, 0), np.float32) for count in counts]
+    return np.split(result.features[:, 0], np.cumsum(counts, dtype=int)[:-1])
 
-    Args:
-        reader: of the two matrices.
-        shape: of the head's layers.
-        ops: computes the second factor.
-        rank: of the product.
 
-    Raises:
-        ModelLoadError: a matrix is missing or of another shape.
+@dataclass(frozen=True, slots=True)
+class _BlockRows:
+    """What one forward said of a request's block.
+
+    Attributes:
+        logits: of the rows that predict, ``[levels, columns]``.
+        hidden: of the same rows, ``[levels, hidden_size]``; without columns where they are not
+            read.
+        states: by the tokens of a path, what the Markov head hands to the rows below.
     """
 
-    def __init__(self, reader: TensorReader, shape: ModelConfig, ops: Ops, rank: int) -> None:
-        before = reader.floats(f"{MARKOV_BEFORE}.weight", shape.vocab_size, rank)
-        self._before: Floats = floats(before).copy()
-        self._after = reader.linear([MARKOV_AFTER], MARKOV_AFTER, [shape.num_logits], rank, False)
-        self._ops = ops
-
-    def __call__(self, tokens: Sequence[int]) -> Floats:
-        """``[len(tokens), columns of the logits]``, float32."""
-        return self._ops.linear(self._before[list(tokens)], self._after)
+    logits: Floats
+    hidden: Floats
+    states: dict[tuple[int, ...], Floats]
 
 
 class DSparkProposer(DFlashProposer):
@@ -172,24 +186,53 @@ class DSparkProposer(DFlashProposer):
     def __init__(self, *args: Any, markov: Markov, **more: Any) -> None:
         super().__init__(*args, **more)
         self._markov = markov
-        self._logits: dict[int, Floats] = {}
-        """By request, of the drafts that are being made: of its block, ``[levels, columns]``."""
+        if markov.reads_hidden:
+            self._read_hidden()
+        self._blocks: dict[int, _BlockRows] = {}
+        """By request, of the drafts that are being made."""
 
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
         if not any(span.num_cached for span in spans):  # what was read last, and no drafted node
-            logits = self._block_logits(spans)
-            counts = {row.request.request_id: self._num_levels(row) for row in rows}
-            parts = np.split(logits, np.cumsum([*counts.values()], dtype=int))[:-1]
-            self._logits = dict(zip(counts, parts, strict=True))
+            self._read_blocks(spans)
             rows = [row for row in rows if self._num_levels(row)]
         if not rows:
             return ()
-        tokens = [(row.path or row.request.token_ids)[-1] for row in rows]
-        levels = [self._logits[row.request.request_id][len(row.path)] for row in rows]
-        logits = np.stack(levels) + self._markov(tokens)
-        return ranked(logits, rows, self.config, self._runner.decoder.pruned_head)
+        blocks = [self._blocks[row.request.request_id] for row in rows]
+        paths = [tuple(row.path) for row in rows]
+        before = self._markov.rows_of([(row.path or row.request.token_ids)[-1] for row in rows])
+        pairs = list(zip(blocks, paths, strict=True))
+        hidden = np.stack([block.hidden[len(path)] for block, path in pairs])
+        states = np.stack([block.states[path[:-1]] for block, path in pairs])
+        latent, handed = self._markov.latent(before, hidden, states)
+        for (block, path), state in zip(pairs, handed, strict=True):
+            block.states[path] = state
+        logits = np.stack([block.logits[len(path)] for block, path in pairs])
+        logits += self._markov.added(latent)
+        said = None if self._confidence is None else self._confidence(hidden, before)
+        return ranked(logits, rows, self.config, self._runner.decoder.pruned_head, said)
+
+    def _read_blocks(self, spans: Sequence[Span]) -> None:
+        blocks, result = self._forward_blocks(spans)
+        sampled = 0
+        for block, hidden in zip(blocks, hidden_of(blocks, result), strict=True):
+            levels = len(block.sample_rows)
+            self._blocks[block.request_id] = _BlockRows(
+                result.logits[sampled : sampled + levels],
+                hidden[block.sample_rows],
+                {(): self._first_state(block.token_ids[0], hidden[: block.sample_rows[0]])},
+            )
+            sampled += levels
+
+    def _first_state(self, anchor: int, skipped: Floats) -> Floats:
+        """What is handed to the first row that predicts by the rows before it, which read the
+        anchor as their token before."""
+        state: Floats = np.zeros((1, self._markov.state_size), np.float32)
+        for row in skipped[:, None]:
+            _, state = self._markov.latent(self._markov.rows_of([anchor]), row, state)
+        first: Floats = state[0]
+        return first
 
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
@@ -197,7 +240,7 @@ class DSparkProposer(DFlashProposer):
         """Level by level; none takes a forward."""
         some = [growth for growth in growths if self._depths[growth.request.request_id]]
         Drafter._add_levels(self, some, candidates, FREE)
-        self._logits = {}
+        self._blocks = {}
         for growth in growths:
             self._forget_block(growth)
             growth.tree = growth.finished(self.name)

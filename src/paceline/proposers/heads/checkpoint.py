@@ -58,16 +58,22 @@ own, DFlash heads of both layouts, DSpark heads of the original one."""
 FUSION = re.compile(r"fc\.(weight|bias)|(input_norm|hidden_norm|fc_norm\.\d+)\.weight")
 """Tensors that make one vector of the hidden states of several layers."""
 MASK_HIDDEN = "mask_hidden"
-MARKOV_BEFORE, MARKOV_AFTER = "markov_head.markov_w1", "markov_head.markov_w2"
-_FURTHER = {PEAGLE: (MASK_HIDDEN,), DSPARK: (f"{MARKOV_BEFORE}.weight", f"{MARKOV_AFTER}.weight")}
+MARKOV, CONFIDENCE = "markov_head", "confidence_head"
+_MARKOV_TENSORS = {
+    "vanilla": ("markov_w1.weight", "markov_w2.weight"),
+    "gated": ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias"),
+    "rnn": ("markov_w1.weight", "markov_w2.weight", "joint_proj.weight", "joint_proj.bias"),
+}
+"""By ``markov_head_type``."""
+_CONFIDENCE_TENSORS = {f"{CONFIDENCE}.proj.weight", f"{CONFIDENCE}.proj.bias"}
 _ENTRIES = {EAGLE3: EAGLE3, PEAGLE: EAGLE3, DFLASH: DFLASH, DSPARK: DFLASH}
 """How hidden states come into the layers of each kind (:mod:`paceline.models.decoder_reader`)."""
 _NAMES = (
     (re.compile(r"^midlayer\."), "model.layers.0."),
     (re.compile(r"^(?=(layers|norm|embed_tokens)\.)"), "model."),
 )
-_UNREAD = re.compile(r"^(verifier_(norm|lm_head)|confidence_head)\.")
-"""The target's own, for training, and a guess at acceptance, which the planner learns by itself."""
+_UNREAD = re.compile(r"^verifier_(norm|lm_head)\.")
+"""The target's own, for training."""
 MOST_TAPS = 64
 MOST_BLOCK_ROWS = 256
 MOST_MARKOV_RANK = 1 << 16
@@ -75,7 +81,6 @@ _OTHER_BLOCKS = {
     **dict.fromkeys(("use_swa", "attention_sink_bias"), False),
     **dict.fromkeys(("selector_rank", "final_logit_softcapping"), 0),
     **dict.fromkeys(("input_embedding_scale", "output_multiplier"), 1),
-    "markov_head_type": "vanilla",
 }
 """Traits of DFlash's relatives, and the value at which a head has the trait not."""
 
@@ -89,12 +94,18 @@ class Block:
         mask_token: what all but the first one read.
         first_row: the row that predicts the first token.
         markov_rank: width of DSpark's Markov head; 0 is none.
+        markov_type: one of :data:`~paceline.proposers.heads.markov.MARKOV_HEADS`.
+        has_confidence: a DSpark head has a confidence head, and its configuration says no other.
+        confidence_reads_token: it reads the token before, too.
     """
 
     size: int
     mask_token: int
     first_row: int
     markov_rank: int = 0
+    markov_type: str = "vanilla"
+    has_confidence: bool = False
+    confidence_reads_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +165,12 @@ def load_head(source: str) -> HeadCheckpoint:
         )
     fields = Fields(raw)
     shape = replace(config_from_hf(layer_config(raw)), entry=EntryConfig(_ENTRIES[kind]))
-    block = None
+    block, further = None, {MASK_HIDDEN} if kind == PEAGLE else set[str]()
     if shape.entry.reads_blocks:
         block, shape = _block(raw, kind, shape)
+    if kind == DSPARK:
+        assert block is not None
+        block, further = _with_confidence(block, fields, tensors)
     else:
         before = fields.flag("norm_before_residual")
         shape = shape.with_traits({"entry.norm_before_residual": before})
@@ -164,9 +178,12 @@ def load_head(source: str) -> HeadCheckpoint:
         mask_token = fields.integer("mask_token_id", 0, shape.vocab_size - 1)
         shape = replace(shape, mask_token_id=mask_token)
     parts = {stored for stored in tensors if FUSION.fullmatch(stored)}
-    further = {stored for stored in tensors if stored in _FURTHER.get(kind, ())}
+    further &= set(tensors)
     whole = set() if shape.draft_vocab_size else {HEAD_TOKENS}  # a map that changes nothing
-    left_out = parts | further | whole | {stored for stored in tensors if _UNREAD.match(stored)}
+    unread = {stored for stored in tensors if _UNREAD.match(stored)}
+    if block is not None and not block.has_confidence:
+        unread |= _CONFIDENCE_TENSORS
+    left_out = parts | further | whole | unread
     rest = tensors.only(stored for stored in tensors if stored not in left_out)
     return HeadCheckpoint(
         kind,
@@ -259,12 +276,20 @@ def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block
             f"{kind} heads with {is_causal} = true are supported where all layers have a sliding "
             "window"
         )
+    markov_type = said.get("markov_head_type") or "vanilla"
+    if markov_type not in (_MARKOV_TENSORS if is_dspark else ("vanilla",)):
+        allowed = ", ".join(_MARKOV_TENSORS)
+        raise UnsupportedModelError(
+            f"{kind} heads with markov_head_type = {str(markov_type)[:40]} are not supported; "
+            f"dspark heads have one of: {allowed}"
+        )
     has_anchor_row = said.flag("sample_from_anchor") and not said.flag("dspark_bonus_anchor")
     block = Block(
         said.integer("block_size", 2, MOST_BLOCK_ROWS),
         said.integer("mask_token_id", 0, shape.vocab_size - 1),
         0 if has_anchor_row else 1,
         said.integer("markov_rank", 0, MOST_MARKOV_RANK, 256) if is_dspark else 0,
+        markov_type,
     )
     has_bias = Fields(fields.mapping(LAYER_CONFIG) or raw).flag("attention_bias")
     traits = {
@@ -274,6 +299,20 @@ def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block
         "entry.sliding_sees_ahead": ahead,
     }
     return block, shape.with_traits(traits)
+
+
+def _with_confidence(
+    block: Block, fields: Fields, tensors: Mapping[str, Any]
+) -> tuple[Block, set[str]]:
+    """What a DSpark head has of a confidence head, and the tensors that no layer has."""
+    stored = _MARKOV_TENSORS[block.markov_type] if block.markov_rank else ()
+    names = {f"{MARKOV}.{name}" for name in stored}
+    wanted = fields.get("enable_confidence_head") is not False
+    if not wanted or f"{CONFIDENCE}.proj.weight" not in tensors:
+        return block, names
+    reads_token = fields.get("confidence_head_with_markov") is not False
+    block = replace(block, has_confidence=True, confidence_reads_token=reads_token)
+    return block, names | _CONFIDENCE_TENSORS
 
 
 def load_mtp(config: HeadConfig, target: TargetInfo) -> HeadCheckpoint:

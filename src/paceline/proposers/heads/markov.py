@@ -1,0 +1,159 @@
+"""What a DSpark head makes of the tokens before a node: its Markov head and its confidence head.
+
+The Markov heads are those of the original repository (deepseek-ai/DeepSpec) and of the speculators
+package (0.9, ``speculators.models.dspark``). All have a row of ``markov_w1`` for the token before
+the one that is predicted, make a vector of low rank, and add ``markov_w2`` times it to the logits.
+The vector is
+
+* ``vanilla``: that row;
+* ``gated``: that row, each number weighed by a sigmoid of the block row's hidden state and of it
+  (``gate_proj``);
+* ``rnn``: what a recurrence over the rows of the block puts out (``joint_proj``), whose state
+  depends on all tokens of the path before.
+
+The confidence head is one linear over the block row's hidden state and, usually, that row of
+``markov_w1``. Its sigmoid says how likely the head's own choice there is to be accepted. Knows no
+trees; :mod:`paceline.proposers.heads.blocks` keeps the states of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.models.backend import Ops
+from paceline.models.tensor_reader import TensorReader
+from paceline.proposers.heads.checkpoint import CONFIDENCE, MARKOV, Block
+from paceline.tensors.arrays import Floats, floats
+
+
+class Markov:
+    """A Markov head of type ``vanilla``, and what all types share.
+
+    Args:
+        reader: of its tensors.
+        ops: computes its linears.
+        block: names its rank.
+
+    Raises:
+        ModelLoadError: a tensor is missing or of another shape.
+    """
+
+    reads_hidden = False
+    """Whether it reads the hidden states of the block's rows."""
+    state_size = 0
+    """Numbers that it hands from a row of the block to the next one."""
+
+    def __init__(self, reader: TensorReader, ops: Ops, block: Block) -> None:
+        shape, self._rank = reader.config, block.markov_rank
+        self._ops, self._hidden_size = ops, shape.hidden_size
+        before = reader.floats(f"{MARKOV}.markov_w1.weight", shape.vocab_size, self._rank)
+        self._before: Floats = floats(before).copy()
+        self._after = reader.single(f"{MARKOV}.markov_w2", shape.num_logits, self._rank)
+
+    def rows_of(self, tokens: Sequence[int]) -> Floats:
+        """What it has of the tokens before, ``[len(tokens), rank]``."""
+        return self._before[list(tokens)]
+
+    def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
+        """The vectors of rows of a block, and what each hands to the row after it.
+
+        Args:
+            before: of the tokens before, as :meth:`rows_of` gives them.
+            hidden: of the rows, after the last norm, ``[rows, hidden_size]``; not read where
+                :attr:`reads_hidden` is false.
+            states: what was handed to them, ``[rows, state_size]``; zeros for a block's first row.
+
+        Returns:
+            ``[rows, rank]`` and ``[rows, state_size]``.
+        """
+        return before, states
+
+    def added(self, latent: Floats) -> Floats:
+        """What is added to the logits, ``[rows, columns of the logits]``, float32."""
+        return self._ops.linear(latent, self._after)
+
+
+class GatedMarkov(Markov):
+    """A Markov head of type ``gated``; see :class:`Markov`."""
+
+    reads_hidden = True
+
+    def __init__(self, reader: TensorReader, ops: Ops, block: Block) -> None:
+        super().__init__(reader, ops, block)
+        width = self._hidden_size + self._rank
+        self._gate = reader.single(f"{MARKOV}.gate_proj", self._rank, width, bias=True)
+
+    def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
+        gate = sigmoid(self._ops.linear(_joined(hidden, before), self._gate))
+        return gate * before, states
+
+
+class RecurrentMarkov(Markov):
+    """A Markov head of type ``rnn``; see :class:`Markov`."""
+
+    reads_hidden = True
+
+    def __init__(self, reader: TensorReader, ops: Ops, block: Block) -> None:
+        super().__init__(reader, ops, block)
+        self.state_size = self._rank
+        width = 2 * self._rank + self._hidden_size
+        self._joint = reader.single(f"{MARKOV}.joint_proj", 3 * self._rank, width, bias=True)
+
+    def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
+        joint = self._ops.linear(_joined(states, before, hidden), self._joint)
+        gate, candidate, output = np.split(joint, 3, axis=1)
+        kept = sigmoid(gate)
+        return np.tanh(output), kept * states + (1 - kept) * np.tanh(candidate)
+
+
+MARKOV_HEADS: dict[str, type[Markov]] = {
+    "vanilla": Markov,
+    "gated": GatedMarkov,
+    "rnn": RecurrentMarkov,
+}
+"""By ``markov_head_type``."""
+
+
+class Confidence:
+    """A confidence head.
+
+    Args:
+        reader: of its tensors.
+        ops: computes its linear.
+        block: says what it reads.
+
+    Raises:
+        ModelLoadError: a tensor is missing or of another shape.
+    """
+
+    def __init__(self, reader: TensorReader, ops: Ops, block: Block) -> None:
+        self._ops, self._reads_token = ops, block.confidence_reads_token
+        width = reader.config.hidden_size + block.markov_rank * self._reads_token
+        bias = reader.has(f"{CONFIDENCE}.proj.bias")
+        self._proj = reader.float_linear(
+            [f"{CONFIDENCE}.proj"], f"{CONFIDENCE}.proj", [1], width, bias
+        )
+
+    def __call__(self, hidden: Floats, before: Floats | None) -> Floats:
+        """How likely the likeliest token of each row is to be accepted, ``[rows]``.
+
+        Args:
+            hidden: of rows of a block, after the last norm, ``[rows, hidden_size]``.
+            before: of the tokens before, as :meth:`Markov.rows_of` gives them; None where there is
+                no Markov head.
+        """
+        parts = [hidden] if before is None or not self._reads_token else [hidden, before]
+        inputs = _joined(*parts)
+        return sigmoid(self._ops.linear(inputs, self._proj))[:, 0]
+
+
+def sigmoid(x: Floats) -> Floats:
+    """Of each number, without overflow."""
+    result: Floats = 0.5 * (1 + np.tanh(0.5 * x))
+    return result
+
+
+def _joined(*parts: Floats) -> Floats:
+    return np.ascontiguousarray(np.concatenate(parts, axis=1))
