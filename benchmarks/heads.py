@@ -213,7 +213,8 @@ TEMPERATURES = (0.0, 0.8)
 BUSY_SET, BUSY_TEMPERATURE, BUSY_REQUESTS, BUSY_REPEATS = "prose", 1.0, 8, 4
 REPETITIONS = 2
 """Of what an inflated model is made of: 135 million weights become half a billion."""
-TRAINED_ON = sorted((ROOT / "benchmarks" / "data").glob("smollm2-*.jsonl.gz"))
+TRAINED_ON = sorted((ROOT / "benchmarks" / "data").glob("**/*-prompts*.jsonl.gz"))
+"""Prompts of SmolLM2's own, which the answers are to, and those that only its head has learnt."""
 NO_PEER_HEAD = "its converter of heads needs the target as a Hugging Face folder, not as GGUF"
 
 

@@ -124,16 +124,29 @@ def edit_transcripts(text: str) -> list[str]:
     return found
 
 
+def questions(folder: Path) -> list[str]:
+    """All that the public sets ask, further turns of conversations too."""
+    found: list[str] = []
+    for file, key in _QUESTIONS.values():
+        for row in _rows(folder / "prompts" / file):
+            found += [row[key]] if isinstance(row[key], str) else row[key]
+    return found
+
+
 def _corpus(file: str, cut: Callable[[str], list[str]]) -> Callable[[Path], list[str]]:
     return lambda folder: cut((folder / "corpora" / file).read_text(encoding="utf-8"))
 
 
+_QUESTIONS = {
+    "humaneval": ("humaneval.jsonl", "prompt"),
+    "mt_bench": ("mt_bench.jsonl", "turns"),
+    "spec_bench": ("spec_bench_even.jsonl", "turns"),
+    "gsm8k": ("gsm8k_200.jsonl", "question"),
+    "discussion": ("discussion_prompts.jsonl", "prompt"),
+}
+"""The file of each set of questions, and the key of their text."""
 _PUBLIC: dict[str, Callable[[Path], list[str]]] = {
-    "humaneval": _column("humaneval.jsonl", "prompt"),
-    "mt_bench": _column("mt_bench.jsonl", "turns"),
-    "spec_bench": _column("spec_bench_even.jsonl", "turns"),
-    "gsm8k": _column("gsm8k_200.jsonl", "question"),
-    "discussion": _column("discussion_prompts.jsonl", "prompt"),
+    **{name: _column(file, key) for name, (file, key) in _QUESTIONS.items()},
     "edits": _corpus("aider-chat-edits.txt", edit_transcripts),
     "prose": _corpus("war-and-peace.txt", prose_passages),
 }

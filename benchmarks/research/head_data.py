@@ -2,9 +2,10 @@
 
 `prompts` samples after the chat template's user tag, where a chat model writes what a user might
 ask; `answers` lets it answer them, half greedily and half at a temperature; `traces` makes of these
-what ``paceline train head`` reads. No prompt is used that occurs in MT-bench, by which heads are
-judged, or in which one of its questions occurs. All files are compressed JSON lines, and a command
-that was interrupted goes on where it ended.
+what ``paceline train head`` and ``paceline train ngram`` read; `vocabulary` writes the tokens, so
+that answered prompts can be read without the model. No prompt is used that a benchmark asks: that
+is part of a public question, or in which one of them occurs. All files are compressed JSON lines,
+and a command that was interrupted goes on where it ended.
 """
 
 from __future__ import annotations
@@ -14,23 +15,28 @@ import gzip
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prompt_sets import data_folder
+from prompt_sets import data_folder, questions
 
 from paceline import LLM, SamplingParams
 from paceline.loading.checkpoint import model_fingerprint
 from paceline.request.traces import Trace, TraceWriter
+from paceline.text.token_pieces import token_pieces
 
 BATCH = 192
 PROMPT_TOKENS, ANSWER_TOKENS = 200, 256
 LEAST_CHARS = 12
+RUN = 3
+"""Words by which texts are looked up."""
 TEMPERATURES = (0.0, 0.8)
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands where the user's text begins in a rendered template."""
+USER = "user\n"
 Row = dict[str, Any]
 
 
@@ -47,19 +53,45 @@ def append(path: Path, rows: Sequence[Row]) -> None:
 
 
 def plain(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().lower()
+    """A text's words: punctuation, white space and case do not count."""
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def judged() -> set[str]:
-    """The questions of MT-bench."""
-    lines = (data_folder() / "prompts" / "mt_bench.jsonl").read_text(encoding="utf-8").splitlines()
-    return {plain(turn) for line in lines for turn in json.loads(line)["turns"]}
+class Questions:
+    """What benchmarks ask: finds texts that hold one of the questions or are part of one.
+
+    A text of fewer than :data:`RUN` words is part of a question only if it is all of it.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._holding: dict[str, set[str]] = defaultdict(set)
+        self._beginning: dict[str, set[str]] = defaultdict(set)
+        for text in map(plain, texts):
+            for run in _runs(text):
+                self._holding[run].add(text)
+            self._beginning[_runs(text)[0]].add(text)
+
+    def overlap(self, text: str) -> bool:
+        """Whether the text is one of the questions, holds one, or is part of one."""
+        text = plain(text)
+        wholes = self._holding.get(_runs(text)[0], ())
+        parts = (part for run in _runs(text) for part in self._beginning.get(run, ()))
+        return any(_holds(each, text) for each in wholes) or any(_holds(text, p) for p in parts)
 
 
-def is_usable(text: str, questions: set[str]) -> bool:
-    """Whether a prompt is long enough, and neither holds a question nor is part of one."""
-    text = plain(text)
-    return len(text) >= LEAST_CHARS and not any(text in each or each in text for each in questions)
+def _runs(words: str) -> list[str]:
+    """Every :data:`RUN` words in a row; fewer words are one run."""
+    every = words.split()
+    return [" ".join(every[i : i + RUN]) for i in range(max(1, len(every) - RUN + 1))]
+
+
+def _holds(words: str, others: str) -> bool:
+    return f" {others} " in f" {words} "
+
+
+def is_usable(text: str, questions: Questions) -> bool:
+    """Whether a prompt is long enough, and no benchmark asks it."""
+    return len(text.strip()) >= LEAST_CHARS and not questions.overlap(text)
 
 
 def opening(llm: LLM) -> list[int]:
@@ -69,7 +101,7 @@ def opening(llm: LLM) -> list[int]:
 
 
 def write_prompts(llm: LLM, output: Path, count: int) -> None:
-    rows, questions = read(output), judged()
+    rows, known_questions = read(output), Questions(questions(data_folder()))
     known = {plain(row["prompt"]) for row in rows}
     begin = opening(llm)
     seed = rows[-1]["seed"] + 1 if rows else 0
@@ -81,7 +113,7 @@ def write_prompts(llm: LLM, output: Path, count: int) -> None:
         new = []
         for i, found in enumerate(llm.generate([list(begin)] * BATCH, params)):
             text = found.text.strip()
-            if found.finish_reason == "stop" and is_usable(text, questions):
+            if found.finish_reason == "stop" and is_usable(text, known_questions):
                 if plain(text) not in known:
                     new.append({"prompt": text, "seed": seed + i})
                 known.add(plain(text))
@@ -116,6 +148,25 @@ def turns() -> Iterator[float]:
         yield from TEMPERATURES
 
 
+def write_vocabulary(llm: LLM, output: Path) -> None:
+    """What :func:`asked` reads: each token's bytes as characters; of special tokens nothing."""
+    found = token_pieces(llm.tokenizer, llm.tokenizer.vocab_size)
+    pieces = [None if piece is None else piece.decode("latin-1") for piece in found]
+    append(output, [{"pieces": pieces}])
+
+
+def asked(prompt_ids: Sequence[int], pieces: Sequence[str | None]) -> str:
+    """The user's text, which special tokens and a line with his name stand around."""
+    parts = [""]
+    for piece in (pieces[token] for token in prompt_ids):
+        if piece is None:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    (text,) = (part.removeprefix(USER) for part in parts if part.startswith(USER))
+    return text.encode("latin-1").decode("utf-8")
+
+
 def write_traces(llm: LLM, answers: Path, output: Path) -> None:
     """Without log-probabilities, which training a head does not read: they are no numbers."""
     meta = {
@@ -147,7 +198,7 @@ def trace(number: int, prompt: Sequence[int], answer: Sequence[int]) -> Trace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("prompts", "answers", "traces"))
+    parser.add_argument("what", choices=("prompts", "answers", "traces", "vocabulary"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prompts", type=Path, help="which are answered")
     parser.add_argument("--answers", type=Path, help="of which traces are made")
@@ -159,6 +210,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_prompts(llm, options.output, options.count)
         elif options.what == "answers":
             write_answers(llm, options.prompts, options.output, options.count)
+        elif options.what == "vocabulary":
+            write_vocabulary(llm, options.output)
         else:
             write_traces(llm, options.answers, options.output)
     return 0
