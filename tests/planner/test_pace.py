@@ -52,6 +52,20 @@ def test_overheads_belong_to_the_plain_step() -> None:
     assert pace.overhead_ms > 1.9
 
 
+def test_a_slow_first_step_does_not_hide_what_asking_takes() -> None:
+    pace = Pace(NO_HOST_TIME)
+    step(pace, 1.6)
+    for _ in range(200):  # none of them without asking
+        step(pace, 1.4, asked=True)
+    assert pace.overhead_ms == pytest.approx(0.4, abs=0.01)
+    assert pace.ask_ms == pytest.approx(USUAL_ASK_MS)
+    for _ in range(200):
+        step(pace, 1.25)
+        step(pace, 1.4, asked=True)
+    assert pace.overhead_ms == pytest.approx(0.25, abs=0.01)
+    assert pace.ask_ms == pytest.approx(0.15, abs=0.01)
+
+
 def test_no_time_is_worth_nothing() -> None:
     assert Pace(NO_HOST_TIME).tokens_per_ms(1, 0.0) == 0.0
 

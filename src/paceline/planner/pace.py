@@ -88,7 +88,7 @@ class Pace:
         past = MEMORY**steps
         host_ms = max(0.0, total_ms - forward_ms - proposing_ms) / steps
         beyond_ms = max(0.0, host_ms - self.overhead_ms)
-        if not asked:
+        if not asked or host_ms < self.overhead_ms:  # no step takes less than a plain one
             self.overhead_ms = _smoothed(self.overhead_ms, host_ms, 1 - past)
         elif shape.rows == decoding:
             self.ask_ms = _smoothed(self.ask_ms, beyond_ms, HOST_PACE)
