@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.doctor import streaming_rows
+from paceline.loading.catalogue import embedded_model, embedded_ngram_model
 from paceline.profiling.doctor import ModelFacts
 from tests.cli.conftest import Result
+from tests.proposers.heads import embedded_head, head_config, head_tensors, write_head
 
 Cli = Callable[..., Result]
 
@@ -40,6 +44,27 @@ def test_the_document_and_a_model_that_is_not_there(cli: Cli) -> None:
     assert "no model" in document["model"]["problem"]
     assert document["roofs"]["read_gb_per_s"] > 0
     assert {part["extra"] for part in document["parts"]} >= {"server", "grammar"}
+
+
+def test_drafts_beside_a_model_are_used_or_say_why_not(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "m"
+    place = model / "speculators"
+    shutil.copytree(embedded_model("target"), model)
+    embedded_head(place / "fits")
+    write_head(place / "other", head_config(), head_tensors())
+    shutil.copytree(embedded_model("draft"), place / "small")
+    shutil.copy(embedded_ngram_model(), place / "own.ngram")
+    (place / "odd").mkdir()
+    (place / "odd" / "config.json").write_text(json.dumps({"speculators_model_type": "medusa"}))
+    result = cli("doctor", str(model), "--json")
+    found = {Path(draft["place"]).name: draft for draft in result.document["model"]["drafts"]}
+    used = {name: draft["method"] for name, draft in found.items() if not draft["problem"]}
+    assert used == {"own.ngram": "ngram_model", "fits": "eagle3", "small": "draft_model"}
+    assert found["other"]["problem"].startswith("other was made for another target: it reads 48")
+    assert "of type 'medusa'" in found["config.json"]["problem"]
+    page = " ".join(cli("doctor", str(model)).out.split())
+    assert f"eagle3 in {place / 'fits'}: used" in page
+    assert f"eagle3 in {place / 'other'}: not used, other was made for another target" in page
 
 
 def test_what_comes_from_disk() -> None:

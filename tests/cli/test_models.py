@@ -30,6 +30,7 @@ from tests.cli.conftest import Result
 from tests.disks import full_disk
 from tests.loading.catalogues import CONTENT, entry_text, isolate, name_models, put_wheels
 from tests.loading.test_downloaded import put_lm_studio, put_ollama
+from tests.proposers.heads import head_config, head_tensors, write_head
 
 Cli = Callable[..., Result]
 TERMS = "https://example.org/terms"
@@ -73,6 +74,19 @@ def test_a_second_pull_says_that_it_is_here(
     out, err = capsys.readouterr()
     assert out == f"{place('tiny')}\n"
     assert err.startswith("tiny is here already\n")
+
+
+def test_a_head_of_another_model_is_no_draft(folder: Path, cli: Cli) -> None:
+    name_models('[mine]\npath = "model"')
+    model = users_catalogue().parent / "model"
+    shutil.copytree(embedded_model("target"), model)
+    write_head(model / "speculators" / "other", head_config(), head_tensors())
+    result = cli("models", "--json")
+    (row,) = (row for row in result.document["models"] if row["name"] == "mine")
+    assert row["methods"] == ["suffix"]
+    (problem,) = row["unfit_drafts"].values()
+    assert problem.startswith("other was made for another target")
+    assert "does not draft for mine: other was made for another target" in cli("models").err
 
 
 def test_a_damaged_model_is_fetched_again(capsys: pytest.CaptureFixture[str]) -> None:

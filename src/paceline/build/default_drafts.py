@@ -16,6 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -86,40 +87,75 @@ _PLAIN_TYPES = (None, "independent")
 """Drafts that are language models of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundDraft:
+    """A draft that a model brings.
+
+    Attributes:
+        place: its file, or the one that shows that there is one; the model itself for its layer.
+        config: of the proposer that drafts with it; None where none can.
+        problem: why not; empty where one can.
+    """
+
+    place: Path
+    config: SpeculativeConfig | None
+    problem: str = ""
+
+
 def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
     """The drafts of a model's folder or GGUF file, or of a name; empty for a hub id.
 
     A draft that cannot be used is left out, and the log says why.
     """
+    found = found_drafts(model)
+    for draft in found:
+        if draft.problem:
+            is_layer = draft.place == _place_of(model)[0]
+            level = logging.INFO if is_layer else logging.WARNING
+            where = draft.place if is_layer else draft.place.parent
+            log.log(level, "the draft in %s is not used: %s", where, draft.problem)
+    return tuple(draft.config for draft in found if draft.config is not None)
+
+
+def found_drafts(model: str) -> list[FoundDraft]:
+    """What of a model, and beside it, is a draft, usable or not."""
+    path, named = _place_of(model)
+    is_there = os.path.exists(path)  # no for what no file can be called, or nobody may look at
+    layer = _mtp_layer(path) if is_there else None
+    places = [*(_places(path) if is_there else ()), *named]
+    files = [file for place in places for file in _draft_files(place)]
+    return [*([] if layer is None else [layer]), *map(_found, files)]
+
+
+def _place_of(model: str) -> tuple[Path, list[Path]]:
+    """Where a model lies, and the drafts that the catalogue names for it."""
     path = Path(os.path.expanduser(model))
     entry = None if os.path.exists(path) else find_model(model)
-    path = path if entry is None else entry.place
-    is_there = os.path.exists(path)  # no for what no file can be called, or nobody may look at
-    places = _places(path) if is_there else []
-    named = () if entry is None else map(Path, entry.drafts)
-    files = [path for place in (*places, *named) for path in _draft_files(place)]
-    beside = (config for path in files if (config := _usable(path)) is not None)
-    return (*([_parsed(method=MTP)] if is_there and _has_mtp_layer(path) else []), *beside)
+    return (path, []) if entry is None else (entry.place, [Path(draft) for draft in entry.drafts])
 
 
-def _has_mtp_layer(model: Path) -> bool:
-    """Whether there is one that can run.
+def _mtp_layer(model: Path) -> FoundDraft | None:
+    """The MTP layer among a model's tensors.
 
-    False also for a model that cannot be read, of which its loader says what is wrong.
+    None also for a model that cannot be read, of which its loader says what is wrong.
     """
     from paceline.loading.safetensors_files import stored_names  # reads GGUF files with numpy
 
     try:
         files = sibling_shards(model) if model.is_file() else []
         if files and not any(_mentions(file, _GGUF_MTP) for file in files):
-            return False  # without parsing its vocabulary, which takes as long as loading it
+            return None  # without parsing its vocabulary, which takes as long as loading it
         part = mtp_part(stored_names(model))
     except (OSError, ValueError, RecursionError, PacelineError):
-        return False
-    foreign = None if part is None else part.tensor_of(LINEAR_ATTENTION)
+        return None
+    if part is None:
+        return None
+    foreign = part.tensor_of(LINEAR_ATTENTION)
     if foreign is not None:
-        log.info("the MTP layer of %s drafts nothing: it has %s", model, foreign)
-    return part is not None and foreign is None
+        return FoundDraft(
+            model, None, f"the MTP layer has {foreign}, a kind that does not draft yet"
+        )
+    return FoundDraft(model, _parsed(method=MTP))
 
 
 def _is_mtp_layer(file: Path) -> bool:
@@ -158,19 +194,18 @@ def _draft_files(place: Path) -> list[Path]:
     return [path for path in found if path.is_file() and not is_later_shard(path)]
 
 
-def _usable(path: Path) -> SpeculativeConfig | None:
+def _found(path: Path) -> FoundDraft:
     try:
         if path.suffix == _NGRAM_SUFFIX:
-            return _parsed(method="ngram_model", model=str(path))
+            return FoundDraft(path, _parsed(method="ngram_model", model=str(path)))
         if path.name == _FOREIGN_NGRAMS:
             raise ConfigError(
                 "n-grams of another program have to be converted: paceline train ngram "
                 f"--target MODEL --import-uzu {path} -o {path.with_suffix(_NGRAM_SUFFIX)}"
             )
-        return draft_at(path if path.suffix == _GGUF_SUFFIX else path.parent)
+        return FoundDraft(path, draft_at(path if path.suffix == _GGUF_SUFFIX else path.parent))
     except (OSError, ValueError, PacelineError) as error:
-        log.warning("the draft in %s is not used: %s", path.parent, error)
-        return None
+        return FoundDraft(path, None, str(error))
 
 
 def _parsed(**said: object) -> SpeculativeConfig:

@@ -15,7 +15,7 @@ from paceline.core.installation import install_command
 from paceline.loading.catalogue import EMBEDDED
 
 if TYPE_CHECKING:
-    from paceline.profiling.doctor import Diagnosis, ModelFacts
+    from paceline.profiling.doctor import Diagnosis, DraftFacts, ModelFacts
     from paceline.profiling.machine import Machine
 
 
@@ -76,6 +76,8 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             yield "packed", f"by the first run, into {model.packs_into}, about as follows"
         if model.disk_gb_per_s is not None:
             yield from streaming_rows(model, model.disk_gb_per_s)
+        for draft in model.drafts:
+            yield "draft", draft_text(draft)
         yield "profile", "measured" if model.has_profile else "none"
     for part in diagnosis.parts:
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
@@ -96,6 +98,12 @@ def _model(model: ModelFacts) -> str:
     if model.best_plain_rate is None:
         return text
     return f"{text}, so plain decoding makes at most {model.best_plain_rate:.1f} tok/s"
+
+
+def draft_text(draft: DraftFacts) -> str:
+    """What a draft is, where it lies, and why it is not used, if it is not."""
+    text = " in ".join(filter(None, (draft.method, draft.place)))
+    return f"{text}: not used, {draft.problem}" if draft.problem else f"{text}: used"
 
 
 def streaming_rows(model: ModelFacts, rate: float) -> Iterator[tuple[str, str]]:

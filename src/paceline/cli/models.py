@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from paceline.build.default_drafts import (
     EVERY_MODEL,
     FOLDER,
     default_speculative_config,
+    found_drafts,
     is_embedded,
 )
 from paceline.cli.options import argument, automatic, engine_option, option
@@ -101,16 +102,27 @@ def models_command(options: ModelsOptions) -> int:
         for place in packed_copies(cache):
             shutil.rmtree(place, ignore_errors=True)
     packed = packed_copies(cache)
+    unfit = {entry.name: unfit_drafts(entry) for entry in entries}
     if options.json:
         rows = [
-            {**asdict(e), "place": str(e.place), "is_here": e.is_here, "methods": _drafters(e)}
-            for e in entries
+            {
+                **asdict(entry),
+                "place": str(entry.place),
+                "is_here": entry.is_here,
+                "methods": _drafters(entry, unfit[entry.name]),
+                "unfit_drafts": unfit[entry.name],
+            }
+            for entry in entries
         ]
         copies = {str(place): size for place, size in packed.items()}
         document = {"models": rows, "users_catalogue": str(users_catalogue()), "packed": copies}
         screen.document(document)
         return 0
-    screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
+    rows = [_row(entry, unfit[entry.name]) for entry in entries]
+    screen.say(printable(table(rows, num_texts=3)))
+    for name, problems in unfit.items():
+        for draft, problem in problems.items():
+            screen.note(printable(f"{draft} does not draft for {name}: {problem}"))
     screen.note(f"paceline pull NAME downloads one; you can add models in {users_catalogue()}")
     if packed:
         screen.note(
@@ -120,19 +132,38 @@ def models_command(options: ModelsOptions) -> int:
     return 0
 
 
-def _drafters(entry: CatalogueEntry) -> list[str]:
+def unfit_drafts(entry: CatalogueEntry) -> dict[str, str]:
+    """The drafts beside a model that were made for another one, and how that shows.
+
+    What cannot be read, the log tells; what the catalogue names for a model is made for it.
+    """
+    found = found_drafts(entry.name) if entry.is_here else []
+    beside = [
+        draft
+        for draft in found
+        if draft.config and not any(map(draft.place.is_relative_to, entry.drafts))
+    ]
+    if not beside:
+        return {}
+    from paceline.profiling.doctor import model_drafts  # opens the model
+
+    return {fact.place: fact.problem for fact in model_drafts(entry.name, beside) if fact.problem}
+
+
+def _drafters(entry: CatalogueEntry, unfit: Mapping[str, str]) -> list[str]:
     """The methods that draft for it where nothing else is asked for."""
-    return list(dict.fromkeys(config.method for config in default_speculative_config(entry.name)))
+    configs = default_speculative_config(entry.name)
+    return list(dict.fromkeys(config.method for config in configs if config.model not in unfit))
 
 
-def _row(entry: CatalogueEntry) -> dict[str, str]:
+def _row(entry: CatalogueEntry, unfit: Mapping[str, str]) -> dict[str, str]:
     return {
         "name": entry.name,
         "model": entry.title,
         "licence": f"{entry.licence} ({entry.terms})" if entry.terms else entry.licence,
         "size": f"{entry.size / 1e6:.0f} MB" if entry.size else "",
         "here": "yes" if entry.is_here else "no",
-        "drafts": ", ".join(_drafters(entry)),
+        "drafts": ", ".join(_drafters(entry, unfit)),
     }
 
 

@@ -18,9 +18,11 @@ import numpy as np
 
 from paceline import __version__
 from paceline.backends.resolve import resolve_ops
-from paceline.build.build import expert_cost, resolve_config
+from paceline.build.build import expert_cost, resolve_config, target_info
+from paceline.build.default_drafts import FoundDraft, found_drafts
 from paceline.build.weight_memory import placement_for
 from paceline.config import EngineConfig
+from paceline.core.errors import PacelineError
 from paceline.core.folders import UserFolder, places
 from paceline.core.machine import Load
 from paceline.disk.packed_cache import find_packed, packed_place
@@ -39,6 +41,7 @@ from paceline.profiling.machine import (
     measure_roofs,
 )
 from paceline.profiling.profile_store import stored_table
+from paceline.proposers import check_fit
 from paceline.tensors.arrays import Arena
 from paceline.tensors.placement import Placement
 
@@ -67,6 +70,20 @@ class OptionalPart:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """A draft that a model brings; ``problem`` says why it is not used.
+
+    Attributes:
+        place: its file or folder; empty for a layer of the model's own.
+        method: that drafts with it; empty where it cannot be told.
+    """
+
+    place: str
+    method: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """How a model would run here; ``problem`` says why it would not.
 
@@ -83,6 +100,7 @@ class ModelFacts:
             disk in a step of one row, at ``disk_gb_per_s``; ``resident_bytes`` stay, with the room
             for what is read.
         experts: that would come from disk where they are not in memory, as ``kept_experts`` are.
+        drafts: that were found beside the model and in it.
     """
 
     name: str
@@ -102,6 +120,7 @@ class ModelFacts:
     experts: int = 0
     kept_experts: int = 0
     disk_gb_per_s: float | None = None
+    drafts: tuple[DraftFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +156,8 @@ def diagnose(model: str, config: EngineConfig) -> Diagnosis:
 def model_facts(name: str, config: EngineConfig, roofs: Roofs) -> ModelFacts:
     """Open a model without reading its weights."""
     try:
-        checkpoint = load_checkpoint(name, with_tokenizer=False)
+        found = found_drafts(name)
+        checkpoint = load_checkpoint(name, with_tokenizer=bool(found))
         config, ops = resolve_config(config, checkpoint)
         placement = placement_for(checkpoint, config, ops)
     except Exception as error:  # whatever is wrong with it, the machine can be looked at
@@ -158,8 +178,42 @@ def model_facts(name: str, config: EngineConfig, roofs: Roofs) -> ModelFacts:
         can_be_int4=config.dtype == "int8" and ops.identity and checkpoint.packed is None,
         has_profile=table is not None,
         layers=shape.num_layers,
+        drafts=draft_facts(found, checkpoint, config),
         **_from_disk(checkpoint, config, ops, placement),
     )
+
+
+def model_drafts(name: str, found: list[FoundDraft]) -> tuple[DraftFacts, ...]:
+    """:func:`draft_facts` of a model by its name; of one that cannot run here none."""
+    try:
+        checkpoint = load_checkpoint(name)
+        config, _ = resolve_config(EngineConfig(), checkpoint)
+    except PacelineError:
+        return ()
+    return draft_facts(found, checkpoint, config)
+
+
+def draft_facts(
+    found: list[FoundDraft], checkpoint: Checkpoint, config: EngineConfig
+) -> tuple[DraftFacts, ...]:
+    """Which of the drafts that lie beside a model were made for it.
+
+    Args:
+        checkpoint: the model, with its tokenizer.
+        config: resolved for it.
+    """
+    target = target_info(checkpoint, config, 0)
+    facts = []
+    for draft in found:
+        place, method, problem = str(draft.place), "", draft.problem
+        if draft.config is not None:
+            place, method = draft.config.model or "", draft.config.method
+            try:
+                check_fit(draft.config, target)
+            except PacelineError as error:
+                problem = str(error)
+        facts.append(DraftFacts(place, method, problem))
+    return tuple(facts)
 
 
 def _from_disk(

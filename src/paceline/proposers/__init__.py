@@ -13,7 +13,13 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from paceline.config import METHODS, SpeculativeConfig
-from paceline.config.speculative import ENTRY_POINTS, check_method, plugins
+from paceline.config.speculative import (
+    ENTRY_POINTS,
+    ForwardingConfig,
+    HeadConfig,
+    check_method,
+    plugins,
+)
 from paceline.core.errors import PacelineError
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.plugin import PluginProposer, contained
@@ -46,6 +52,24 @@ def build_proposers(
             of = f" with model {config.model}" if config.model else ""
             log.warning("no drafts by %s%s, decoding goes on without: %s", config.method, of, error)
     return proposers
+
+
+def check_fit(config: SpeculativeConfig, target: TargetInfo) -> None:
+    """Open a draft and compare it with a target whose weights are not loaded.
+
+    Raises:
+        PacelineError: it cannot be read, or it was made for another target.
+    """
+    if isinstance(config, HeadConfig):
+        from paceline.proposers.heads import check_head
+
+        check_head(config, target)
+    elif isinstance(config, ForwardingConfig):
+        from paceline.proposers.draft_model.loading import check_draft
+
+        check_draft(config, target)
+    else:
+        find_builder(config.method)(config, target)
 
 
 def find_builder(method: str) -> Builder:

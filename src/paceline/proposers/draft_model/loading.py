@@ -40,6 +40,11 @@ def load_draft(config: ForwardingConfig, target: TargetInfo) -> ModelRunner:
     return draft_runner(checkpoint, config, target)
 
 
+def check_draft(config: ForwardingConfig, target: TargetInfo) -> None:
+    """Raise what :func:`load_draft` would of a model that is no draft of the target."""
+    _check_vocabulary(open_draft(config, target), config, target)
+
+
 def open_draft(config: ForwardingConfig, target: TargetInfo) -> Checkpoint:
     """The model that a configuration names, whatever its vocabulary; for ``self`` the first layers
     of the target as a model of their own.

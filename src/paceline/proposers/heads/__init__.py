@@ -64,10 +64,7 @@ def build_head(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> 
             f'method "{config.method}" drafts from hidden states of the target, and none is loaded '
             "here"
         )
-    if head.kind != config.method:
-        raise ConfigError(f'{head.name} is a head of another kind: method "{head.kind}" is for it')
-    taps = _taps(head, target.runner.decoder.config.num_layers)
-    _check_fits(head, len(taps), target)
+    taps = _fitting_taps(head, config, target)
     dtype = resolve_dtype(config.dtype, target.device, head.decoder, target.backend)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
     runner = target.runner
@@ -103,6 +100,28 @@ def _block_proposer(
     return DSparkProposer(*known, block=block, markov=markov, confidence=confidence)
 
 
+def check_head(config: HeadConfig, target: TargetInfo) -> None:
+    """Open a head, and compare it with a target of which the checkpoint is enough.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+        ConfigError: it was made for another target.
+    """
+    _fitting_taps(open_head(config, target), config, target)
+
+
+def _fitting_taps(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> tuple[int, ...]:
+    """The layers of the target that a head reads; ConfigError where it is another target's head."""
+    if head.kind != config.method:
+        raise ConfigError(f'{head.name} is a head of another kind: method "{head.kind}" is for it')
+    known = target.runner.decoder if target.runner is not None else target.checkpoint
+    assert known is not None
+    taps = _taps(head, known.config.num_layers)
+    check_vocabulary(head, target)
+    _check_width(head, len(taps), known.config.hidden_size)
+    return taps
+
+
 def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
     """The layers of the target that a head reads; raises :class:`ConfigError`.
 
@@ -122,11 +141,8 @@ def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
     return ids
 
 
-def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None:
-    """Raise :class:`ConfigError` where vocabulary or widths are another target's."""
-    assert target.runner is not None
-    check_vocabulary(head, target)
-    width = target.runner.decoder.config.hidden_size
+def _check_width(head: HeadCheckpoint, num_taps: int, width: int) -> None:
+    """Raise :class:`ConfigError` where the target's hidden states have another width."""
     if head.fusion is None:
         if head.decoder.config.hidden_size != width:
             raise ConfigError(

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.backends.resolve import resolve_ops
 from paceline.config.speculative import HeadConfig
 from paceline.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.core.files import checked_path, read_json
@@ -377,8 +378,7 @@ def _difference(head: HeadCheckpoint, target: TargetInfo) -> str:
     used = target.vocab_size if target.tokenizer is None else target.tokenizer.vocab_size
     if shape.vocab_size < used:
         return f"{used} tokens of the target are in use"
-    assert target.runner is not None
-    ops = target.runner.decoder.ops
+    ops = resolve_ops("float32", target.device, None, target.backend)
     pruned = DecoderReader(TensorReader(tensors, shape, ops)).pruned_head()
     for name in (EMBEDDING, HEAD) if pruned is None else (EMBEDDING,):
         if f"{name}.weight" in tensors:
