@@ -18,6 +18,10 @@ _NAMES = {
     "hidden_norm.weight": "enc.output_norm.weight",
     "embed_tokens.weight": "token_embd.weight",
     "lm_head.weight": "output.weight",
+    "markov_head.markov_w1.weight": "markov_w1.weight",
+    "markov_head.markov_w2.weight": "markov_w2.weight",
+    "confidence_head.proj.weight": "conf_proj.weight",
+    "confidence_head.proj.bias": "conf_proj.bias",
 }
 _PARTS = {
     "input_layernorm": "attn_norm",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.backends.native.native import why_not_native
-from paceline.build.default_drafts import bundled_drafts
+from paceline.build.default_drafts import bundled_drafts, draft_at
 from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.cli.options import RunOptions
@@ -36,6 +36,7 @@ from tests.proposers.gguf_heads import write_gguf_head
 from tests.proposers.heads import (
     HIDDEN,
     KEPT,
+    TREE,
     Following,
     Tensors,
     head_config,
@@ -45,6 +46,7 @@ from tests.proposers.heads import (
     target_info,
     write_head,
 )
+from tests.proposers.parallel_heads import FollowingMarkov, dspark_config, dspark_tensors
 from tests.toy import VOCAB, toy_runner
 
 DFLASH = {"block_size": 6, "tokenizer.ggml.mask_token_id": 47}
@@ -71,10 +73,9 @@ def logits_of(head: HeadCheckpoint) -> torch.Tensor:
 def draft(place: Path, method: str = "eagle3", **options: Any) -> DraftTree:
     """What a head drafts after a prompt."""
     target = toy_runner(prefix_caching=False)
-    named = dflash_options if method == "dflash" else head_options
-    proposer = build(named(model=str(place), **options), target_info(target))
-    kind = FollowingBlocks if method == "dflash" else Following
-    followed: Any = made_to_follow(proposer, kind, target)
+    proposer = build(head_options(method, model=str(place), **options), target_info(target))
+    kinds = {"eagle3": Following, "dflash": FollowingBlocks, "dspark": FollowingMarkov}
+    followed: Any = made_to_follow(proposer, kinds[method], target)
     (tree,) = propose(followed, make_request(1, [5, 9, 2, 7, 7, 30, 11]))
     assert len(tree)
     return tree
@@ -138,6 +139,38 @@ def test_dflash(tmp_path: Path, slides: bool) -> None:
     assert draft(file, "dflash").token_ids == draft(folder, "dflash").token_ids
 
 
+DSPARK: dict[str, tuple[dict[str, Any], dict[str, Any], Tensors]] = {
+    "as llama.cpp's converter writes it": ({}, {}, dspark_tensors()),
+    "behind the anchor": ({"sample_from_anchor": False}, {}, dspark_tensors(1)),
+    "without a confidence head": (
+        {},
+        {},
+        {n: t for n, t in dspark_tensors().items() if "confidence" not in n},
+    ),
+    "in layers that slide": (WINDOW, sliding_layers(), dspark_tensors(2)),
+    "with the target's ends": ({}, {}, dspark_tensors(own_ends=False)),
+}
+
+
+@pytest.mark.parametrize("qtype", ["F32", "Q8_0"])
+@pytest.mark.parametrize("case", DSPARK)
+def test_dspark(tmp_path: Path, case: str, qtype: str) -> None:
+    keys, fields, tensors = DSPARK[case]
+    file, own_ends = tmp_path / "head.gguf", "lm_head.weight" in tensors
+    stored = write_gguf_head(file, tensors, "dflash", qtype, **DFLASH | keys)
+    anchor = {key: value for key, value in keys.items() if key == "sample_from_anchor"}
+    config = dspark_config(own_ends, **fields, **anchor)
+    folder = write_head(tmp_path / "head", config, stored)
+    found, wanted = load_head(str(file)), load_head(str(folder))
+    assert (found.kind, found.block) == (wanted.kind, wanted.block)
+    drafts = [draft(place, "dspark", **TREE) for place in (file, folder)]
+    assert drafts[0].token_ids == drafts[1].token_ids
+    assert drafts[0].accept_probs == pytest.approx(drafts[1].accept_probs, abs=1e-5)
+    with pytest.raises(UnsupportedModelError, match="--method dspark --draft"):
+        load_checkpoint(file)
+    assert draft_at(file).method == draft_at(folder).method == "dspark"
+
+
 @native
 @pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0"])
 def test_weights_are_used_as_the_file_has_them(tmp_path: Path, qtype: str) -> None:
@@ -197,9 +230,9 @@ def test_relatives_of_dflash_are_refused(tmp_path: Path) -> None:
     write_gguf_head(tmp_path / "a.gguf", dflash_tensors(), "dflash", logit_scale=2, **DFLASH)
     with pytest.raises(UnsupportedModelError, match="output_multiplier = 2"):
         load_head(str(tmp_path / "a.gguf"))
-    tensors = dflash_tensors() | {"markov_w1.weight": torch.ones(VOCAB, 32)}
+    tensors = dflash_tensors() | {"selector_hidden.weight": torch.ones(VOCAB, 32)}
     write_gguf_head(tmp_path / "head.gguf", tensors, "dflash", **DFLASH)
-    with pytest.raises(UnsupportedModelError, match=r"has markov_w1\.weight: it is a relative"):
+    with pytest.raises(UnsupportedModelError, match=r"selector_hidden\.weight: it is a relative"):
         load_head(str(tmp_path / "head.gguf"))
 
 

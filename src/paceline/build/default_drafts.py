@@ -32,7 +32,7 @@ from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
 from paceline.core.files import checked_path
 from paceline.loading.catalogue import embedded_model, embedded_ngram_model, find_entry, find_model
 from paceline.loading.gguf.choice import is_later_shard, sibling_shards
-from paceline.loading.gguf.names import HEADS
+from paceline.loading.gguf.names import HEADS, head_of
 from paceline.models.config import MASK_TOKEN_KEYS
 from paceline.models.heads import LINEAR_ATTENTION, MTP, head_kind, mtp_part
 
@@ -223,11 +223,7 @@ def draft_at(place: Path) -> SpeculativeConfig:
             not run here.
     """
     if place.is_file():
-        from paceline.loading.gguf.container import read_architecture  # by numpy, which is slow
-
-        kind = read_architecture(place)
-        method = kind if kind in HEADS else MTP if _is_mtp_layer(place) else "draft_model"
-        return _parsed(method=method, model=str(place))
+        return _parsed(method=_method_of_file(place), model=str(place))
     path = place / "config.json"
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         raise ValueError(f"its config.json has more than {_MAX_CONFIG_BYTES} bytes")
@@ -246,6 +242,15 @@ def draft_at(place: Path) -> SpeculativeConfig:
     wanted = _proposed_tokens(config)
     count = {} if wanted is None else {"num_speculative_tokens": wanted}
     return _parsed(method=method, model=str(place), **count)
+
+
+def _method_of_file(path: Path) -> str:
+    from paceline.loading.gguf.container import read_architecture, read_container  # slow by numpy
+
+    kind = read_architecture(path)
+    if kind in HEADS:
+        return head_of(str(kind), read_container(path).tensors)
+    return MTP if _is_mtp_layer(path) else "draft_model"
 
 
 def _proposed_tokens(config: Mapping[str, Any]) -> int | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.loading.gguf.metadata import PER_LAYER_KEYS, WINDOWS, GgufMetadata
+from paceline.loading.gguf.names import MARKOV, head_of
 from paceline.models.config import LEARNT_KEYS
 from paceline.models.families import GGUF_MODEL_TYPES
 from paceline.models.families.fields import MOST_LAYERS
@@ -365,8 +366,8 @@ def _value_dim(of: GgufMetadata) -> int:
     return inner // heads
 
 
-_OTHERS = ("markov_w1.weight", "selector_hidden.weight", "hc_head_fn.weight")
-"""Tensors of DSpark, DFlash 2 and DeepSeek's drafts, whose architecture is called like DFlash."""
+_OTHERS = ("selector_hidden.weight", "hc_head_fn.weight")
+"""Tensors of DFlash 2 and of DeepSeek's drafts, whose architecture is called like DFlash."""
 
 
 def head_keys(of: GgufMetadata) -> dict[str, Any]:
@@ -377,13 +378,16 @@ def head_keys(of: GgufMetadata) -> dict[str, Any]:
             f"{of.path} has {foreign}: it is a relative of DFlash that does not run here"
         )
     layers, rows = of.listed("target_layers"), of.tensors.get("d2t")
+    markov = of.tensors.get(MARKOV)
     return {
-        "speculators_model_type": of.architecture,
+        "speculators_model_type": head_of(of.architecture, of.tensors),
+        "markov_rank": markov and markov.shape[-1],
         "aux_hidden_state_layer_ids": of.listed("extract_layers") if layers is None else layers,
         "draft_vocab_size": rows and rows.shape[0],
         "tie_word_embeddings": False,
         "block_size": of.listed("block_size"),
         "mask_token_id": of.whole.get("tokenizer.ggml.mask_token_id"),
+        "sample_from_anchor": of.listed("sample_from_anchor", markov is not None),
         "norm_before_residual": of.listed("norm_before_residual"),
         "norm_before_fc": of.listed("norm_before_fc"),
         "final_logit_softcapping": of.listed("final_logit_softcapping"),

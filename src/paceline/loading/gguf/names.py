@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 
 from paceline.models.families import gguf_family
@@ -12,6 +13,25 @@ from paceline.models.layer_sizes import DELTA
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 """``general.architecture`` -> ``model_type`` of heads that draft from a target's hidden states."""
 _INTERLEAVED_HEADS = ("eagle3",)
+MARKOV = "markov_w1.weight"
+"""What a file of DSpark has, whose architecture is DFlash's."""
+_OF_BLOCKS = {
+    MARKOV: "markov_head.markov_w1.weight",
+    "markov_w2.weight": "markov_head.markov_w2.weight",
+    "conf_proj.weight": "confidence_head.proj.weight",
+    "conf_proj.bias": "confidence_head.proj.bias",
+}
+"""Tensors of DSpark that belong to no layer."""
+
+
+def head_of(architecture: str, stored: Container[str]) -> str:
+    """The kind of head that a file of an architecture of :data:`HEADS` has.
+
+    Args:
+        stored: the names of its tensors.
+    """
+    return "dspark" if architecture == "dflash" and MARKOV in stored else architecture
+
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -147,6 +167,8 @@ def place_of(architecture: str, stored: str) -> GgufPlace:
         return GgufPlace(_TOP[stored], minus_one=plus_one and stored == "output_norm.weight")
     if stored == "enc.output_norm.weight" and architecture in _ENCODER_NORM:
         return GgufPlace(_ENCODER_NORM[architecture])
+    if architecture == "dflash" and stored in _OF_BLOCKS:
+        return GgufPlace(_OF_BLOCKS[stored])
     if stored == "d2t":
         return GgufPlace(stored, minus_row=True)
     match = _IN_BLOCK.fullmatch(stored)
