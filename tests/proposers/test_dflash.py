@@ -279,8 +279,8 @@ UNFIT: dict[str, tuple[dict[str, Any], Any, type[PacelineError], str]] = {
     "another method": (
         {"speculators_model_type": "eagle3"},
         None,
-        ConfigError,
-        'method "eagle3" is for it',
+        UnsupportedModelError,
+        "block_size = 6, which is not known of heads of kind eagle3",
     ),
 }
 

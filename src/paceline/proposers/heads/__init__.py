@@ -12,6 +12,7 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.config.speculative import HeadConfig
 from paceline.core.errors import ConfigError
 from paceline.models.backend import Ops
+from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.heads import MTP, PEAGLE
 from paceline.models.tensor_reader import TensorReader
@@ -118,6 +119,7 @@ def _fitting_taps(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) 
     assert known is not None
     taps = _taps(head, known.config.num_layers)
     check_vocabulary(head, target)
+    _check_made_for(head, known.config)
     _check_width(head, len(taps), known.config.hidden_size)
     return taps
 
@@ -158,6 +160,26 @@ def _check_width(head: HeadCheckpoint, num_taps: int, width: int) -> None:
             f"{head.name} was made for another target: its fc reads {shape[-1]} numbers, and "
             f"{num_taps} layers of this target's width {width} give {num_taps * width}"
         )
+
+
+def _check_made_for(head: HeadCheckpoint, target: ModelConfig) -> None:
+    """Raise :class:`ConfigError` where a head says of its target what this one is not.
+
+    Rotary embeddings are compared for MTP layers, which continue the target's own; those of other
+    heads are trained with any base.
+    """
+    theta = head.decoder.config.positions.rope.theta
+    pairs = [
+        ("layers", head.target_layers, target.num_layers),
+        ("numbers per hidden state", head.target_width, target.hidden_size),
+        ("as rope_theta", theta if head.kind == MTP else None, target.positions.rope.theta),
+    ]
+    for what, said, has in pairs:
+        if said is not None and said != has:
+            raise ConfigError(
+                f"{head.name} was made for another target: one with {said:g} {what}, and the "
+                f"target here has {has:g}"
+            )
 
 
 def _mask_input(head: HeadCheckpoint, fuse: Fuse, ops: Ops, num_taps: int, width: int) -> Floats:

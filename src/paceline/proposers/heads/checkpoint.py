@@ -41,14 +41,13 @@ from paceline.models.heads import DFLASH, DSPARK, EAGLE3, MTP, PEAGLE, head_kind
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import HEAD_TOKENS
 from paceline.proposers.base import TargetInfo
+from paceline.proposers.heads.known_keys import BLOCKS, EAGLE, LAYER_CONFIG, check_keys
 from paceline.tensors.stored import StoredTensors
 
-LAYER_CONFIG = "transformer_layer_config"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-BLOCKS = "dflash_config"
 _PLACES = (
     ("", LAYER_IDS, 0),
-    ("eagle_config", LAYER_IDS, 0),
+    (EAGLE, LAYER_IDS, 0),
     ("", "aux_hidden_state_layer_ids", 0),
     (BLOCKS, "target_layer_ids", 1),
     ("", "target_layer_ids", 1),
@@ -76,6 +75,7 @@ _NAMES = (
 _UNREAD = re.compile(r"^verifier_(norm|lm_head)\.")
 """The target's own, for training."""
 MOST_TAPS = 64
+MOST_OF_TARGET = 1 << 20
 MOST_BLOCK_ROWS = 256
 MOST_MARKOV_RANK = 1 << 16
 _OTHER_BLOCKS = {
@@ -126,6 +126,7 @@ class HeadCheckpoint:
         norm_output: a drafted node's children read its hidden state after the last norm.
         block: of a DFlash or DSpark head; None of the others.
         further: what P-EAGLE and DSpark heads have that the others have not.
+        target_layers, target_width: of the target, where the head says what it was made for.
     """
 
     kind: str
@@ -137,6 +138,8 @@ class HeadCheckpoint:
     norm_output: bool = False
     block: Block | None = None
     further: StoredTensors | None = None
+    target_layers: int | None = None
+    target_width: int | None = None
 
     @property
     def name(self) -> str:
@@ -164,7 +167,9 @@ def load_head(source: str) -> HeadCheckpoint:
             f"{name} is {what}; heads say speculators_model_type = {', '.join(_ENTRIES)}, or have "
             "an architecture of that name"
         )
-    fields = Fields(raw)
+    if not place.is_file():  # of whose keys the reader of the format has chosen
+        check_keys(raw, kind, name)
+    fields = Fields({**raw, **Fields(raw).mapping(EAGLE)})
     shape = replace(config_from_hf(layer_config(raw)), entry=EntryConfig(_ENTRIES[kind]))
     block, further = None, {MASK_HIDDEN} if kind == PEAGLE else set[str]()
     if shape.entry.reads_blocks:
@@ -196,7 +201,13 @@ def load_head(source: str) -> HeadCheckpoint:
         fields.flag("norm_output"),
         block,
         tensors.only(further),
+        _count(fields, "num_target_layers"),
+        _count(fields, "target_hidden_size"),
     )
+
+
+def _count(fields: Fields, key: str) -> int | None:
+    return fields.integer(key, 1, MOST_OF_TARGET) if fields.says(key) else None
 
 
 def _from_folder(folder: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
@@ -334,7 +345,8 @@ def load_mtp(config: HeadConfig, target: TargetInfo) -> HeadCheckpoint:
             "nextn, nor eh_proj behind its last layer. Conversions often leave it out: name a form "
             'of the model that has it by "model", or choose another method'
         )
-    return HeadCheckpoint(MTP, head, None, norm_output=True)
+    layers = None if config.model is None else model.config.num_layers
+    return HeadCheckpoint(MTP, head, None, norm_output=True, target_layers=layers)
 
 
 def _opened(source: str) -> Checkpoint:

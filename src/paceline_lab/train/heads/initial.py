@@ -27,7 +27,7 @@ from paceline.models.families.fields import Fields
 from paceline.models.heads import MTP
 from paceline.models.tensor_reader import check_floats
 from paceline.models.weights import HEAD_TOKENS, PrunedHead
-from paceline.proposers.heads.checkpoint import LAYER_CONFIG
+from paceline.proposers.heads.known_keys import LAYER_CONFIG
 from paceline.request.traces import Trace
 from paceline.tensors.arrays import floats
 from paceline.tensors.stored import StoredTensors, renamed
