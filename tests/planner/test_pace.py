@@ -66,6 +66,14 @@ def test_a_slow_first_step_does_not_hide_what_asking_takes() -> None:
     assert pace.ask_ms == pytest.approx(0.15, abs=0.01)
 
 
+def test_what_a_lone_request_takes_says_nothing_of_a_plain_step_of_many() -> None:
+    pace = Pace(NO_HOST_TIME)
+    step(pace, 2.0, requests=8)
+    for _ in range(50):
+        step(pace, 1.4, asked=True)
+    assert pace.overhead_ms == 1.0
+
+
 def test_no_time_is_worth_nothing() -> None:
     assert Pace(NO_HOST_TIME).tokens_per_ms(1, 0.0) == 0.0
 

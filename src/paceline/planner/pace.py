@@ -56,6 +56,7 @@ class Pace:
         self._tokens = self._time = 0.0
         self.overhead_ms = host.step
         """Time of a plain step outside of the forward."""
+        self._plain_decoding = 1  # requests of the latest one
         self.ask_ms = host.ask or USUAL_ASK_MS
         """What asking any proposer adds to a step, besides its drafting."""
         self._usual_ms = (host.draft, host.further_draft) if host.draft else USUAL_DRAFT_MS
@@ -88,7 +89,11 @@ class Pace:
         past = MEMORY**steps
         host_ms = max(0.0, total_ms - forward_ms - proposing_ms) / steps
         beyond_ms = max(0.0, host_ms - self.overhead_ms)
-        if not asked or host_ms < self.overhead_ms:  # no step takes less than a plain one
+        if not asked:
+            self._plain_decoding = decoding
+        # No step of a lone request takes less than its plain one; of several, there may be fewer.
+        is_less = host_ms < self.overhead_ms and decoding == self._plain_decoding == 1
+        if not asked or is_less:
             self.overhead_ms = _smoothed(self.overhead_ms, host_ms, 1 - past)
         elif shape.rows == decoding:
             self.ask_ms = _smoothed(self.ask_ms, beyond_ms, HOST_PACE)
