@@ -34,7 +34,8 @@ _PARTS = {
 }
 
 
-def _stored_name(name: str) -> str:
+def stored_name(name: str) -> str:
+    """llama.cpp's name of a tensor of the speculators layout."""
     if not name.startswith("layers."):
         return _NAMES.get(name, name)
     _, layer, part = name.removesuffix(".weight").split(".", 2)
@@ -60,6 +61,8 @@ def write_gguf_head(
         name = key if key.startswith("tokenizer.") else f"{kind}.{key}"
         if isinstance(value, list):
             writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
         elif isinstance(value, bool):
             writer.add_bool(name, value)
         elif value is not None:
@@ -91,7 +94,7 @@ def write_gguf_head(
             if kind == "eagle3" and part in name:
                 data = interleaved(data, heads)
         packed = gguf.quants.quantize(data, packing)
-        writer.add_tensor(_stored_name(name), packed, raw_dtype=packing)
+        writer.add_tensor(stored_name(name), packed, raw_dtype=packing)
         plain = gguf.quants.quantize(tensor.numpy(), packing)
         stored[name] = torch.from_numpy(gguf.quants.dequantize(plain, packing))
     writer.write_header_to_file()
