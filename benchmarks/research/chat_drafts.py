@@ -14,12 +14,12 @@ import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Report, arguments, note, number, table
+from harness import Report, arguments, note, number, paired_ratio, table
 from numpy.typing import NDArray
 from prompt_sets import load_prompts
 from research.node_budget import NodeBudget
@@ -34,6 +34,7 @@ from paceline.request.traces import Trace, read_meta, read_traces
 from paceline_lab.simulate.replay import replay
 from paceline_lab.simulate.simulator import ANY_TARGET
 
+Row = dict[str, Any]
 SETS = ("mt_bench", "spec_bench")
 MOST_PROMPT_TOKENS = 900
 NODES = (1, 3, 5, 8, 40)
@@ -45,15 +46,15 @@ BOTH = "suffix + ngram_model"
 NO_NOISE, TRUE = f"{BOTH}, without the noise", "the target's distribution, without the noise"
 
 
-def held_out(model: str, file: str) -> list[str]:
-    """The questions, in the template's tokens, whose answers the n-gram model did not learn."""
-    tokenizer, learnt = load_checkpoint(model).tokenizer, set(read_tables(file).prompts.tolist())
+def questions(model: str, file: str, learnt: bool = False) -> list[str]:
+    """Those whose answers an n-gram model did not learn, or did, by the template's tokens."""
+    tokenizer, known = load_checkpoint(model).tokenizer, set(read_tables(file).prompts.tolist())
     assert tokenizer is not None
     found = []
     for text in dict.fromkeys(text for name in SETS for text in load_prompts("public").sets[name]):
         rendered = tokenizer.apply_chat_template([{"role": "user", "content": text}])
         tokens = tokenizer.encode(rendered, add_special_tokens=False)
-        if len(tokens) < MOST_PROMPT_TOKENS and context_key(tokens) not in learnt:
+        if len(tokens) < MOST_PROMPT_TOKENS and (context_key(tokens) in known) == learnt:
             found.append(text)
     return found
 
@@ -68,17 +69,17 @@ class Arm:
     knows_noise: bool = True
 
 
-def arms_of(files: Mapping[str, str], own: str) -> list[Arm]:
+def arms_of(files: Mapping[str, str], own: str, nodes: Sequence[int] = NODES) -> list[Arm]:
     suffix = {"method": "suffix"}
 
     def ngram(file: str) -> dict[str, Any]:
         return {"method": "ngram_model", "model": file}
 
     return [
-        Arm("suffix", [suffix]),
-        Arm("ngram_model", [ngram(own)]),
-        Arm(BOTH, [suffix, ngram(own)]),
-        Arm(NO_NOISE, [suffix, ngram(own)], knows_noise=False),
+        Arm("suffix", [suffix], nodes),
+        Arm("ngram_model", [ngram(own)], nodes),
+        Arm(BOTH, [suffix, ngram(own)], nodes),
+        Arm(NO_NOISE, [suffix, ngram(own)], nodes, knows_noise=False),
         *(Arm(f"{BOTH}: {name}", [suffix, ngram(file)], [AT]) for name, file in files.items()),
     ]
 
@@ -98,12 +99,13 @@ def replayed(
         CostModel(prior_table(), learns=False),
         config=EngineConfig(max_num_seqs=1, max_model_len=meta["params"]["max_model_len"]),
     )
-    emitted = [count for trace in result.traces for count in trace.emitted]
+    emitted = [trace.emitted for trace in result.traces]
     reliability = planner.chosen_by.ratios()
     del reliability["bins"]
     return {
-        "steps": len(emitted),
-        "tokens": sum(emitted),
+        "steps": sum(map(len, emitted)),
+        "tokens": sum(map(sum, emitted)),
+        "answers": [[len(counts), sum(counts)] for counts in emitted],
         "draft_tokens": result.total("num_draft_tokens"),
         **reliability,
     }
@@ -157,25 +159,44 @@ def true_length(traces: Sequence[Trace], temperature: float, nodes: int) -> dict
 # --- the report -----------------------------------------------------------------------------------
 
 
-def rows_of(folder: Path, arms: Sequence[Arm]) -> list[dict[str, Any]]:
+def rows_of(folder: Path, arms: Sequence[Arm], nodes: Sequence[int] = NODES) -> list[Row]:
+    """A row per arm and number of nodes; ``answers`` are the steps and tokens of each."""
     meta, traces = read_meta(folder), list(read_traces(folder))
     temperature = float(meta["params"]["temperature"])
     rows = []
     for arm in arms:
         if not arm.knows_noise and not temperature:
             continue
-        for nodes in arm.nodes:
-            note(f"temperature {temperature}: {arm.name}, {nodes} nodes")
-            counts = replayed(traces, meta, arm, nodes)
-            rows.append(row(temperature, arm.name, nodes, counts))
-    for nodes in NODES[:-1] if temperature else ():
-        rows.append(row(temperature, TRUE, nodes, true_length(traces, temperature, nodes)))
+        for count in arm.nodes:
+            note(f"temperature {temperature}: {arm.name}, {count} nodes")
+            rows.append(row(temperature, arm.name, count, replayed(traces, meta, arm, count)))
+    for each in rows:
+        if each["arm"].startswith(f"{BOTH}: "):
+            each["over_own"] = over_own(each, rows)
+    for count in [n for n in nodes if n != NODES[-1]] if temperature else ():
+        rows.append(row(temperature, TRUE, count, true_length(traces, temperature, count)))
     return rows
 
 
-def row(temperature: float, arm: str, nodes: int, counts: Mapping[str, Any]) -> dict[str, Any]:
+def row(temperature: float, arm: str, nodes: int, counts: Mapping[str, Any]) -> Row:
     row = {"temperature": temperature, "arm": arm, "nodes": nodes, **counts}
     return row | {"mean_acceptance_length": counts["tokens"] / counts["steps"]}
+
+
+def over_own(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    """The length with a file over that with the model's own, by the steps of the same answers."""
+    (own,) = (each for each in rows if each["arm"] == BOTH and each["nodes"] == row["nodes"])
+    steps = zip(own["answers"], row["answers"], strict=True)
+    return asdict(paired_ratio([[(ours[0], its[0])] for ours, its in steps]))
+
+
+def samples_of(rows: Sequence[Row]) -> list[Row]:
+    """The rows' counts of single answers, which are taken out of them."""
+    return [
+        {**{key: row[key] for key in ("temperature", "arm", "nodes")}, "answers": answers}
+        for row in rows
+        if (answers := row.pop("answers", None))
+    ]
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -206,22 +227,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="the chat model: a folder or a GGUF file")
     parser.add_argument("--own", help="its n-gram model (default: the one that it brings)")
     parser.add_argument("--write-prompts", type=Path, help="write the questions here, and end")
+    parser.add_argument("--learnt", action="store_true", help="write those that it has learnt")
     parser.add_argument("--traces", type=Path, action="append", default=[], help="may be repeated")
     parser.add_argument("--ngram", type=named, action="append", default=[], help="NAME=FILE")
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, choices=NODES)
     options = parser.parse_args(argv)
     own = options.own or next(
         str(each.model) for each in drafts_of(options.model) if each.method == "ngram_model"
     )
     if options.write_prompts:
-        texts = held_out(options.model, own)
+        texts = questions(options.model, own, options.learnt)
         lines = (json.dumps({"messages": [{"role": "user", "content": t}]}) + "\n" for t in texts)
         options.write_prompts.write_text("".join(lines), encoding="utf-8")
         print(f"{len(texts)} prompts")
         return 0
-    arms = arms_of(dict(options.ngram), own)
+    nodes = sorted({*options.nodes, AT})
+    arms = arms_of(dict(options.ngram), own, nodes)
     report = Report("chat_drafts", {"model": Path(options.model).stem, "at": AT})
     for folder in options.traces:
-        report.results += rows_of(folder, arms)
+        rows = rows_of(folder, arms, nodes)
+        report.samples += samples_of(rows)
+        report.results += rows
     return report.finish(options, tables(report.results))
 
 

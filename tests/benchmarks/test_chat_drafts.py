@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,3 +47,19 @@ def test_a_line_per_arm_has_a_column_per_number_of_nodes() -> None:
     (text,) = program.tables([program.row(0.8, "suffix", 5, counts)])
     cells = text.splitlines()[-1].split()
     assert cells == ["suffix", "0.8", "-", "-", "1.60", "-", "-", "0.010", "0.300"]
+
+
+def test_a_file_is_compared_by_the_steps_of_the_same_answers() -> None:
+    def row(arm: str, nodes: int, *answers: list[int]) -> dict[str, Any]:
+        steps, tokens = (sum(each) for each in zip(*answers, strict=True))
+        counts = {"steps": steps, "tokens": tokens, "answers": [*answers]}
+        return dict(program.row(0.0, arm, nodes, counts))
+
+    own, wider = row(program.BOTH, 5, [6, 9], [6, 9]), row(program.BOTH, 8, [1, 9], [1, 9])
+    file = row(f"{program.BOTH}: other", 5, [3, 9], [5, 9])
+    ratio = program.over_own(file, [wider, own, file])
+    assert ratio["value"] == 1.5
+    assert 1.2 <= ratio["low"] <= ratio["high"] <= 2.0
+    samples = program.samples_of([own, file])
+    assert [each["answers"] for each in samples] == [[[6, 9], [6, 9]], [[3, 9], [5, 9]]]
+    assert "answers" not in own
