@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import ModelLoadError
-from paceline.loading.gguf.choice import files_of, tagged_files
+from paceline.loading.gguf.choice import drafts_beside, files_of, tagged_files
 
 SHARDS = tuple(f"big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3))
 NAMES = (
@@ -16,6 +16,8 @@ NAMES = (
     "tiny-UD-Q4_K_XL.gguf",
     "mmproj-tiny-F16.gguf",
     "tiny.imatrix.gguf",
+    "mtp-tiny-Q4_K_M.gguf",
+    "eagle3-tiny-Q8_0.gguf",
     "BF16/tiny-BF16.gguf",
     *reversed(SHARDS),
 )
@@ -89,3 +91,32 @@ def test_missing_shards(gone: str) -> None:
 @pytest.mark.parametrize("name", ["../m-Q4_0.gguf", "/m-Q4_0.gguf", "a/../../m-Q4_0.gguf"])
 def test_paths_that_lead_out_are_no_models(name: str) -> None:
     assert tagged_files([name]) == []
+
+
+BESIDE = (
+    "mtp-Qwen3.5-BF16.gguf",
+    "mtp-Qwen3.5-9B-Q8_0.gguf",
+    "MTP-Qwen3.5-9B-Q4_K_M-00002-of-00002.gguf",
+    "mtp-Qwen3.5-4B-Q4_K_M.gguf",
+    "dflash-Qwen3.5-9B-Q4_K_M.gguf",
+    "dflash-Qwen3.5-9B-BF16.gguf",
+    "eagle3-Llama-3-8B-F16.gguf",
+    "dspark-Q8_0.gguf",
+    "Qwen3.5-9B-mtp-Q4_K_M.gguf",
+    "mtp-Qwen3.5-9B.txt",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "drafts"),
+    [
+        ("Qwen3.5-9B-Q4_K_M.gguf", ["mtp-Qwen3.5-9B-Q8_0.gguf", "dflash-Qwen3.5-9B-Q4_K_M.gguf"]),
+        ("Qwen3.5-9B.Q8_0.gguf", ["mtp-Qwen3.5-9B-Q8_0.gguf", "dflash-Qwen3.5-9B-BF16.gguf"]),
+        ("qwen3.5-4b-q4_k_m-00001-of-00002.gguf", ["mtp-Qwen3.5-4B-Q4_K_M.gguf"]),
+        ("Qwen3.5-2B-Q4_K_M.gguf", ["mtp-Qwen3.5-BF16.gguf"]),
+        ("Llama-3-8B-Instruct-Q4_0.gguf", ["eagle3-Llama-3-8B-F16.gguf"]),
+        ("Qwen3-9B-Q4_K_M.gguf", []),
+    ],
+)
+def test_drafts_that_lie_beside_a_model(model: str, drafts: list[str]) -> None:
+    assert drafts_beside(model, [model, *BESIDE]) == drafts

@@ -183,6 +183,27 @@ def test_a_file_of_the_layer_alone(tmp_path: Path, family: str) -> None:
     assert bundled_drafts(str(tmp_path / "m")) == wanted
 
 
+@pytest.mark.parametrize("family", ["glm4-moe", "qwen3-5"])
+def test_a_file_of_the_layer_alone_is_found_beside_its_model(tmp_path: Path, family: str) -> None:
+    """Under the name that llama.cpp's converter gives it."""
+    converted(family, tmp_path / "mtp-tiny-F16.gguf", alone=True)
+    model = saved_model(family, tmp_path / "folder", **CHANGES.get(family, {}))
+    path, metadata = tmp_path / "tiny-1B-F32.gguf", CASES.get(family, {})
+    write_gguf(path, model.config, model.state_dict(), metadata=metadata)
+    wanted = {"method": "mtp", "model": str(tmp_path / "mtp-tiny-F16.gguf")}
+    assert bundled_drafts(str(path)) == parse_speculative_config(wanted)
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    with LLM(str(path), dtype="float32") as llm:
+        assert llm.proposers == ("suffix", "mtp")
+        (drafted,) = llm.generate([TOKENS], params)
+    with LLM(str(path), dtype="float32", speculative_config=[]) as llm:
+        (plain,) = llm.generate([TOKENS], params)
+    assert drafted.token_ids == plain.token_ids
+    converted(family, tmp_path / "tiny-1B-Q8_0.gguf")  # which has the layer itself
+    own = bundled_drafts(str(tmp_path / "tiny-1B-Q8_0.gguf"))
+    assert own == parse_speculative_config({"method": "mtp"})
+
+
 def test_of_a_quantised_model_inside_a_multimodal_one(tmp_path: Path) -> None:
     """As Qwen publishes them: a matrix that is two linears, head by head, is quantised."""
     layer = saved("qwen3-5", tmp_path)

@@ -2,7 +2,8 @@
 
 A model brings an MTP layer among its tensors, and what lies in folders of its: ``speculators/``
 inside the model's folder, and one beside it that is called like the model, with ``.speculators`` in
-place of ``.gguf`` or at its end. The catalogue may name others for a model that has a name there.
+place of ``.gguf`` or at its end. Beside a GGUF file may lie ``mtp-NAME.gguf`` and others that
+llama.cpp's tools name so. The catalogue may name others for a model that has a name there.
 Owns where drafts are looked for and which of them can run: heads, draft models, parallel drafts and
 files of n-grams.
 
@@ -31,7 +32,12 @@ from paceline.config.speculative import (
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError
 from paceline.core.files import checked_path
 from paceline.loading.catalogue import embedded_model, embedded_ngram_model, find_entry, find_model
-from paceline.loading.gguf.choice import is_later_shard, sibling_shards
+from paceline.loading.gguf.choice import (
+    MTP_PREFIX,
+    drafts_beside,
+    is_later_shard,
+    sibling_shards,
+)
 from paceline.loading.gguf.names import HEADS, head_of
 from paceline.models.config import MASK_TOKEN_KEYS
 from paceline.models.heads import LINEAR_ATTENTION, MTP, head_kind, mtp_part
@@ -112,7 +118,8 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
         if draft.problem:
             is_layer = draft.place == _place_of(model)[0]
             level = logging.INFO if is_layer else logging.WARNING
-            where = draft.place if is_layer else draft.place.parent
+            is_named = is_layer or draft.place.suffix == _GGUF_SUFFIX
+            where = draft.place if is_named else draft.place.parent
             log.log(level, "the draft in %s is not used: %s", where, draft.problem)
     return tuple(draft.config for draft in found if draft.config is not None)
 
@@ -124,6 +131,9 @@ def found_drafts(model: str) -> list[FoundDraft]:
     layer = _mtp_layer(path) if is_there else None
     places = [*(_places(path) if is_there else ()), *named]
     files = [file for place in places for file in _draft_files(place)]
+    is_own = layer is not None and layer.config is not None
+    beside = [file for file in _beside(path) if not (is_own and _is_called_mtp(file))]
+    files += [file for file in beside if file not in files]
     return [*([] if layer is None else [layer]), *map(_found, files)]
 
 
@@ -185,6 +195,18 @@ def _places(model: Path) -> list[Path]:
         if folder.is_dir()
         for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
     ]
+
+
+def _beside(model: Path) -> list[Path]:
+    """Drafts that lie beside a GGUF file, as llama.cpp's tools name them."""
+    if not (model.name.lower().endswith(_GGUF_SUFFIX) and model.is_file()):
+        return []
+    names = [path.name for path in model.parent.iterdir() if path.is_file()]
+    return [model.parent / name for name in drafts_beside(model.name, names)]
+
+
+def _is_called_mtp(file: Path) -> bool:
+    return file.name.lower().startswith(MTP_PREFIX)
 
 
 def _draft_files(place: Path) -> list[Path]:

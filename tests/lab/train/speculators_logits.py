@@ -16,6 +16,10 @@ def main(folder: str, inputs: str, outputs: str) -> None:
     given = load_file(inputs)
     config = SpeculatorModel.config_class.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
+    told = config.speculators_config
+    if told is None or told.verifier.name_or_path is None:  # it is looked for all the same
+        kind = SpeculatorModel.registered_model_class_from_config(config)
+        kind.load_verifier_weights = lambda self: None
     model = SpeculatorModel.from_pretrained(folder, config=config).eval()
     logits: list[torch.Tensor] = []
     model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0].clone()))

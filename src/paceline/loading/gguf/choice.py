@@ -20,6 +20,10 @@ _LABEL = re.compile(
     r"(?:[IT]?Q\d(?:_[A-Z0-9]+)*|(?:MX|NV)FP4(?:_MOE)?|BF16|FP?(?:16|32))(?![A-Z0-9_])"
 )
 _NO_MODEL = ("mmproj", "imatrix")
+MTP_PREFIX = "mtp-"
+_DRAFT_PREFIXES = (MTP_PREFIX, "eagle3-", "dflash-", "dspark-")
+"""What the names of drafts begin with that lie beside a model, as llama.cpp's converter calls them
+and its server looks for them (``common/download.cpp``)."""
 _SHOWN = 24
 
 
@@ -64,7 +68,39 @@ def tagged_files(names: Iterable[str]) -> list[tuple[tuple[str, ...], tuple[str,
 def _is_model(path: PurePosixPath) -> bool:
     name = path.name.lower()
     inside = not path.is_absolute() and ".." not in path.parts
-    return inside and name.endswith(".gguf") and not any(word in name for word in _NO_MODEL)
+    is_draft = name.startswith(_DRAFT_PREFIXES)
+    is_other = is_draft or any(word in name for word in _NO_MODEL)
+    return inside and name.endswith(".gguf") and not is_other
+
+
+def drafts_beside(model: str, names: Iterable[str]) -> list[str]:
+    """The drafts of a GGUF model among the files beside it: the best one of each prefix.
+
+    A draft's name has nothing that the model's has not, but for its prefix and its quantisation:
+    ``mtp-Qwen3.5-Q8_0.gguf`` is one of ``Qwen3.5-9B-Q4_K_M.gguf``. The name that has most of the
+    model's is preferred, then the model's own quantisation, then the one with the most bits.
+    """
+    own, label = _words(PurePosixPath(model))
+    found: dict[str, list[tuple[int, bool, int, str]]] = {}
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        prefix = next((p for p in _DRAFT_PREFIXES if path.name.lower().startswith(p)), "")
+        said = shard_name(path.name)
+        if prefix and path.suffix.lower() == ".gguf" and (said is None or said.number == 1):
+            words, quantisation = _words(path.with_name(path.name[len(prefix) :]))
+            if words and words <= own:
+                bits = int("".join(re.findall(r"\d+", quantisation)[:1]) or 0)
+                rank = len(words), quantisation == label, bits, name
+                found.setdefault(prefix, []).append(rank)
+    return [max(found[prefix])[-1] for prefix in _DRAFT_PREFIXES if prefix in found]
+
+
+def _words(path: PurePosixPath) -> tuple[set[str], str]:
+    """The parts of a file's name but for its quantisation, and that."""
+    stem = _stem(path).upper()
+    label = (_LABEL.findall(stem) or [""])[-1]
+    words = (word.strip(".") for word in re.split(r"[-_ ]+", stem.replace(label, "")))
+    return {word for word in words if word}, label
 
 
 def _stem(path: PurePosixPath) -> str:
