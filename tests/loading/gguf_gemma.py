@@ -28,7 +28,7 @@ def write_layers(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
     for add, dim in ((writer.add_key_length, full), (writer.add_value_length, full)):
         add(dim)
-    if writer.arch == "gemma4":
+    if writer.arch.startswith("gemma4"):
         writer.add_key_length_swa(config.head_dim)
         writer.add_value_length_swa(config.head_dim)
         writer.add_rope_dimension_count_swa(config.head_dim)

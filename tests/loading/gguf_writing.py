@@ -182,7 +182,7 @@ def write_gguf(
     hybrid = hybrid_arch(config)
     arch = arch or hybrid or ARCHES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=shard_tensors)
-    _write_sizes(writer, config)
+    write_sizes(writer, config)
     if arch in LAYERED:
         write_layers(writer, config)
     if hybrid:
@@ -324,7 +324,7 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(shared)
 
 
-def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     config.allow_global_per_layer_attribute_access = True
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name("a tiny model")

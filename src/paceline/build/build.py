@@ -269,7 +269,7 @@ def open_runner(
         decoder = _decoder(checkpoint, config, ops)
     ops = decoder.ops
     budget = kv_budget(config)
-    needed = any(c.model or c.has_own_kv for c in config.speculative)
+    needed = any(c.has_own_kv or (c.model and not c.needs_forwards) for c in config.speculative)
     drafts = budget // DRAFT_SHARE if needed else 0
     states, state_bytes = open_states(shape, config, ops, budget, drafts)
     budget -= state_bytes

@@ -15,7 +15,7 @@ import numpy as np
 from paceline.cache.block_pool import BlockPool, SequenceKV, blocks_for, salt_hash
 from paceline.cache.states import Checkpoints, StateCheckpoint, States
 from paceline.core.errors import ConfigError
-from paceline.models.backend import BLOCK_SIZE, KVMemory, Slots, slots_of
+from paceline.models.backend import BLOCK_SIZE, KVMemory, SlotMemory, Slots, slots_of
 
 CHECKPOINT_DISTANCE = 32 * BLOCK_SIZE
 """Tokens of a prompt between states that are kept for later sequences."""
@@ -52,9 +52,9 @@ class KVCache:
         if states is not None:
             states.evict_by(self._evict)
         self._sequences: dict[int, SequenceKV] = {}
-        self._followers: WeakSet[KVMemory] = WeakSet()
+        self._followers: WeakSet[SlotMemory] = WeakSet()
 
-    def follow(self, memory: KVMemory) -> None:
+    def follow(self, memory: SlotMemory) -> None:
         """Let something else that lies by slots go where keys and values go, until it is dropped.
 
         It finds what belongs to a token in the slot that the token has here, through forks, moves

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.cache.kv_cache import KVCache
-from paceline.models.backend import NO_TAPS, AdaptedLayers, PackedBatch, Taps
+from paceline.models.backend import NO_TAPS, AdaptedLayers, KVMemory, PackedBatch, Taps
 from paceline.models.decoder import Decoder
 from paceline.request.span import Span
 from paceline.tensors.arrays import Array, Floats
@@ -46,18 +46,21 @@ class ForwardResult:
 class ModelRunner:
     """Runs spans through a decoder; the spans' slots must be reserved in :attr:`kv`.
 
+    Args:
+        memory: where the layers find keys and values by the slots of ``kv``; None: in its own.
+
     Attributes:
         taps: hidden states that forwards return, as :class:`~paceline.models.backend.Taps` counts.
     """
 
-    def __init__(self, decoder: Decoder, kv: KVCache) -> None:
+    def __init__(self, decoder: Decoder, kv: KVCache, memory: KVMemory | None = None) -> None:
         self.decoder = decoder
         self.kv = kv
         self.taps: tuple[int, ...] = ()
         # The first layers of a hybrid may all be attention.
         self._states = kv.states if decoder.config.recurrent else None
         states = self._states and self._states.memory
-        self._forward = decoder.ops.forward(decoder, kv.memory, states)
+        self._forward = decoder.ops.forward(decoder, memory or kv.memory, states)
         self._is_mixture = decoder.config.mlp.experts is not None
         self.num_forwards = 0
         self.num_rows = 0

@@ -374,6 +374,15 @@ class BlockHeadConfig(HeadConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class AssistantConfig(HeadConfig):
+    """Drafts by the small decoder that Gemma 4 models come with, which reads the target's KV."""
+
+    has_own_kv = False
+
+    method: str = _method("gemma4_assistant")
+
+
+@dataclass(frozen=True, slots=True)
 class PluginConfig(SpeculativeConfig):
     """Drafts by a proposer of another package."""
 
@@ -438,6 +447,11 @@ METHODS: dict[str, Method] = {
     "mtp": Method(MtpConfig, "heads:build", "what the MTP layer that came with the target says"),
     "dflash": Method(BlockHeadConfig, "heads:build", _SEVERAL),
     "dspark": Method(BlockHeadConfig, "heads:build", _SEVERAL),
+    "gemma4_assistant": Method(
+        AssistantConfig,
+        "heads:build",
+        "what Gemma 4's assistant says, which reads the target's keys and values",
+    ),
     "grammar": Method(GrammarConfig, "grammar:build", "what a grammar forces"),
 }
 """The built-in methods, by name. No plugin takes the place of one of them."""

@@ -92,16 +92,24 @@ def head_elements(head_dim: int, kv_dtype: str) -> int:
     return head_dim + (2 * -(-head_dim // KV_GROUP) if kv_dtype == "int8" else 0)
 
 
-class KVMemory(Protocol):
-    """Keys and values of all layers, in the backend's layout. Block 0 belongs to nobody."""
-
-    num_blocks: int
+class SlotMemory(Protocol):
+    """What lies by the slots of a KV cache."""
 
     def move(self, source: Slots, target: Slots) -> None:
         """Copy slots ``source`` to ``target``, both ascending, no target after its source."""
         ...
 
     def fill(self, slots: Slots, value: float) -> None: ...
+
+
+class KVMemory(SlotMemory, Protocol):
+    """Keys and values of all layers, in the backend's layout. Block 0 belongs to nobody."""
+
+    num_blocks: int
+
+    def lent(self, layers: Sequence[int]) -> KVMemory:
+        """Keys and values of some layers, for a model that reads them as those of its own."""
+        ...
 
 
 class StateSpan(NamedTuple):
@@ -380,6 +388,10 @@ class Ops(WeightOps, Protocol):
 
     def linear(self, x: Floats, packed: Any) -> Floats:
         """``[rows, in]`` to ``[rows, out]``."""
+        ...
+
+    def embedded(self, token_ids: Sequence[int], packed: Any, multiplier: float) -> Floats:
+        """Rows of a packed embedding times a number, ``[len(token_ids), k]``."""
         ...
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> KVMemory: ...

@@ -53,6 +53,7 @@ class AttentionConfig:
         latent: with it there is one KV head, whose values are its keys.
         layer_heads: per layer; empty: all as the model's ``head_dim`` and ``num_kv_heads`` say.
         kv_layers: per layer, whose keys and values it reads; empty: its own.
+        reads_target: every layer reads keys and values of another model's layer, of those alone.
     """
 
     qkv_bias: bool = False
@@ -72,6 +73,7 @@ class AttentionConfig:
     latent: Latent | None = None
     layer_heads: tuple[HeadSizes, ...] = ()
     kv_layers: tuple[int, ...] = ()
+    reads_target: bool = False
 
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values a layer's attention reads: itself or an earlier one."""
@@ -108,6 +110,7 @@ class PositionConfig:
         still_rope: of layers without rotary: what their queries grow by.
         rotary_layers: per layer, whether heads are rotated; empty: in all.
         learned: an embedding of positions is added to that of tokens.
+        ahead: how far beyond the last position that a row sees its heads are rotated.
     """
 
     rope: RopeConfig = RopeConfig()  # noqa: RUF009 (frozen)
@@ -115,6 +118,7 @@ class PositionConfig:
     still_rope: RopeConfig | None = None
     rotary_layers: tuple[bool, ...] = ()
     learned: bool = False
+    ahead: int = 0
 
     def is_rotated(self, layer: int) -> bool:
         return self.rotary_layers[layer] if self.rotary_layers else True
@@ -431,7 +435,9 @@ class ModelConfig:
 
     def owns_kv(self, layer: int) -> bool:
         """Whether a layer has keys and values of its own."""
-        return self.has_attention(layer) and self.attention.kv_layer(layer) == layer
+        attention = self.attention
+        is_own = not attention.reads_target and attention.kv_layer(layer) == layer
+        return self.has_attention(layer) and is_own
 
     def mlp_width(self, layer: int) -> int:
         """Of a layer's dense feed-forward."""

@@ -110,7 +110,8 @@ class Decoder:
         return self.local_rope if self.config.attention.is_sliding(layer) else self.rope
 
     def _table(self, rope: RopeConfig) -> RotaryTable:
-        return RotaryTable(rope, self.config.head_dim, self.max_len, self.ops)
+        ahead = self.config.positions.ahead
+        return RotaryTable(rope, self.config.head_dim, self.max_len, self.ops, ahead)
 
     def reach(self, length: int) -> None:
         """Be ready for positions below ``length``; those of earlier calls stay."""

@@ -28,10 +28,13 @@ from paceline.config.speculative import HEAD_METHODS
 from paceline.models.config import MASK_TOKEN_KEYS
 
 EAGLE3, PEAGLE, MTP, DFLASH, DSPARK = "eagle3", "peagle", "mtp", "dflash", "dspark"
+ASSISTANT = "gemma4_assistant"
 _ARCHITECTURES = {  # whole names: those of relatives begin or end with the same letters
     "DFlashDraftModel": DFLASH,
     "DSparkDraftModel": DSPARK,
     "Qwen3DSparkModel": DSPARK,
+    "Gemma4AssistantForCausalLM": ASSISTANT,
+    "Gemma4UnifiedAssistantForCausalLM": ASSISTANT,
 }
 
 

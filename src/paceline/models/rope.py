@@ -36,6 +36,7 @@ class RotaryTable:
     Args:
         max_len: positions that there can be; fixes what depends on the length.
         ops: the backend that will read it.
+        ahead: row i is of position ``i + ahead``.
 
     Attributes:
         cos, sin: float32 ``[max_len, rotary_dim]`` as the backend has vectors, for both halves of a
@@ -43,7 +44,10 @@ class RotaryTable:
         q_scale: float32 ``[max_len]``, what queries are multiplied with; None: 1 everywhere.
     """
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, ops: WeightOps) -> None:
+    def __init__(
+        self, rope: RopeConfig, head_dim: int, max_len: int, ops: WeightOps, ahead: int = 0
+    ) -> None:
+        self._ahead = ahead
         self._rope, self._head_dim, self._max_len, self._reached = rope, head_dim, max_len, 0
         self._pack = ops.pack_vector
         shape = (max_len, rope.dim or head_dim)
@@ -55,7 +59,8 @@ class RotaryTable:
         """Have positions ``0 .. length - 1``, or all that there can be."""
         while self._reached < min(length, self._max_len):
             first, last = self._reached, min(self._reached + _CHUNK, self._max_len)
-            cos, sin = rope_tables(self._rope, self._head_dim, self._max_len, range(first, last))
+            positions = range(first + self._ahead, last + self._ahead)
+            cos, sin = rope_tables(self._rope, self._head_dim, self._max_len, positions)
             self.cos[first:last] = self._pack(np.concatenate((cos, cos), axis=-1))
             self.sin[first:last] = self._pack(np.concatenate((-sin, sin), axis=-1))
             self._reached = last

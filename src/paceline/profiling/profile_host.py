@@ -50,7 +50,7 @@ from paceline.proposers.draft_model.heterogeneous import (
 from paceline.proposers.draft_model.loading import PaddedRunner
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.self_draft import SelfDraftProposer
-from paceline.proposers.heads.proposer import FeatureDrafter
+from paceline.proposers.heads.proposer import HeadDrafter
 from paceline.request.request import NO_DRAFT, Request, VerifyResult
 from paceline.request.sampling_params import SamplingParams, SpeculativeParams
 from paceline.request.span import DraftTree, Span
@@ -490,7 +490,7 @@ def run(
     return DraftingRun(*(statistics.median(each) for each in zip(*calls, strict=True)))
 
 
-def head_maker(proposer: FeatureDrafter) -> Make:
+def head_maker(proposer: HeadDrafter) -> Make:
     """Makes one head draft as each configuration says, between requests."""
 
     def make(config: ForwardingConfig) -> tuple[Proposer, ModelRunner]:

@@ -65,6 +65,12 @@ class StagedKV:
         for stage in self._stages:
             stage.tell("fill", slots, more=[value])
 
+    def lent(self, layers: Sequence[int]) -> NoReturn:
+        raise ConfigError(
+            "a draft that reads the target's keys and values needs them in one process: leave "
+            "pipeline_parallel_size out, or draft otherwise"
+        )
+
 
 class StagedStates:
     """The same slots and lanes in all stages; a stage without recurrent layers has none."""

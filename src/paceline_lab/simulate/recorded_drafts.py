@@ -176,6 +176,9 @@ class _NoMemory:
 
     def fill(self, slots: Any, value: float) -> None: ...
 
+    def lent(self, layers: Sequence[int]) -> _NoMemory:
+        return self
+
 
 class CachedParallelDrafts(ParallelDrafter, CachedDrafts):
     """Drafts as the parallel draft would, out of what was recorded of it."""

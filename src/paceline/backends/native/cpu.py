@@ -10,6 +10,7 @@ A recurrent layer's states and logs lie as ``csrc/kernels/recurrent.h`` says; wh
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,10 @@ class CpuOps(Packer):
         y: Floats = packed.linear(np.ascontiguousarray(x))
         return y
 
+    def embedded(self, token_ids: Sequence[int], packed: Any, multiplier: float) -> Floats:
+        rows: Floats = packed.rows(np.asarray(token_ids, np.int32), multiplier)
+        return rows
+
     # --- the forward ---------------------------------------------------------------------------
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NativeKV:
@@ -123,6 +128,12 @@ class NativeKV:
     def fill(self, slots: Slots, value: float) -> None:
         for keys, values in self._arrays:
             self._native.fill_kv(keys, values, slots, value)
+
+    def lent(self, layers: Sequence[int]) -> NativeKV:
+        other = copy.copy(self)
+        other.keys = [self.keys[layer] for layer in layers]
+        other.values = [self.values[layer] for layer in layers]
+        return other
 
 
 def _head_sizes(config: ModelConfig, dim: int, dtype: str) -> tuple[int, int]:

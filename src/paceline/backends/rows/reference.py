@@ -205,6 +205,12 @@ class ReferenceOps:
         found: Floats = self.row_linear(rows, packed)[: len(x)].numpy(force=True)
         return found
 
+    @torch.inference_mode()
+    def embedded(self, token_ids: Sequence[int], packed: Tensor, multiplier: float) -> Floats:
+        ids = torch.as_tensor(np.asarray(token_ids, np.int64), device=packed.device)
+        found: Floats = (self.embedding(ids, packed) * multiplier).numpy(force=True)
+        return found
+
     # --- rows ----------------------------------------------------------------------------------
 
     def row_linear(self, x: Tensor, packed: StackedLinear) -> Tensor:

@@ -8,6 +8,7 @@ where. A span's rows are a tree below the state of its request, and they are wal
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -110,6 +111,11 @@ class TensorKV:
         for dim, held in self._own:
             head = encode(torch.full((dim,), value), held.dtype)
             held[:, at.to(held.device)] = head.to(held.device)
+
+    def lent(self, layers: Sequence[int]) -> TensorKV:
+        other = copy.copy(self)
+        other.layers = [self.layers[layer] for layer in layers]
+        return other
 
 
 class TensorStates(StateArrays):

@@ -8,9 +8,11 @@
 * Families whose layers differ: Gemma 3n and 4.
 * Hybrids: layers that have a convolution are recurrent; Falcon-H1's scalars are multiplied into the
   weights.
-* Heads of llama.cpp, told as the `speculators` library tells them. The layers of the target that
-  they read are counted by their inputs, as :class:`~paceline.models.backend.Taps` does (llama.cpp,
-  ``src/models/eagle3.cpp``, ``dflash.cpp`` and its conversion).
+* Assistants of Gemma 4, told as transformers tells them but for the part that has the layers'
+  sizes, which is not apart. Files have no clusters of tokens (llama.cpp, ``conversion/gemma.py``).
+* Other heads of llama.cpp, told as the `speculators` library tells them. The layers of the target
+  that they read are counted by their inputs, as :class:`~paceline.models.backend.Taps` does
+  (llama.cpp, ``src/models/eagle3.cpp``, ``dflash.cpp`` and its conversion).
 
 What the format leaves to its readers comes from the families' defaults. Reads no tensor but rotary
 factors.
@@ -25,7 +27,7 @@ from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.loading.gguf.metadata import PER_LAYER_KEYS, WINDOWS, GgufMetadata
 from paceline.loading.gguf.names import MARKOV, head_of
 from paceline.models.config import LEARNT_KEYS
-from paceline.models.families import GGUF_MODEL_TYPES
+from paceline.models.families import GGUF_ASSISTANT, GGUF_MODEL_TYPES
 from paceline.models.families.fields import MOST_LAYERS
 from paceline.models.families.rope import FULL, SLIDING
 from paceline.models.layer_sizes import DELTA, SHORT_CONV
@@ -372,6 +374,12 @@ _OTHERS = ("selector_hidden.weight", "hc_head_fn.weight")
 
 def head_keys(of: GgufMetadata) -> dict[str, Any]:
     """What a ``config.json`` of a head would say, apart from its layers."""
+    if of.architecture == GGUF_ASSISTANT:
+        return {
+            "architectures": ["Gemma4AssistantForCausalLM"],
+            "backbone_hidden_size": of.get("embedding_length_out"),
+            "num_kv_shared_layers": 0,  # all of them, with the target's
+        }
     foreign = next((name for name in _OTHERS if name in of.tensors), None)
     if foreign is not None:
         raise UnsupportedModelError(

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.core.errors import ModelLoadError, UnsupportedModelError
 from paceline.loading.gguf.container import GgufContainer
 from paceline.loading.gguf.names import HEADS
-from paceline.models.families import GGUF_MODEL_TYPES, gguf_family
+from paceline.models.families import GGUF_ASSISTANT, GGUF_MODEL_TYPES, gguf_family
 from paceline.models.families.fields import MOST_LAYERS
 from paceline.models.families.rope import FULL, SLIDING
 
@@ -114,7 +114,12 @@ class GgufMetadata:
 
     @cached_property
     def layers_behind(self) -> int:
-        """Layers for multi-token prediction, which the format counts among a model's blocks."""
+        """Layers for multi-token prediction, which the format counts among a model's blocks.
+
+        An assistant's own layers are all called so.
+        """
+        if self.architecture == GGUF_ASSISTANT:
+            return 0
         count, behind = self.number("block_count"), self.get("nextn_predict_layers", 0)
         if isinstance(behind, bool) or not isinstance(behind, int) or not 0 <= behind < count:
             wanted = f"a number from 0 to {count - 1}, as block_count is {count}"

@@ -6,11 +6,11 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass
 
-from paceline.models.families import gguf_family
+from paceline.models.families import GGUF_ASSISTANT, gguf_family
 from paceline.models.families.family import Family, Layout
 from paceline.models.layer_sizes import DELTA
 
-HEADS = {"eagle3": "llama", "dflash": "qwen3"}
+HEADS = {"eagle3": "llama", "dflash": "qwen3", GGUF_ASSISTANT: "gemma4_text"}
 """``general.architecture`` -> ``model_type`` of heads that draft from a target's hidden states."""
 _INTERLEAVED_HEADS = ("eagle3",)
 MARKOV = "markov_w1.weight"
@@ -30,7 +30,9 @@ def head_of(architecture: str, stored: Container[str]) -> str:
     Args:
         stored: the names of its tensors.
     """
-    return "dspark" if architecture == "dflash" and MARKOV in stored else architecture
+    if architecture == "dflash" and MARKOV in stored:
+        return "dspark"
+    return architecture.replace("-", "_")
 
 
 _TOP = {
@@ -46,6 +48,8 @@ _TOP = {
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     "altup_proj.weight": "model.altup_projections.weight",
     "altup_unembd_proj.weight": "model.altup_unembed_projections.weight",
+    "nextn.pre_projection.weight": "pre_projection.weight",  # of assistants
+    "nextn.post_projection.weight": "post_projection.weight",
 }
 _ENCODER_NORM = {"eagle3": "input_norm.weight", "dflash": "hidden_norm.weight"}
 _BLOCK = {

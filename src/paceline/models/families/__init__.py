@@ -36,8 +36,12 @@ GGUF_MODEL_TYPES: Mapping[str, str] = {
 }
 """``general.architecture`` of a GGUF file -> ``model_type``."""
 _HEAD = Family({})
+GGUF_ASSISTANT = "gemma4-assistant"
+"""``general.architecture`` of a head whose layers are those of a family."""
 
 
 def gguf_family(architecture: str) -> Family:
-    """The family of a file; one that has no traits for a head's."""
+    """The family of a file; one that has no traits for most heads'."""
+    if architecture == GGUF_ASSISTANT:
+        return FAMILIES["gemma4_text"]
     return FAMILIES[GGUF_MODEL_TYPES[architecture]] if architecture in GGUF_MODEL_TYPES else _HEAD

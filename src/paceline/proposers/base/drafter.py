@@ -132,16 +132,21 @@ class Drafter(Proposer, ABC):
         depth = min(depth, self.config.num_speculative_tokens, room)
         if nodes < 1 or depth < 1:
             return None
-        draft = self._drafts.get(request.request_id)
+        draft = self._drafts.get(request.request_id) or self._open(request)
         if draft is None:
-            if not self._kv.can_open:
-                return None
-            params, has_states = ranking_params(self.config, request.params), self._has_states
-            draft = DraftState(params, holds_last=not has_states)
-            self._drafts[request.request_id] = draft
-            self._kv.open(request.request_id)
+            return None
         self._settle(request, draft)
         return Growth(index, request, draft, nodes, depth)
+
+    def _open(self, request: Request) -> DraftState | None:
+        """What is held of a request that is drafted for the first time; None without room."""
+        if not self._kv.can_open:
+            return None
+        params, has_states = ranking_params(self.config, request.params), self._has_states
+        draft = DraftState(params, holds_last=not has_states)
+        self._drafts[request.request_id] = draft
+        self._kv.open(request.request_id)
+        return draft
 
     def _settle(self, request: Request, draft: DraftState) -> None:
         """Keep the KV of drafted tokens that were committed; roll the rest back.

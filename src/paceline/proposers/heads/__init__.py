@@ -18,6 +18,7 @@ from paceline.models.heads import MTP, PEAGLE
 from paceline.models.tensor_reader import TensorReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.drafter import draft_kv
+from paceline.proposers.heads.assistant import build_assistant, layers_to_read
 from paceline.proposers.heads.blocks import DFlashProposer, DSparkProposer, PEagleProposer
 from paceline.proposers.heads.checkpoint import (
     MASK_HIDDEN,
@@ -29,17 +30,17 @@ from paceline.proposers.heads.checkpoint import (
 )
 from paceline.proposers.heads.markov import MARKOV_HEADS, Confidence
 from paceline.proposers.heads.proposer import (
-    FeatureDrafter,
     Features,
     Fuse,
     Fusion,
+    HeadDrafter,
     HeadProposer,
     first_tap,
 )
 from paceline.tensors.arrays import Floats, floats
 
 
-def build(config: HeadConfig, target: TargetInfo) -> FeatureDrafter:
+def build(config: HeadConfig, target: TargetInfo) -> HeadDrafter:
     """A proposer by the head that a configuration names.
 
     Raises:
@@ -58,13 +59,15 @@ def open_head(config: HeadConfig, target: TargetInfo) -> HeadCheckpoint:
     return load_head(config.model)
 
 
-def build_head(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> FeatureDrafter:
+def build_head(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> HeadDrafter:
     """:func:`build` of a head that is opened already."""
     if target.runner is None:
         raise ConfigError(
             f'method "{config.method}" drafts from hidden states of the target, and none is loaded '
             "here"
         )
+    if head.kind == config.method and head.assistant is not None:
+        return build_assistant(head, head.assistant, config, target, target.runner)
     taps = _fitting_taps(head, config, target)
     dtype = resolve_dtype(config.dtype, target.device, head.decoder, target.backend)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
@@ -108,20 +111,29 @@ def check_head(config: HeadConfig, target: TargetInfo) -> None:
         ModelLoadError: it cannot be read.
         ConfigError: it was made for another target.
     """
-    _fitting_taps(open_head(config, target), config, target)
+    head = open_head(config, target)
+    if head.kind == config.method and head.assistant is not None:
+        layers_to_read(head, head.assistant, target, _target_config(target))
+    else:
+        _fitting_taps(head, config, target)
 
 
 def _fitting_taps(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> tuple[int, ...]:
     """The layers of the target that a head reads; ConfigError where it is another target's head."""
     if head.kind != config.method:
         raise ConfigError(f'{head.name} is a head of another kind: method "{head.kind}" is for it')
+    shape = _target_config(target)
+    taps = _taps(head, shape.num_layers)
+    check_vocabulary(head, target)
+    _check_made_for(head, shape)
+    _check_width(head, len(taps), shape.hidden_size)
+    return taps
+
+
+def _target_config(target: TargetInfo) -> ModelConfig:
     known = target.runner.decoder if target.runner is not None else target.checkpoint
     assert known is not None
-    taps = _taps(head, known.config.num_layers)
-    check_vocabulary(head, target)
-    _check_made_for(head, known.config)
-    _check_width(head, len(taps), known.config.hidden_size)
-    return taps
+    return known.config
 
 
 def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:

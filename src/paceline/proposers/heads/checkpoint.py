@@ -33,11 +33,11 @@ from paceline.loading.checkpoint import Checkpoint, load_checkpoint, load_file, 
 from paceline.loading.fetching import hub_place, is_hub_id
 from paceline.loading.quantised.methods import QuantisedTensors, schemes_of, split_quantisation
 from paceline.loading.safetensors_files import SafetensorsFolder
-from paceline.models.config import EntryConfig, ModelConfig
+from paceline.models.config import RESIDUAL, EntryConfig, ModelConfig
 from paceline.models.decoder_reader import EMBEDDING, HEAD, DecoderReader
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
-from paceline.models.heads import DFLASH, DSPARK, EAGLE3, MTP, PEAGLE, head_kind
+from paceline.models.heads import ASSISTANT, DFLASH, DSPARK, EAGLE3, MTP, PEAGLE, head_kind
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import HEAD_TOKENS
 from paceline.proposers.base import TargetInfo
@@ -58,6 +58,9 @@ own, DFlash heads of both layouts, DSpark heads of the original one."""
 FUSION = re.compile(r"fc\.(weight|bias)|(input_norm|hidden_norm|fc_norm\.\d+)\.weight")
 """Tensors that make one vector of the hidden states of several layers."""
 MASK_HIDDEN = "mask_hidden"
+PRE, POST, CENTROIDS = "pre_projection", "post_projection", "masked_embedding.centroids"
+TOKEN_ORDER = "masked_embedding.token_ordering"
+ASSISTANT_PARTS = re.compile(r"(pre|post)_projection\.weight|masked_embedding\..*")
 MARKOV, CONFIDENCE = "markov_head", "confidence_head"
 _MARKOV_TENSORS = {
     "vanilla": ("markov_w1.weight", "markov_w2.weight"),
@@ -110,6 +113,21 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Assistant:
+    """What a Gemma 4 assistant is beside its layers.
+
+    Attributes:
+        target_width: of the target's hidden states.
+        num_clusters: groups that its tokens are in, all of one size; 0: it has none.
+        top_clusters: of these, the ones whose tokens get logits.
+    """
+
+    target_width: int
+    num_clusters: int = 0
+    top_clusters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class HeadCheckpoint:
     """A head as it was found.
 
@@ -125,8 +143,9 @@ class HeadCheckpoint:
         fc_norm: a norm for those of each tap (``fc_norm``).
         norm_output: a drafted node's children read its hidden state after the last norm.
         block: of a DFlash or DSpark head; None of the others.
-        further: what P-EAGLE and DSpark heads have that the others have not.
         target_layers, target_width: of the target, where the head says what it was made for.
+        further: what P-EAGLE and DSpark heads and assistants have that the others have not.
+        assistant: of a Gemma 4 assistant; None of the others.
     """
 
     kind: str
@@ -140,6 +159,7 @@ class HeadCheckpoint:
     further: StoredTensors | None = None
     target_layers: int | None = None
     target_width: int | None = None
+    assistant: Assistant | None = None
 
     @property
     def name(self) -> str:
@@ -160,12 +180,14 @@ def load_head(source: str) -> HeadCheckpoint:
     place, name = place_of(source)
     raw, tensors, is_quantised = _from_file(place) if place.is_file() else _from_folder(place)
     kind = head_kind(raw)
+    if kind == ASSISTANT:
+        return _assistant(raw, tensors, name, is_quantised)
     if kind not in _ENTRIES:
         said = raw.get("speculators_model_type")
         what = f"a speculator of type {str(said)[:40]!r}" if said else "no head"
         raise UnsupportedModelError(
             f"{name} is {what}; heads say speculators_model_type = {', '.join(_ENTRIES)}, or have "
-            "an architecture of that name"
+            f"an architecture of that name or of {ASSISTANT}"
         )
     if not place.is_file():  # of whose keys the reader of the format has chosen
         check_keys(raw, kind, name)
@@ -208,6 +230,54 @@ def load_head(source: str) -> HeadCheckpoint:
 
 def _count(fields: Fields, key: str) -> int | None:
     return fields.integer(key, 1, MOST_OF_TARGET) if fields.says(key) else None
+
+
+MOST_CLUSTERS = 1 << 20
+
+
+def _assistant(
+    raw: Mapping[str, Any], tensors: StoredTensors, name: str, is_quantised: bool
+) -> HeadCheckpoint:
+    fields = Fields(raw, {"tie_word_embeddings": True, "backbone_hidden_size": 1536})
+    text = fields.mapping("text_config")
+    # All layers read the target's keys and values, whatever number is said.
+    own = {"num_kv_shared_layers": 0}
+    shape = config_from_hf({**raw, **({"text_config": {**text, **own}} if text else own)})
+    if shape.layer_inputs or shape.mlp.experts:
+        raise UnsupportedModelError(
+            f"{name} has mixtures or inputs of layers, which assistants of {ASSISTANT} have not"
+        )
+    attention = shape.attention
+    traits: dict[str, Any] = {
+        "entry.kind": RESIDUAL,
+        "attention.reads_target": True,
+        "positions.ahead": 1,
+        "multipliers.logits_softcap": 0.0,
+        "tie_embeddings": fields.flag("tie_word_embeddings"),
+    }
+    if attention.sliding_window:  # transformers: a key at this distance from the last one is seen
+        traits["attention.sliding_window"] = attention.sliding_window + 1
+    shape, clusters = shape.with_traits(traits), (0, 0)
+    if fields.flag("use_ordered_embeddings"):
+        most = min(MOST_CLUSTERS, shape.vocab_size)
+        number = fields.integer("num_centroids", 1, most, 2048)
+        if shape.vocab_size % number or not shape.tie_embeddings:
+            raise ModelLoadError(
+                f"{name} says num_centroids = {number} and tie_word_embeddings = "
+                f"{shape.tie_embeddings}; the first must divide its {shape.vocab_size} tokens, and "
+                "the second be true"
+            )
+        clusters = number, fields.integer("centroid_intermediate_top_k", 1, number, 32)
+    further = {stored for stored in tensors if ASSISTANT_PARTS.fullmatch(stored)}
+    ends = {f"{HEAD}.weight"} if shape.tie_embeddings else set()
+    rest = tensors.only(stored for stored in tensors if stored not in further | ends)
+    return HeadCheckpoint(
+        ASSISTANT,
+        Checkpoint(shape, rest, None, name, is_quantised=is_quantised),
+        None,
+        further=tensors.only(further),
+        assistant=Assistant(fields.integer("backbone_hidden_size", 1, 1 << 17), *clusters),
+    )
 
 
 def _from_folder(folder: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:

@@ -20,6 +20,7 @@ Source: Li et al., EAGLE-3, arXiv 2503.01840.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -194,34 +195,20 @@ class Followed:
     begin: int | None = None
 
 
-class FeatureDrafter(Drafter):
-    """See the module's docstring.
+class HeadDrafter(Drafter):
+    """Drafts by a decoder that reads hidden states of the target; owns whose states are wanted.
 
     Args:
         config: how to draft.
-        runner: the head with a KV cache of its own, without prefix caching.
+        runner: the head, over a KV cache.
         taps: layers of the target whose hidden states it reads.
-        features: these, fused, by the slots of ``target_kv``.
-        target_kv: the target's KV cache.
     """
 
-    rows_behind = 0
-    """By how many tokens a row's token stands behind the position whose hidden states it reads."""
-
-    def __init__(
-        self,
-        config: HeadConfig,
-        runner: ModelRunner,
-        taps: Sequence[int],
-        features: Features,
-        target_kv: KVCache,
-    ) -> None:
+    def __init__(self, config: HeadConfig, runner: ModelRunner, taps: Sequence[int]) -> None:
         super().__init__(config, runner.kv, runner.decoder.max_len)
         self.name = config.method
         self.taps = tuple(taps)
         self._runner = runner
-        self._features = features
-        self._target_kv = target_kv
         self._followed: dict[int, Followed | None] = {}
         """None: a request that rests."""
         self._is_wanted = True
@@ -251,11 +238,6 @@ class FeatureDrafter(Drafter):
             self._followed[request.request_id] = state
         return self._followed[request.request_id]
 
-    def read(self, request: Request, start: int, features: Floats) -> None:
-        end = start + len(features)
-        slots = self._target_kv[request.request_id].slots_at(range(start, end))
-        self._features.write(slots, request.token_ids[start:end], features)
-
     def finish(self, request: Request) -> None:
         super().finish(request)
         if self._followed.pop(request.request_id, None) is not None:
@@ -265,8 +247,57 @@ class FeatureDrafter(Drafter):
         """Of a request that rests: what is read before its first draft."""
         followed = self._state(request)
         if followed is None:
-            return LEAST_CONTEXT + 1 if request.remaining > 2 * LEAST_CONTEXT else None
+            return self._rest_lag(request)
         return super().lag(request) if self._is_ready(request, followed) else None
+
+    def _rest_lag(self, request: Request) -> int | None:
+        """:meth:`lag` of a request that rests."""
+        return LEAST_CONTEXT + 1 if request.remaining > 2 * LEAST_CONTEXT else None
+
+    @abstractmethod
+    def _is_ready(self, request: Request, followed: Followed) -> bool:
+        """Whether the hidden states that the next draft reads are there."""
+
+    def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
+        """None also of a request that rested, which is read from now on."""
+        followed = self._state(request)
+        if followed is None:
+            self._followed[request.request_id] = Followed(len(request.token_ids), is_late=True)
+            return None
+        followed.asked_at = len(request.token_ids)
+        if not self._is_ready(request, followed):
+            return None
+        return super()._start(index, request, nodes, depth)
+
+
+class FeatureDrafter(HeadDrafter):
+    """See the module's docstring.
+
+    Args: those of :class:`HeadDrafter`, whose runner has a KV cache of its own without prefix
+        caching, and
+        features: the hidden states, fused, by the slots of ``target_kv``.
+        target_kv: the target's KV cache.
+    """
+
+    rows_behind = 0
+    """By how many tokens a row's token stands behind the position whose hidden states it reads."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        runner: ModelRunner,
+        taps: Sequence[int],
+        features: Features,
+        target_kv: KVCache,
+    ) -> None:
+        super().__init__(config, runner, taps)
+        self._features = features
+        self._target_kv = target_kv
+
+    def read(self, request: Request, start: int, features: Floats) -> None:
+        end = start + len(features)
+        slots = self._target_kv[request.request_id].slots_at(range(start, end))
+        self._features.write(slots, request.token_ids[start:end], features)
 
     def _is_ready(self, request: Request, followed: Followed) -> bool:
         """Whether the hidden states of all known positions are there, and enough of them."""
@@ -287,17 +318,6 @@ class FeatureDrafter(Drafter):
         followed = self._followed.get(request.request_id)
         begin = followed.begin if followed else None
         return self.rows_behind + (begin or 0)
-
-    def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
-        """None also of a request that rested, which is read from now on."""
-        followed = self._state(request)
-        if followed is None:
-            self._followed[request.request_id] = Followed(len(request.token_ids), is_late=True)
-            return None
-        followed.asked_at = len(request.token_ids)
-        if not self._is_ready(request, followed):
-            return None
-        return super()._start(index, request, nodes, depth)
 
     def _features_of(self, span: Span) -> Floats:
         """Fused hidden states at the positions of a span of known tokens, ``[nodes, width]``."""
