@@ -194,25 +194,16 @@ def load_head(source: str) -> HeadCheckpoint:
     fields = Fields({**raw, **Fields(raw).mapping(EAGLE)})
     shape = replace(config_from_hf(layer_config(raw)), entry=EntryConfig(_ENTRIES[kind]))
     block, further = None, {MASK_HIDDEN} if kind == PEAGLE else set[str]()
-    if shape.entry.reads_blocks:
-        block, shape = _block(raw, kind, shape)
-    if kind == DSPARK:
-        assert block is not None
-        block, further = _with_confidence(block, fields, tensors)
+    if not shape.entry.reads_blocks:
+        shape = _eagle_layers(fields, kind, shape)
     else:
-        before = fields.flag("norm_before_residual")
-        shape = shape.with_traits({"entry.norm_before_residual": before})
-    if kind == PEAGLE and shape.mask_token_id is None:
-        mask_token = fields.integer("mask_token_id", 0, shape.vocab_size - 1)
-        shape = replace(shape, mask_token_id=mask_token)
+        block, shape = _block(raw, kind, shape)
+        if kind == DSPARK:
+            block, further = _with_confidence(block, fields, tensors)
     parts = {stored for stored in tensors if FUSION.fullmatch(stored)}
     further &= set(tensors)
-    whole = set() if shape.draft_vocab_size else {HEAD_TOKENS}  # a map that changes nothing
-    unread = {stored for stored in tensors if _UNREAD.match(stored)}
-    if block is not None and not block.has_confidence:
-        unread |= _CONFIDENCE_TENSORS
-    left_out = parts | further | whole | unread
-    rest = tensors.only(stored for stored in tensors if stored not in left_out)
+    others = parts | further | _left_out(tensors, shape, block)
+    rest = tensors.only(stored for stored in tensors if stored not in others)
     return HeadCheckpoint(
         kind,
         Checkpoint(shape, rest, None, name, is_quantised=is_quantised),
@@ -226,6 +217,25 @@ def load_head(source: str) -> HeadCheckpoint:
         _count(fields, "num_target_layers"),
         _count(fields, "target_hidden_size"),
     )
+
+
+def _eagle_layers(fields: Fields, kind: str, shape: ModelConfig) -> ModelConfig:
+    """The shape of an EAGLE-3 or P-EAGLE head's layers."""
+    shape = shape.with_traits({"entry.norm_before_residual": fields.flag("norm_before_residual")})
+    if kind == PEAGLE and shape.mask_token_id is None:
+        mask_token = fields.integer("mask_token_id", 0, shape.vocab_size - 1)
+        shape = replace(shape, mask_token_id=mask_token)
+    return shape
+
+
+def _left_out(tensors: StoredTensors, shape: ModelConfig, block: Block | None) -> set[str]:
+    """Tensors that a head may have and that nothing reads."""
+    left_out = {stored for stored in tensors if _UNREAD.match(stored)}
+    if not shape.draft_vocab_size:
+        left_out.add(HEAD_TOKENS)  # a map that changes nothing
+    if block is not None and not block.has_confidence:
+        left_out |= _CONFIDENCE_TENSORS
+    return left_out
 
 
 def _count(fields: Fields, key: str) -> int | None:
