@@ -141,7 +141,9 @@ def unfit_drafts(entry: CatalogueEntry) -> dict[str, str]:
     beside = [
         draft
         for draft in found
-        if draft.config and not any(map(draft.place.is_relative_to, entry.drafts))
+        if draft.config
+        and draft.config.model  # None: a layer of its own, for which it need not be opened
+        and not any(map(draft.place.is_relative_to, entry.drafts))
     ]
     if not beside:
         return {}
