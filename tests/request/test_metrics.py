@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.engine.commit import count_step
+from dataclasses import replace
+
+import pytest
+
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request.engine_stats import EngineStats, SpeculationCounters
-from paceline.request.request import TARGET_ORIGIN, VerifyResult
+from paceline.request.request import MAX_UNCOUNTED, TARGET_ORIGIN, VerifyResult, count_step
 from paceline.request.sampling_params import SamplingParams
 from paceline.request.span import DraftTree
 from tests.toy import lookup_config, toy_engine
@@ -19,7 +22,7 @@ def counted(accepted: int, times: int = 1) -> SpeculationCounters:
     counters = SpeculationCounters()
     origins = [*["a", "b", "c"][:accepted], TARGET_ORIGIN]
     for _ in range(times):
-        count_step(MERGED, VerifyResult([0], [0] * len(origins), origins, MERGED), counters)
+        count_step(VerifyResult([0], [0] * len(origins), origins, MERGED), counters)
     return counters
 
 
@@ -56,7 +59,7 @@ def test_adding_counters_equals_counting_on() -> None:
 
 def test_a_plain_step_counts_for_nobody() -> None:
     counters = SpeculationCounters()
-    count_step(DraftTree(), VerifyResult([0], [5], [TARGET_ORIGIN]), counters)
+    count_step(VerifyResult([0], [5], [TARGET_ORIGIN]), counters)
     assert (counters.num_steps, counters.num_drafts, counters.by_proposer) == (1, 0, {})
 
 
@@ -121,3 +124,31 @@ def test_the_prefix_cache_counts_what_was_looked_for_and_found() -> None:
             engine.step()
     stats = engine.stats()
     assert (stats.num_queried_tokens, stats.num_cached_tokens) == (2 * 39, 32)
+
+
+@pytest.mark.parametrize("reset_at", [None, 20, 2 * MAX_UNCOUNTED])
+def test_what_is_counted_does_not_depend_on_when_it_is_looked_at(reset_at: int | None) -> None:
+    """Steps are counted together later on, or at once where somebody looks."""
+    engines = [
+        toy_engine([PromptLookupProposer(lookup_config())], max_model_len=512) for _ in range(2)
+    ]
+    params = SamplingParams(max_tokens=400, temperature=1.5, seed=3, ignore_eos=True)
+    requests = []
+    for engine in engines:
+        engine.add_request([7, 8, 9] * 6, params)
+        requests += engine.requests.values()
+    for at in range(3 * MAX_UNCOUNTED):
+        for engine in engines:
+            engine.step()
+        assert engines[0].stats().num_running == len(engines[0].requests)
+        assert requests[0].counters.num_steps == at + 1
+        if at == reset_at:
+            for engine in engines:
+                engine.reset_stats()
+    looked_at, left = [replace(engine.stats(), seconds={}) for engine in engines]
+    assert looked_at == left
+    assert requests[0].counters == requests[1].counters
+    counters = left.speculation
+    assert counters.num_drafts > 0
+    assert 0.0 < left.expected_accepted_tokens < counters.num_draft_tokens
+    assert sum(left.decode_steps_by_rows.values()) == counters.num_steps - (reset_at is None)

@@ -13,15 +13,8 @@ from paceline.cache.kv_cache import KVCache
 from paceline.core.errors import RequestFailedError
 from paceline.engine.step import Scheduled
 from paceline.engine.verifier import Verdict
-from paceline.request.engine_stats import EngineStats, SpeculationCounters
-from paceline.request.request import (
-    TARGET_ORIGIN,
-    FinishReason,
-    Request,
-    StepOutput,
-    VerifyResult,
-)
-from paceline.request.span import DraftTree
+from paceline.request.engine_stats import EngineStats
+from paceline.request.request import FinishReason, Request, StepOutput, VerifyResult
 
 Committed = tuple[Request, VerifyResult | None, StepOutput]
 """A request with what it emitted, None where it failed."""
@@ -63,7 +56,7 @@ def _commit_item(
     if isinstance(verdict, RequestFailedError):
         raise verdict
     verdict = append_tokens(request, verdict)
-    count_step(item.draft, verdict, request.counters)
+    request.count(verdict)
     stats.num_output_tokens += len(verdict.token_ids)
     item.path = verdict.path if item.may_draft else path
     kv.commit(request.request_id, item.path)
@@ -119,14 +112,6 @@ def _cut(result: VerifyResult, count: int) -> VerifyResult:
         origins=result.origins[:count],
         logprobs=result.logprobs[:count],
     )
-
-
-def count_step(draft: DraftTree, result: VerifyResult, counters: SpeculationCounters) -> None:
-    """Record a committed step, after any cut."""
-    origins = result.origins
-    accepted = origins[:-1] if origins[-1] == TARGET_ORIGIN else origins
-    depth = max(draft.depths()) if draft.token_ids else 0
-    counters.record(len(origins), draft.origins, accepted, depth)
 
 
 def step_output(request: Request, verdict: VerifyResult | None) -> StepOutput:

@@ -139,10 +139,10 @@ class Engine:
         trees = self.drafting.choose(drafted, step.room)
         for item, tree in zip(drafted, trees, strict=True):
             request, size = item.request, len(tree.token_ids)
-            request.counters.num_pruned_tokens += item.num_drafted - size
+            request.num_pruned_tokens += item.num_drafted - size
             if size and self.kv.reserve(request.request_id, 1 + size):
                 item.draft = tree
-                self._stats.expected_accepted_tokens += sum(tree.path_probs())
+                self._statistics.count_draft(tree)
         step.shape = step_shape(step.items)
         step.done("plan")
 

@@ -13,7 +13,8 @@ from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduler
 from paceline.planner.cost_table import StepShape
 from paceline.request.engine_stats import EngineStats
-from paceline.request.request import FinishReason, Request
+from paceline.request.request import MAX_UNCOUNTED, FinishReason, Request
+from paceline.request.span import DraftTree
 
 
 class Totals(NamedTuple):
@@ -40,6 +41,8 @@ class Statistics:
         self._counted = counted
         self._runner, self._drafting, self._scheduler = runner, drafting, scheduler
         self._before = self._totals()
+        self._drafts: list[DraftTree] = []
+        self._forwards: list[StepShape] = []
 
     def _totals(self) -> Totals:
         queue = self._scheduler
@@ -51,15 +54,30 @@ class Statistics:
             *from_disk(self._runner),
         )
 
+    def count_draft(self, draft: DraftTree) -> None:
+        """Count a draft that is to be verified, with the next forward."""
+        self._drafts.append(draft)
+
     def count_forward(self, shape: StepShape) -> None:
         """Count a forward of the target."""
-        counted, rows = self._counted, shape.rows
-        counted.num_rows += rows
-        counted.num_experts_read += shape.experts
-        counted.num_experts_fetched += shape.fetched
-        if rows == shape.samples:  # no prefill chunk, whose rows are not sampled
-            by_rows = counted.decode_steps_by_rows
-            by_rows[rows] = by_rows.get(rows, 0) + 1
+        self._forwards.append(shape)
+        if len(self._forwards) == MAX_UNCOUNTED:
+            self._count()
+
+    def _count(self) -> None:
+        """Take what was only kept into the counters."""
+        counted = self._counted
+        for draft in self._drafts:
+            counted.expected_accepted_tokens += sum(draft.path_probs())
+        for shape in self._forwards:
+            counted.num_rows += shape.rows
+            counted.num_experts_read += shape.experts
+            counted.num_experts_fetched += shape.fetched
+            if shape.rows == shape.samples:  # no prefill chunk, whose rows are not sampled
+                by_rows = counted.decode_steps_by_rows
+                by_rows[shape.rows] = by_rows.get(shape.rows, 0) + 1
+        self._drafts.clear()
+        self._forwards.clear()
 
     def count_end(self, request: Request, reason: FinishReason) -> None:
         """Count a request that ended."""
@@ -70,6 +88,7 @@ class Statistics:
 
     def snapshot(self) -> EngineStats:
         """A copy of the counters, those of requests that have not ended included."""
+        self._count()
         queue, kv = self._scheduler, self._runner.kv
         copied = copy.deepcopy(self._counted)
         for request in (*queue.running, *queue.waiting):
@@ -84,6 +103,7 @@ class Statistics:
 
     def reset(self) -> None:
         """Count from zero again."""
+        self._count()
         self._counted.clear()
         for request in (*self._scheduler.running, *self._scheduler.waiting):
             self._counted.speculation.add(request.counters, -1)

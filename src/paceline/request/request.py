@@ -16,6 +16,9 @@ TARGET_ORIGIN = "target"
 """Origin of a token that no proposer drafted."""
 NO_DRAFT = DraftTree()
 """The empty draft of whoever has none; never changed."""
+MAX_UNCOUNTED = 64
+"""Most steps of a request that are kept to be counted together: what counts them is in no cache
+after a forward, and takes many times as long then."""
 
 
 class RequestStatus(enum.Enum):
@@ -128,6 +131,7 @@ class Request:
     ``resume_at`` is the position near the prompt's end up to which a later one is likely to be the
     same; 0 where that is not known.
     ``cache_salt`` is that of the caller and the ``adapter`` together.
+    ``num_pruned_tokens`` are draft nodes that the planner left out.
     ``wants_argmax`` says that nothing of its logits is needed but the best token of each row, and
     ``is_forced`` that it says itself how much is to be drafted, so that nothing else decides it.
     """
@@ -150,13 +154,17 @@ class Request:
     num_computed: int = 0
     num_preemptions: int = 0
     num_cached_tokens: int = 0
+    num_pruned_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: Exception | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     pooled: Any = None
     embedding: bytes = b""
-    counters: SpeculationCounters = field(default_factory=SpeculationCounters)
+    _counters: SpeculationCounters = field(
+        default_factory=SpeculationCounters, init=False, repr=False
+    )
+    _uncounted: list[VerifyResult] = field(default_factory=list, init=False, repr=False)
     sampling_rules: list[tuple[SamplingParams, Any]] = field(
         default_factory=list, init=False, repr=False
     )
@@ -174,6 +182,24 @@ class Request:
         self.wants_argmax = self.is_plain_greedy and not wants_logprobs
         self.is_forced = wish.enabled and bool(wish.num_speculative_tokens)
         self.adapter_name = None if self.adapter is None else self.adapter.name
+
+    @property
+    def counters(self) -> SpeculationCounters:
+        """What became of its drafts, in all steps up to here."""
+        self._count_all()
+        return self._counters
+
+    def count(self, result: VerifyResult) -> None:
+        """Count a committed step, after any cut."""
+        self._uncounted.append(result)
+        if len(self._uncounted) == MAX_UNCOUNTED:
+            self._count_all()
+
+    def _count_all(self) -> None:
+        self._counters.num_pruned_tokens = self.num_pruned_tokens
+        for result in self._uncounted:
+            count_step(result, self._counters)
+        self._uncounted.clear()
 
     @property
     def num_output_tokens(self) -> int:
@@ -219,6 +245,14 @@ class VerifyResult:
     @property
     def num_accepted(self) -> int:
         return len(self.path) - 1
+
+
+def count_step(result: VerifyResult, counters: SpeculationCounters) -> None:
+    """Record a committed step, after any cut."""
+    origins, draft = result.origins, result.draft
+    accepted = origins[:-1] if origins[-1] == TARGET_ORIGIN else origins
+    depth = max(draft.depths()) if draft.token_ids else 0
+    counters.record(len(origins), draft.origins, accepted, depth)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from typing import Any, cast
 from paceline.cache.kv_cache import KVCache
 from paceline.config import EngineConfig
 from paceline.core.errors import ProposerError, TraceError
-from paceline.engine.commit import count_step
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import Scheduled, step_shape
@@ -30,7 +29,13 @@ from paceline.planner.planner import FixedPlanner, Planner
 from paceline.planner.value import DraftingCost, Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request.engine_stats import EngineStats, SpeculationCounters
-from paceline.request.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
+from paceline.request.request import (
+    TARGET_ORIGIN,
+    FinishReason,
+    Request,
+    VerifyResult,
+    count_step,
+)
 from paceline.request.span import DraftTree
 from paceline.request.traces import Trace
 from paceline_lab.trace.experts import ExpertUnions
@@ -332,7 +337,7 @@ class _Replay:
 
     def _plan(self, drafted: Sequence[Scheduled], room: int) -> None:
         for item, tree in zip(drafted, self._drafting.choose(drafted, room), strict=True):
-            item.request.counters.num_pruned_tokens += item.num_drafted - len(tree)
+            item.request.num_pruned_tokens += item.num_drafted - len(tree)
             item.draft = tree
 
     def _commit(self, item: Scheduled) -> int:
@@ -346,7 +351,7 @@ class _Replay:
         count = len(verdict.token_ids)
         request.token_ids += verdict.token_ids
         request.num_computed += len(verdict.path) if item.may_draft else item.num_tokens
-        count_step(draft, verdict, request.counters)
+        count_step(verdict, request.counters)
         trace.emitted.append(count)
         if len(request.token_ids) == len(log):
             ended = len(log) == request.max_len
