@@ -181,14 +181,19 @@ class PlainDFlash:
         ahead = self.config.get("sliding_window_non_causal")
         return (at - key < own["sliding_window"]) & ((key <= at) | bool(ahead))
 
-    def logits(self, token: int, known: torch.Tensor, size: int = SIZE) -> torch.Tensor:
+    def logits(
+        self, token: int | torch.Tensor, known: torch.Tensor, size: int = SIZE
+    ) -> torch.Tensor:
         """Of the rows of a block that begins with a token after fused hidden states."""
         return self.hidden(token, known, size) @ self.lm_head.T
 
-    def hidden(self, token: int, known: torch.Tensor, size: int = SIZE) -> torch.Tensor:
+    def hidden(
+        self, token: int | torch.Tensor, known: torch.Tensor, size: int = SIZE
+    ) -> torch.Tensor:
         """What the head reads of these rows."""
         t, known = self.tensors, known.float()
-        x, groups = self.embedding[[token] + [MASK] * (size - 1)], HEADS // KV_HEADS
+        read = torch.cat([torch.as_tensor(token).reshape(1), torch.full((size - 1,), MASK)])
+        x, groups = self.embedding[read], HEADS // KV_HEADS
         for layer in range(LAYERS):
             p = f"layers.{layer}."
             own = torch.cat([known, self.norm(x, p + "input_layernorm")])

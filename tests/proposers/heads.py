@@ -26,6 +26,7 @@ from tests.proposers.self_drafts import read_all_but_last
 from tests.toy import TOY, USUAL, VOCAB, toy_runner
 
 Tensors = dict[str, torch.Tensor]
+Tokens = Sequence[int] | torch.Tensor
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = TOY.hidden_size, 4, 2, 8
 TAPS = (0, 1, 2)
 KEPT = [token for token in range(VOCAB) if token % 4 != 1]
@@ -233,8 +234,13 @@ class PlainHead:
             x = self.norm(x, "input_norm.weight")
         return x @ self.tensors["fc.weight"].T
 
-    def forward(self, tokens: list[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, tokens: Tokens, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and output of the last of rows that each follow all before them."""
+        logits, outputs = self.outputs(tokens, hidden)
+        return logits[-1], outputs[-1]
+
+    def outputs(self, tokens: Tokens, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and outputs of rows that each follow all before them."""
         p = "layers.0."
         assert self.embedding is not None
         assert self.lm_head is not None
@@ -246,8 +252,7 @@ class PlainHead:
             p = f"layers.{layer}."
             h = self.layer(p, h, self.norm(h, p + "input_layernorm.weight"))
         last = self.norm(h, "norm.weight")
-        output = last if self.config.get("norm_output") else h
-        return last[-1] @ self.lm_head.T, output[-1]
+        return last @ self.lm_head.T, last if self.config.get("norm_output") else h
 
     def layer(self, p: str, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The residual stream after a layer whose attention reads ``x``."""

@@ -25,7 +25,14 @@ from paceline.request.span import Span
 from tests import heads
 from tests.loading.gguf_writing import write_gguf
 from tests.models.test_entry import block, norm
-from tests.proposers.heads import Following, PlainHead, Tensors, made_to_follow, target_info
+from tests.proposers.heads import (
+    Following,
+    PlainHead,
+    Tensors,
+    Tokens,
+    made_to_follow,
+    target_info,
+)
 from tests.toy import TOY, USUAL, toy_folder, toy_runner, toy_tensors
 
 CONFIG = heads.head_config("mtp")
@@ -195,10 +202,11 @@ class PlainMtp(PlainHead):
 
     Args:
         tensors: under the names that a decoder reads.
+        lent: of the target; by default the toy's.
     """
 
-    def __init__(self, tensors: Tensors) -> None:
-        target = toy_tensors()["model.embed_tokens.weight"]  # its head, too
+    def __init__(self, tensors: Tensors, lent: Tensors | None = None) -> None:
+        target = (lent or toy_tensors())["model.embed_tokens.weight"]  # its head, too
         self.tensors, self.config, self.ids = tensors, {}, None
         self.embedding = tensors.get("model.embed_tokens.weight", target)
         self.lm_head = tensors.get("lm_head.weight", target)
@@ -206,8 +214,7 @@ class PlainMtp(PlainHead):
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         return features[:, 0].half().float()
 
-    def outputs(self, tokens: list[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and outputs of rows that each follow all before them."""
+    def outputs(self, tokens: Tokens, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.embedding is not None
         assert self.lm_head is not None
         t, token = self.tensors, self.embedding[tokens]
@@ -216,7 +223,3 @@ class PlainMtp(PlainHead):
         read = norm(x, t, "model.layers.0.input_layernorm.weight")
         last = norm(block(CONFIG, t, 0, x, read), t, "model.norm.weight")
         return last @ self.lm_head.T, last
-
-    def forward(self, tokens: list[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, outputs = self.outputs(tokens, hidden)
-        return logits[-1], outputs[-1]

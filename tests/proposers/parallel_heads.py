@@ -13,7 +13,13 @@ from paceline.cache.model_runner import ModelRunner
 from paceline.proposers.heads import build
 from paceline.proposers.heads.blocks import DSparkProposer, PEagleProposer
 from paceline.proposers.heads.proposer import FeatureDrafter
-from tests.proposers.dflash import MASK, PlainDFlash, dflash_config, dflash_tensors
+from tests.proposers.dflash import (
+    MASK,
+    PlainDFlash,
+    as_original,
+    dflash_config,
+    dflash_tensors,
+)
 from tests.proposers.heads import (
     HIDDEN,
     TAPS,
@@ -27,9 +33,9 @@ from tests.proposers.heads import (
     target_info,
     write_head,
 )
-from tests.toy import USUAL, VOCAB, toy_runner, toy_tensors
+from tests.toy import TOY, USUAL, VOCAB, toy_runner, toy_tensors
 
-RANK = 8
+RANK, GRU_WIDTH = 8, 12
 CHAIN = {"max_tree_nodes": 0, "max_branching": 1, "num_speculative_tokens": 4}
 
 
@@ -88,12 +94,43 @@ def dspark_config(own_ends: bool = True, **fields: Any) -> dict[str, Any]:
     return dflash_config(own_ends, **(kind | {"markov_rank": RANK} | fields))
 
 
+def domino_tensors(seed: int = 0, taps: int = 3) -> Tensors:
+    """Under the names of SpecForge's checkpoints."""
+    generator = torch.Generator().manual_seed(seed + 200)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * 1.5 / shape[-1] ** 0.5
+
+    return dflash_tensors(seed, False, taps) | {
+        "prefix_gru.weight_ih_l0": drawn(3 * GRU_WIDTH, HIDDEN),
+        "prefix_gru.weight_hh_l0": drawn(3 * GRU_WIDTH, GRU_WIDTH),
+        "embed_proj.0.weight": drawn(RANK, HIDDEN + GRU_WIDTH),
+        "embed_proj.2.weight": 3 * drawn(VOCAB, RANK),
+    }
+
+
+def domino_config(shift_label: bool = False, prefix: int = 0, **fields: Any) -> dict[str, Any]:
+    """As SpecForge writes it, with what the plain code reads of the speculators layout."""
+    config = dflash_config(False, sample_from_anchor=shift_label, **fields)
+    sizes = {"emb_dim": RANK, "gru_hidden_dim": GRU_WIDTH}
+    own = {"projector_type": "domino", "shift_label": shift_label, "pure_draft_prefix_len": prefix}
+    return config | {"domino": sizes | own}
+
+
+def as_domino(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration in SpecForge's layout."""
+    original = as_original(config) | {"architectures": ["DominoDraftModel"]}
+    original["dflash_config"] |= config["domino"]
+    return original | {"num_target_layers": TOY.num_layers}
+
+
 def built(
     runner: ModelRunner, config: dict[str, Any], tensors: Tensors, **options: Any
 ) -> FeatureDrafter:
     """A proposer by a head for a toy target."""
     with tempfile.TemporaryDirectory() as folder:
-        write_head(Path(folder), config, tensors)
+        written = as_domino(config) if "domino" in config else config
+        write_head(Path(folder), written, tensors)
         method = config["speculators_model_type"]
         options = CHAIN | options
         return build(head_options(method, model=folder, **options), target_info(runner))
@@ -134,11 +171,18 @@ class PlainPEagle(PlainHead):
         self, tokens: Sequence[int], features: torch.Tensor, path: Sequence[int], count: int
     ) -> list[int]:
         """The likeliest tokens after a path, whose own are not read."""
-        mask = self.fuse_exactly(self.tensors["mask_hidden"].view(1, len(TAPS), HIDDEN))
-        hidden = torch.cat([self.fuse(features), mask.expand(len(path), -1)])
-        logits, _ = self.forward([*tokens[1:], *[MASK] * len(path)], hidden)
+        hidden, read = self.with_masks(torch.as_tensor(tokens), features, len(path))
+        logits, _ = self.forward(read, hidden)
         best = logits.topk(count).indices
         return (best if self.ids is None else self.ids[best]).tolist()
+
+    def with_masks(
+        self, tokens: torch.Tensor, features: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What rows read of a text and of masks behind it: hidden states, and tokens."""
+        mask = self.fuse_exactly(self.tensors["mask_hidden"].view(1, len(TAPS), HIDDEN))
+        hidden = torch.cat([self.fuse(features), mask.expand(count, -1)])
+        return hidden, torch.cat([tokens[1:], torch.full((count,), MASK)])
 
 
 class PlainDSpark(PlainDFlash):
@@ -155,16 +199,27 @@ class PlainDSpark(PlainDFlash):
         self, tokens: Sequence[int], features: torch.Tensor, path: Sequence[int]
     ) -> tuple[torch.Tensor, float]:
         """The logits after a path, and how likely the confidence head says their first is."""
-        hidden = self.hidden(tokens[-1], self.fuse(features))
-        read = [tokens[-1]] * self.first + [tokens[-1], *path]
-        before = self.tensors["markov_head.markov_w1.weight"][read]
-        at = len(read) - 1
-        latent = self.latent(hidden[: at + 1], before)
-        logits = self.lm_head @ hidden[at] + self.tensors["markov_head.markov_w2.weight"] @ latent
+        hidden, before = self.read(tokens[-1], features, path)
+        at = len(before) - 1
+        logits = self.after(hidden[: at + 1], before)
         weight = self.tensors["confidence_head.proj.weight"][0]
         inputs = torch.cat([hidden[at], before[at]])[: len(weight)]
         said = weight @ inputs + self.tensors.get("confidence_head.proj.bias", torch.zeros(1))
         return logits, float(said.sigmoid())
+
+    def read(
+        self, token: int | torch.Tensor, features: torch.Tensor, path: Sequence[int] | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of a block's rows, and what the Markov head has of the tokens before."""
+        anchor = torch.as_tensor(token).reshape(1)
+        before = torch.cat([anchor.repeat(self.first + 1), torch.as_tensor(path, dtype=torch.long)])
+        hidden = self.hidden(token, self.fuse(features), self.config["block_size"])
+        return hidden, self.tensors["markov_head.markov_w1.weight"][before]
+
+    def after(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """The logits of the last of some rows."""
+        latent = self.latent(hidden, before)
+        return self.lm_head @ hidden[-1] + self.tensors["markov_head.markov_w2.weight"] @ latent
 
     def latent(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """What the Markov head makes of the last of some rows."""
@@ -180,6 +235,39 @@ class PlainDSpark(PlainDFlash):
             gate, new, output = (weight @ torch.cat([state, token, row]) + bias).chunk(3)
             state = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
         return output.tanh()
+
+
+class PlainDomino(PlainDSpark):
+    """Domino as SpecForge has it, without any cache."""
+
+    def read(
+        self, token: int | torch.Tensor, features: torch.Tensor, path: Sequence[int] | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of a block's rows, and the embeddings of the tokens from the anchor on."""
+        anchor = torch.as_tensor(token).reshape(1)
+        before = torch.cat([anchor, torch.as_tensor(path, dtype=torch.long)])
+        hidden = self.hidden(token, self.fuse(features), self.config["block_size"])
+        return hidden[self.first :], self.embedding[before]
+
+    def after(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        t, state, row = self.tensors, torch.zeros(GRU_WIDTH), hidden[len(before) - 1]
+        for token in before:
+            read = (t["prefix_gru.weight_ih_l0"] @ token).chunk(3)
+            kept = (t["prefix_gru.weight_hh_l0"] @ state).chunk(3)
+            reset, update = ((read[i] + kept[i]).sigmoid() for i in range(2))
+            state = update * state + (1 - update) * (read[2] + reset * kept[2]).tanh()
+        logits = self.lm_head @ row
+        if len(before) <= self.config["domino"]["pure_draft_prefix_len"]:
+            return logits
+        inner = t["embed_proj.0.weight"] @ torch.cat([row, state])
+        return logits + t["embed_proj.2.weight"] @ torch.nn.functional.silu(inner)
+
+    def chain(self, tokens: Sequence[int], features: torch.Tensor, depth: int) -> list[int]:
+        """The greedy draft below a request's tokens."""
+        path = list[int]()
+        for _ in range(depth):
+            path.append(int(self.after(*self.read(tokens[-1], features, path)).argmax()))
+        return path
 
 
 def plain_of(config: dict[str, Any], tensors: Tensors) -> PlainPEagle | PlainDSpark:

@@ -31,6 +31,7 @@ EAGLE3, PEAGLE, MTP, DFLASH, DSPARK = "eagle3", "peagle", "mtp", "dflash", "dspa
 ASSISTANT = "gemma4_assistant"
 _ARCHITECTURES = {  # whole names: those of relatives begin or end with the same letters
     "DFlashDraftModel": DFLASH,
+    "DominoDraftModel": DFLASH,
     "DSparkDraftModel": DSPARK,
     "Qwen3DSparkModel": DSPARK,
     "Gemma4AssistantForCausalLM": ASSISTANT,

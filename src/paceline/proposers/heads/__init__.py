@@ -28,7 +28,8 @@ from paceline.proposers.heads.checkpoint import (
     load_head,
     load_mtp,
 )
-from paceline.proposers.heads.markov import MARKOV_HEADS, Confidence
+from paceline.proposers.heads.known_keys import DOMINO
+from paceline.proposers.heads.markov import MARKOV_HEADS, Confidence, Correction, Domino
 from paceline.proposers.heads.proposer import (
     Features,
     Fuse,
@@ -94,14 +95,21 @@ def build_head(head: HeadCheckpoint, config: HeadConfig, target: TargetInfo) -> 
 def _block_proposer(
     head: HeadCheckpoint, block: Block, known: tuple[Any, ...], ops: Ops
 ) -> DFlashProposer:
-    """Of a DFlash or DSpark head; raises :class:`ModelLoadError`."""
+    """Of a DFlash, DSpark or Domino head; raises :class:`ModelLoadError`."""
     assert head.further is not None
     reader = TensorReader(head.further, known[1].decoder.config, ops)
-    markov = MARKOV_HEADS[block.markov_type](reader, ops, block) if block.markov_rank else None
+    markov = _correction(reader, ops, block, known[1].decoder) if block.markov_rank else None
     confidence = Confidence(reader, ops, block) if block.has_confidence else None
     if markov is None:
         return DFlashProposer(*known, block=block, confidence=confidence)
     return DSparkProposer(*known, block=block, markov=markov, confidence=confidence)
+
+
+def _correction(reader: TensorReader, ops: Ops, block: Block, decoder: Decoder) -> Correction:
+    if block.markov_type != DOMINO:
+        return MARKOV_HEADS[block.markov_type](reader, ops, block)
+    scale = decoder.config.multipliers.embedding
+    return Domino(reader, ops, block, lambda ids: ops.embedded(ids, decoder.embedding, scale))
 
 
 def check_head(config: HeadConfig, target: TargetInfo) -> None:

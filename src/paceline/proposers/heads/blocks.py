@@ -33,6 +33,9 @@ Its Markov head and its confidence head are described in :mod:`paceline.proposer
 What the latter says of a node's likeliest child is that child's estimate, before calibration. A
 head may have one of them alone.
 
+A Domino head (SpecForge 0.2) is a DFlash head with a correction of its logits, which is described
+there too, and drafts as a DSpark head does.
+
 A P-EAGLE head (arXiv 2602.01469) is an EAGLE-3 head (:mod:`paceline.proposers.heads.proposer`), of
 one layer or several, that was trained for masks: behind the known tokens, each with the target's
 hidden states at the position before, come mask tokens, all with one trained vector
@@ -56,7 +59,7 @@ from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Candidates, Growth, ranked
 from paceline.proposers.base.parallel import MaskDrafter, ParallelDrafter, further_rows
 from paceline.proposers.heads.checkpoint import Block
-from paceline.proposers.heads.markov import Confidence, Markov
+from paceline.proposers.heads.markov import Confidence, Correction
 from paceline.proposers.heads.proposer import FeatureDrafter
 from paceline.request.request import Request
 from paceline.request.span import Span
@@ -180,10 +183,10 @@ class DSparkProposer(DFlashProposer):
     """See the module's docstring.
 
     Args: those of :class:`~paceline.proposers.heads.blocks.DFlashProposer`, and
-        markov: the Markov head.
+        markov: the Markov head, or Domino's correction.
     """
 
-    def __init__(self, *args: Any, markov: Markov, **more: Any) -> None:
+    def __init__(self, *args: Any, markov: Correction, **more: Any) -> None:
         super().__init__(*args, **more)
         self._markov = markov
         if markov.reads_hidden:
@@ -209,7 +212,8 @@ class DSparkProposer(DFlashProposer):
         for (block, path), state in zip(pairs, handed, strict=True):
             block.states[path] = state
         logits = np.stack([block.logits[len(path)] for block, path in pairs])
-        logits += self._markov.added(latent)
+        corrected = [len(path) >= self._markov.first_level for path in paths]
+        logits[corrected] += self._markov.added(latent[corrected])
         said = None if self._confidence is None else self._confidence(hidden, before)
         return ranked(logits, rows, self.config, self._runner.decoder.pruned_head, said)
 
@@ -221,18 +225,9 @@ class DSparkProposer(DFlashProposer):
             self._blocks[block.request_id] = _BlockRows(
                 result.logits[sampled : sampled + levels],
                 hidden[block.sample_rows],
-                {(): self._first_state(block.token_ids[0], hidden[: block.sample_rows[0]])},
+                {(): self._markov.first_state(block.token_ids[0], hidden[: block.sample_rows[0]])},
             )
             sampled += levels
-
-    def _first_state(self, anchor: int, skipped: Floats) -> Floats:
-        """What is handed to the first row that predicts by the rows before it, which read the
-        anchor as their token before."""
-        state: Floats = np.zeros((1, self._markov.state_size), np.float32)
-        for row in skipped[:, None]:
-            _, state = self._markov.latent(self._markov.rows_of([anchor]), row, state)
-        first: Floats = state[0]
-        return first
 
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices

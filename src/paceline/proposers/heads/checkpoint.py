@@ -41,7 +41,14 @@ from paceline.models.heads import ASSISTANT, DFLASH, DSPARK, EAGLE3, MTP, PEAGLE
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import HEAD_TOKENS
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.heads.known_keys import BLOCKS, EAGLE, LAYER_CONFIG, check_keys
+from paceline.proposers.heads.known_keys import (
+    BLOCKS,
+    DOMINO,
+    EAGLE,
+    LAYER_CONFIG,
+    check_keys,
+    is_domino,
+)
 from paceline.tensors.stored import StoredTensors
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -62,18 +69,25 @@ PRE, POST, CENTROIDS = "pre_projection", "post_projection", "masked_embedding.ce
 TOKEN_ORDER = "masked_embedding.token_ordering"
 ASSISTANT_PARTS = re.compile(r"(pre|post)_projection\.weight|masked_embedding\..*")
 MARKOV, CONFIDENCE = "markov_head", "confidence_head"
+GRU, PROJECTION = "prefix_gru", "embed_proj"
 _MARKOV_TENSORS = {
     "vanilla": ("markov_w1.weight", "markov_w2.weight"),
     "gated": ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias"),
     "rnn": ("markov_w1.weight", "markov_w2.weight", "joint_proj.weight", "joint_proj.bias"),
 }
 """By ``markov_head_type``."""
+_DOMINO_TENSORS = {
+    *(f"{GRU}.{part}.weight" for part in ("ih", "hh")),
+    *(f"{PROJECTION}.{place}.weight" for place in (0, 2)),
+}
 _CONFIDENCE_TENSORS = {f"{CONFIDENCE}.proj.weight", f"{CONFIDENCE}.proj.bias"}
 _ENTRIES = {EAGLE3: EAGLE3, PEAGLE: EAGLE3, DFLASH: DFLASH, DSPARK: DFLASH}
 """How hidden states come into the layers of each kind (:mod:`paceline.models.decoder_reader`)."""
 _NAMES = (
     (re.compile(r"^midlayer\."), "model.layers.0."),
     (re.compile(r"^(?=(layers|norm|embed_tokens)\.)"), "model."),
+    (re.compile(r"^logit_head\."), ""),  # around the parts of early Domino and DSpark heads
+    (re.compile(r"^prefix_gru\.weight_(ih|hh)_l0$"), rf"{GRU}.\1.weight"),
 )
 _UNREAD = re.compile(r"^verifier_(norm|lm_head)\.")
 """The target's own, for training."""
@@ -97,10 +111,12 @@ class Block:
         size: rows.
         mask_token: what all but the first one read.
         first_row: the row that predicts the first token.
-        markov_rank: width of DSpark's Markov head; 0 is none.
-        markov_type: one of :data:`~paceline.proposers.heads.markov.MARKOV_HEADS`.
+        markov_rank: width of DSpark's Markov head or Domino's correction; 0 is none.
+        markov_type: one of :data:`~paceline.proposers.heads.markov.MARKOV_HEADS`, or ``domino``.
         has_confidence: a DSpark head has a confidence head, and its configuration says no other.
         confidence_reads_token: it reads the token before, too.
+        gru_width: numbers in the state of Domino's GRU.
+        first_corrected: drafted tokens before the first whose logits Domino corrects.
     """
 
     size: int
@@ -110,6 +126,8 @@ class Block:
     markov_type: str = "vanilla"
     has_confidence: bool = False
     confidence_reads_token: bool = False
+    gru_width: int = 0
+    first_corrected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +218,8 @@ def load_head(source: str) -> HeadCheckpoint:
         block, shape = _block(raw, kind, shape)
         if kind == DSPARK:
             block, further = _with_confidence(block, fields, tensors)
+        elif is_domino(raw):
+            block, further = _with_domino(block, raw), set(_DOMINO_TENSORS)
     parts = {stored for stored in tensors if FUSION.fullmatch(stored)}
     further &= set(tensors)
     others = parts | further | _left_out(tensors, shape, block)
@@ -391,6 +411,19 @@ def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block
         "entry.sliding_sees_ahead": ahead,
     }
     return block, shape.with_traits(traits)
+
+
+def _with_domino(block: Block, raw: Mapping[str, Any]) -> Block:
+    """A Domino head's block. With ``shift_label`` each row predicts the token that follows it."""
+    said = Fields({**raw, **Fields(raw).mapping(BLOCKS)})
+    return replace(
+        block,
+        first_row=0 if said.flag("shift_label") else 1,
+        markov_rank=said.integer("emb_dim", 1, MOST_MARKOV_RANK),
+        markov_type=DOMINO,
+        gru_width=said.integer("gru_hidden_dim", 1, MOST_MARKOV_RANK),
+        first_corrected=said.integer("pure_draft_prefix_len", 0, MOST_BLOCK_ROWS, 0),
+    )
 
 
 def _with_confidence(

@@ -85,6 +85,8 @@ _BLOCK_KEYS = _words(
     target_layer_ids use_swa
     """
 )
+DOMINO = "domino"
+_DOMINO_KEYS = _words("emb_dim gru_hidden_dim pure_draft_prefix_len shift_label")
 _KINDS = {
     EAGLE3: _EAGLE_KEYS,
     PEAGLE: _EAGLE_KEYS,
@@ -104,7 +106,7 @@ _ONLY: dict[str, Mapping[str, Any]] = {
         "logit_scale": 1,
         "is_causal": True,
     },
-    BLOCKS: {"projector_type": ("dflash", "dspark"), "attention_mode": "gqa"},
+    BLOCKS: {"projector_type": ("dflash", "dspark", DOMINO), "attention_mode": "gqa"},
 }
 """Keys whose other values mean a head that computes otherwise."""
 
@@ -122,6 +124,8 @@ def check_keys(raw: Mapping[str, Any], kind: str, name: str) -> None:
             message names the key.
     """
     own, part = _KINDS[kind] | {*MASK_TOKEN_KEYS}, _PARTS[kind]
+    if is_domino(raw):
+        own |= _DOMINO_KEYS
     layers = raw.get(LAYER_CONFIG)
     _check(name, kind, "", raw, own | _LAYERS | _HARMLESS | {part, LAYER_CONFIG})
     _check(name, kind, f"{part}.", _mapping(raw.get(part)), own | _HARMLESS)
@@ -129,11 +133,23 @@ def check_keys(raw: Mapping[str, Any], kind: str, name: str) -> None:
     said = {**raw, **_mapping(raw.get(part))}
     for key, allowed in _ONLY[part].items():
         values = allowed if isinstance(allowed, tuple) else (allowed,)
+        values = tuple(value for value in values if value != DOMINO or kind == DFLASH)
         if said.get(key) is not None and said[key] not in values:
             raise UnsupportedModelError(
                 f"{name} is a head of kind {kind} with {key} = {str(said[key])[:40]}, which does "
                 f"not run here; supported: {', '.join(map(str, values))}"
             )
+
+
+def is_domino(raw: Mapping[str, Any]) -> bool:
+    """Whether a block head's configuration says that it is a Domino head.
+
+    SpecForge (0.2) takes one of that architecture without ``projector_type`` for one, too.
+    """
+    said = {**raw, **_mapping(raw.get(BLOCKS))}.get("projector_type")
+    return said == DOMINO or (
+        said is None and "DominoDraftModel" in (raw.get("architectures") or ())
+    )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What a DSpark head makes of the tokens before a node: its Markov head and its confidence head.
+"""What DSpark and Domino heads make of the tokens before a node, and DSpark's confidence head.
 
 The Markov heads are those of the original repository (deepseek-ai/DeepSpec) and of the speculators
 package (0.9, ``speculators.models.dspark``). All have a row of ``markov_w1`` for the token before
@@ -11,6 +11,11 @@ The vector is
 * ``rnn``: what a recurrence over the rows of the block puts out (``joint_proj``), whose state
   depends on all tokens of the path before.
 
+Domino is DFlash with a correction in place of a Markov head (SpecForge 0.2,
+``specforge.modeling.draft.domino``): a GRU reads the embeddings of the block's tokens from the
+anchor on, and its state with the block row's hidden state goes through two linears, the second of
+which gives what is added to the logits. The first levels may go without.
+
 The confidence head is one linear over the block row's hidden state and, usually, that row of
 ``markov_w1``. Its sigmoid says how likely the head's own choice there is to be accepted. Knows no
 trees; :mod:`paceline.proposers.heads.blocks` keeps the states of nodes.
@@ -18,17 +23,60 @@ trees; :mod:`paceline.proposers.heads.blocks` keeps the states of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceline.models.backend import Ops
 from paceline.models.tensor_reader import TensorReader
-from paceline.proposers.heads.checkpoint import CONFIDENCE, MARKOV, Block
+from paceline.proposers.heads.checkpoint import CONFIDENCE, GRU, MARKOV, PROJECTION, Block
 from paceline.tensors.arrays import Floats, floats
 
 
-class Markov:
+class Correction(ABC):
+    """What is added to a block's logits for the tokens before: a Markov head, or Domino's."""
+
+    reads_hidden = False
+    """Whether it reads the hidden states of the block's rows."""
+    state_size = 0
+    """Numbers that it hands from a row of the block to the next one."""
+    first_level = 0
+    """Drafted tokens at the beginning of a block to whose logits nothing is added."""
+
+    @abstractmethod
+    def rows_of(self, tokens: Sequence[int]) -> Floats:
+        """What it has of the tokens before, ``[len(tokens), width]``."""
+
+    @abstractmethod
+    def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
+        """The vectors of rows of a block, and what each hands to the row after it.
+
+        Args:
+            before: of the tokens before, as :meth:`rows_of` gives them.
+            hidden: of the rows, after the last norm, ``[rows, hidden_size]``; not read where
+                :attr:`reads_hidden` is false.
+            states: what was handed to them, ``[rows, state_size]``.
+
+        Returns:
+            ``[rows, rank]`` and ``[rows, state_size]``.
+        """
+
+    @abstractmethod
+    def added(self, latent: Floats) -> Floats:
+        """What is added to the logits, ``[rows, columns of the logits]``, float32."""
+
+    def first_state(self, anchor: int, skipped: Floats) -> Floats:
+        """What is handed to the first row that predicts, ``[state_size]``.
+
+        Args:
+            anchor: the token that the block begins with.
+            skipped: hidden states of the rows before that one, ``[rows, hidden_size]``.
+        """
+        return np.zeros(self.state_size, np.float32)
+
+
+class Markov(Correction):
     """A Markov head of type ``vanilla``, and what all types share.
 
     Args:
@@ -40,11 +88,6 @@ class Markov:
         ModelLoadError: a tensor is missing or of another shape.
     """
 
-    reads_hidden = False
-    """Whether it reads the hidden states of the block's rows."""
-    state_size = 0
-    """Numbers that it hands from a row of the block to the next one."""
-
     def __init__(self, reader: TensorReader, ops: Ops, block: Block) -> None:
         shape, self._rank = reader.config, block.markov_rank
         self._ops, self._hidden_size = ops, shape.hidden_size
@@ -53,25 +96,12 @@ class Markov:
         self._after = reader.single(f"{MARKOV}.markov_w2", shape.num_logits, self._rank)
 
     def rows_of(self, tokens: Sequence[int]) -> Floats:
-        """What it has of the tokens before, ``[len(tokens), rank]``."""
         return self._before[list(tokens)]
 
     def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
-        """The vectors of rows of a block, and what each hands to the row after it.
-
-        Args:
-            before: of the tokens before, as :meth:`rows_of` gives them.
-            hidden: of the rows, after the last norm, ``[rows, hidden_size]``; not read where
-                :attr:`reads_hidden` is false.
-            states: what was handed to them, ``[rows, state_size]``; zeros for a block's first row.
-
-        Returns:
-            ``[rows, rank]`` and ``[rows, state_size]``.
-        """
         return before, states
 
     def added(self, latent: Floats) -> Floats:
-        """What is added to the logits, ``[rows, columns of the logits]``, float32."""
         return self._ops.linear(latent, self._after)
 
 
@@ -106,6 +136,59 @@ class RecurrentMarkov(Markov):
         gate, candidate, output = np.split(joint, 3, axis=1)
         kept = sigmoid(gate)
         return np.tanh(output), kept * states + (1 - kept) * np.tanh(candidate)
+
+    def first_state(self, anchor: int, skipped: Floats) -> Floats:
+        """See :class:`Correction`; skipped rows read the anchor as the token before."""
+        state: Floats = np.zeros((1, self.state_size), np.float32)
+        for row in skipped[:, None]:
+            _, state = self.latent(self.rows_of([anchor]), row, state)
+        first: Floats = state[0]
+        return first
+
+
+class Domino(Correction):
+    """Domino's correction; see the module's docstring.
+
+    Args:
+        reader: of its tensors.
+        ops: computes its linears.
+        block: names its sizes.
+        embedded: tokens to their embedding, ``[tokens, hidden_size]``, as the block's rows read it.
+
+    Raises:
+        ModelLoadError: a tensor is missing or of another shape.
+    """
+
+    reads_hidden = True
+
+    def __init__(
+        self,
+        reader: TensorReader,
+        ops: Ops,
+        block: Block,
+        embedded: Callable[[Sequence[int]], Floats],
+    ) -> None:
+        shape, self._ops, self._embedded = reader.config, ops, embedded
+        self.state_size, self.first_level = block.gru_width, block.first_corrected
+        width, gates = shape.hidden_size, 3 * block.gru_width
+        self._read = reader.single(f"{GRU}.ih", gates, width)
+        self._kept = reader.single(f"{GRU}.hh", gates, block.gru_width)
+        self._inner = reader.single(f"{PROJECTION}.0", block.markov_rank, width + block.gru_width)
+        self._outer = reader.single(f"{PROJECTION}.2", shape.num_logits, block.markov_rank)
+
+    def rows_of(self, tokens: Sequence[int]) -> Floats:
+        return self._embedded(tokens)
+
+    def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
+        read = np.split(self._ops.linear(before, self._read), 3, axis=1)
+        kept = np.split(self._ops.linear(states, self._kept), 3, axis=1)
+        reset, update = (sigmoid(read[i] + kept[i]) for i in range(2))
+        states = (1 - update) * np.tanh(read[2] + reset * kept[2]) + update * states
+        inner = self._ops.linear(_joined(hidden, states), self._inner)
+        return inner * sigmoid(inner), states
+
+    def added(self, latent: Floats) -> Floats:
+        return self._ops.linear(latent, self._outer)
 
 
 MARKOV_HEADS: dict[str, type[Markov]] = {
