@@ -11,6 +11,7 @@ rate at which the engine makes tokens. Nothing that is decided here can change a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import Any, Protocol
@@ -267,18 +268,15 @@ class CostAwarePlanner(Planner):
     def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         step, drafts = self._step, self.drafts
         drafted = sum(drafts.sizes())
-        kept = self.kept
-
-        def pick(growth: Sequence[float]) -> int:
-            return drafts.choose(
-                limits,
-                growth,
-                step.rate / kept,
-                slowdown=step.slowdown,
-                ahead=step.ahead,
-                node_budget=node_budget,
-            )
-
+        kept = self._promise.kept
+        pick = partial(
+            drafts.choose,
+            limits,
+            rate=step.rate / kept,
+            slowdown=step.slowdown,
+            ahead=step.ahead,
+            node_budget=node_budget,
+        )
         count = pick(self._growth(drafted))
         if count:
             # What each source's nodes promise beyond the time in which they are verified.
@@ -393,7 +391,7 @@ class WideSteps:
             self._exploration.spend("width", drafted_ms)
         if begins:
             self._running = many, cost_ms
-        else:
+        elif many != few:  # as many nodes are the same ones
             pick(growth)
 
     def _drafted_ms(self, step: PlannedStep, drafts: Drafts) -> float:
