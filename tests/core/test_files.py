@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,16 @@ from safetensors.numpy import save_file
 from paceline.build.default_drafts import default_speculative_config, is_embedded
 from paceline.cli.serve import stored_bytes
 from paceline.cli.settings import named_folders
+from paceline.core import files
 from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, TraceError
-from paceline.core.files import checked_path, read_as, whole_file, whole_folder, write_text
+from paceline.core.files import (
+    checked_path,
+    exchange_folders,
+    read_as,
+    whole_file,
+    whole_folder,
+    write_text,
+)
 from paceline.loading.adapter import load_adapter
 from paceline.loading.catalogue import embedded_model
 from paceline.loading.checkpoint import load_checkpoint
@@ -255,3 +264,40 @@ def test_a_folder_is_no_place_for_a_file(
     with pytest.raises(TraceError, match=r"cannot write .*: Is a directory"):
         write_text(name, "x", TraceError)
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+# --- two folders ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_two_folders_get_each_others_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(files, "_exchanged", lambda *_: False)
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+        (folder / "name").write_text(folder.name)
+    exchange_folders(one, other, TraceError)
+    assert [(folder / "name").read_text() for folder in (one, other)] == ["other", "one"]
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "other"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
+def test_folders_are_exchanged_at_once_on_linux(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    assert files._exchanged(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_folders_stay_where_one_of_them_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(files, "_exchanged", lambda *_: False)
+    (tmp_path / "one").mkdir()
+    with pytest.raises(TraceError, match="one"):
+        exchange_folders(tmp_path / "one", tmp_path / "other", TraceError)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]

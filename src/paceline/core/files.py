@@ -7,6 +7,7 @@ name beside the final one. Knows no format but JSON, and no meaning of a key.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -107,6 +108,40 @@ def whole_folder(path: str | Path, error: type[PacelineError]) -> Iterator[Path]
         if not is_complete:
             for item in place.iterdir() if exists else [place]:
                 _remove(item)
+
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+"""Of Linux's renameat2(2); ``include/uapi/linux/fs.h``, ``fcntl.h``."""
+
+
+def exchange_folders(path: Path, other: Path, error: type[PacelineError]) -> None:
+    """Give each of two folders of one disk the other's name.
+
+    On Linux there is no moment without ``path``; elsewhere, and on file systems that cannot do
+    that, there is a short one. ``error`` is raised, and nothing has changed, where it fails.
+    """
+    with _told_as(error, path):
+        if not _exchanged(path, other):
+            aside = _beside(path)
+            os.rename(path, aside)
+            try:
+                os.rename(other, path)
+            except OSError:
+                os.rename(aside, path)
+                raise
+            os.rename(aside, other)
+
+
+def _exchanged(path: Path, other: Path) -> bool:
+    """Whether the system did it at once."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:  # of a C library from before 2018
+        return False
+    names = (_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other))
+    return bool(rename(*names, _RENAME_EXCHANGE) == 0)
 
 
 @contextmanager

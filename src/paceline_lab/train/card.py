@@ -61,17 +61,58 @@ class DraftTrainingResult(TrainingResult):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayedGain:
+    """What a new head gains over an old one on held-out requests that the engine answered.
+
+    Attributes:
+        prompts, requests, tokens: that were compared; answers are the same with both heads.
+        old_steps, new_steps: of the engine, which verified chains of the head in each.
+        low, high: the middle 95 % of ``old_steps / new_steps``, bootstrapped over prompts.
+    """
+
+    prompts: int
+    requests: int
+    tokens: int
+    old_steps: int
+    new_steps: int
+    low: float
+    high: float
+
+    @property
+    def gain(self) -> float:
+        """Tokens per step with the new head over those with the old one."""
+        return self.old_steps / self.new_steps
+
+    @property
+    def is_proven(self) -> bool:
+        return self.low > 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens / self.new_steps:.3f} tokens per step, "
+            f"{self.tokens / self.old_steps:.3f} with the old head: {self.gain:.3f} times as many "
+            f"(95 %: {self.low:.3f} to {self.high:.3f}); {self.requests} held-out requests, "
+            f"{self.tokens} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class HeadTrainingResult(TrainingResult):
-    """Of a head's training; acceptances are None where nothing is held out."""
+    """Of a head's training; acceptances are None where nothing is held out.
+
+    ``gain`` is that over the head that was trained further, None of others.
+    """
 
     before: DepthAcceptance | None
     after: DepthAcceptance | None
+    gain: ReplayedGain | None = None
 
     @property
     def figures(self) -> Rows:
         named = {"before": self.before, "after": self.after}
         name = "held-out acceptance by depth,"
-        return [(f"{name} {when}", str(x)) for when, x in named.items() if x is not None]
+        rows = [(f"{name} {when}", str(x)) for when, x in named.items() if x is not None]
+        return rows + ([("replayed", str(self.gain))] if self.gain is not None else [])
 
 
 def training_card(

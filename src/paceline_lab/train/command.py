@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NOT_OPTIONS = ("command",)
 """The command line knows these better than its user."""
-SHORT = {"output": {"short": "-o"}}
+SHORT = {"output": {"short": "-o"}, "continue_from": {"short": "--continue"}}
 TARGET = "target"
 
 

@@ -24,7 +24,8 @@ from paceline.core.errors import ConfigError, TrainingError
 from paceline.models.heads import DFLASH, EAGLE3, MTP
 
 DTYPES = ("auto", "float32", "bfloat16")
-WEIGHT_DTYPES = ("float32", "bfloat16", "int8", "int4")
+PACKED_BITS = {"int8": 8, "int4": 4}
+WEIGHT_DTYPES = ("float32", "bfloat16", *PACKED_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +157,7 @@ _REPORTING = ("overwrite", "show_progress", "command", "data_note", "licence")
 _FREE = frozenset(
     (
         "output",
+        "continue_from",
         "features",
         "verifier",
         "with_embedding",
@@ -410,16 +412,35 @@ HEAD_KINDS = (EAGLE3, MTP, DFLASH)
 TARGETS_OWN = ("taps", "draft_vocab_size", "with_embedding")
 """Options about what an MTP head takes of its target as it is."""
 HEAD_FORMATS = ("speculators",)
+SAID_BY_HEAD = (
+    *("init", "kind", "taps", "draft_vocab_size", "num_layers", "block_size", "verifier"),
+    *("with_embedding", "weights_dtype"),
+)
+"""Options that the files of a head answer that is trained further."""
+CONTINUED_MINUTES = 10.0
+"""Of such a training, where no option says when it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTrainingConfig(TrainingConfig):
     """Options of :func:`~paceline_lab.train.heads.train.train_head`, on top of every training's.
 
-    A window is a pack of whole traces with ``seq_len`` tokens at most.
+    A window is a pack of whole traces with ``seq_len`` tokens at most. With ``continue_from`` they
+    are those of :func:`~paceline_lab.train.heads.continuation.continue_head`, and the head's files
+    say what kind of head it is.
     """
 
     target: str = setting(MISSING, "Target model: folder, GGUF file or name.")
+    output: str = setting(
+        "",
+        "Folder for the finished head and, during training, for the state to resume from; with "
+        "`continue_from` it is the head's own.",
+    )
+    continue_from: str | None = setting(
+        None,
+        "Folder of a head to train further on the traces, at low priority. It is replaced only if "
+        "the new head is proven better on held-out requests; the old one is kept beside it.",
+    )
     traces: tuple[str, ...] = setting(
         MISSING, "Folders written by paceline trace with this target."
     )
@@ -495,6 +516,8 @@ class HeadTrainingConfig(TrainingConfig):
     dtype: str = _precision("float32")
 
     def __post_init__(self) -> None:
+        if self.continue_from is not None:
+            self._check_continuation(self.continue_from)
         TrainingConfig.__post_init__(self)
         check_unused(self, TEXTS, "a head learns from traces alone")
         if self.kind == MTP:
@@ -507,6 +530,16 @@ class HeadTrainingConfig(TrainingConfig):
         check_number("num_layers", self.num_layers, 1, 16 if self.kind == DFLASH else 1)
         if not self.traces:
             raise ConfigError("traces is empty; name a folder that paceline trace wrote")
+
+    def _check_continuation(self, head: str) -> None:
+        """Raise :class:`ConfigError` for what the head says itself; say when its training ends."""
+        if not head:
+            raise ConfigError.of("continue_from", "is empty; name the folder of a head")
+        check_unused(self, ("output", "overwrite"), "the new head takes the old one's place")
+        check_unused(self, SAID_BY_HEAD, f"the files of {head} say it")
+        object.__setattr__(self, "output", head)
+        if not self.steps and not self.max_minutes:
+            object.__setattr__(self, "max_minutes", CONTINUED_MINUTES)
 
     @property
     def num_columns(self) -> int:

@@ -33,16 +33,15 @@ from paceline.tensors.arrays import floats
 from paceline.tensors.torch_arrays import to_numpy, to_torch
 from paceline.text.tokenizer_files import read_tokenizer_folder, tokenizer_files
 from paceline_lab.train.checkpoint import FILE_NAME as STATE
-from paceline_lab.train.configs import ModelShape
+from paceline_lab.train.configs import PACKED_BITS, ModelShape
 
 Tensor = torch.Tensor
 FIXED = (HEAD_TOKENS,)
 EMBEDDING = "model.embed_tokens.weight"
-PACKED = {"int8": 8, "int4": 4}
 HYBRID = "qwen3_5_text"
 ROUTER = ".mlp.gate.weight"
 ONE_EXPERT = re.compile(r"\.mlp\.experts\.0\.gate_proj\.weight$")
-GENERATION = "generation_config.json"
+GENERATION, CARD = "generation_config.json", "README.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +215,8 @@ def save_model(
     """
     raw = {**model.raw, "dtype": weights_dtype}
     raw.pop("torch_dtype", None)
-    if weights_dtype in PACKED:
-        config = packed_config(PACKED[weights_dtype])
+    if weights_dtype in PACKED_BITS:
+        config = packed_config(PACKED_BITS[weights_dtype])
         raw |= {"dtype": "bfloat16", "quantization_config": config}
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     generation: dict[str, Any] = {name: raw[name] for name in ids if name in raw}
@@ -226,7 +225,7 @@ def save_model(
     _write(folder / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
     if generation:
         _write(folder / GENERATION, json.dumps(generation, indent=2, sort_keys=True) + "\n")
-    _write(folder / "README.md", card)
+    _write(folder / CARD, card)
     if tokenizer_from is not None:
         _copy_tokenizer(tokenizer_from, folder)
     model = model.to("cpu")
@@ -247,7 +246,7 @@ def _remove_shards(folder: Path) -> None:
 
 def _stored(params: Mapping[str, Tensor], weights_dtype: str) -> dict[str, Tensor]:
     """What is written of parameters: in 8 or 4 bits the linears' weights alone."""
-    bits = PACKED.get(weights_dtype)
+    bits = PACKED_BITS.get(weights_dtype)
     kind = torch.float32 if weights_dtype == "float32" else torch.bfloat16
     tensors: dict[str, Tensor] = {}
     for name, param in params.items():

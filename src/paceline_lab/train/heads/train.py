@@ -6,8 +6,8 @@ Owns the recipe; the loop and its state are the other trainings'.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +19,12 @@ from paceline.build.build import open_runner, resolve_config
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import EngineConfig
 from paceline.core.errors import TraceError, TrainingError
+from paceline.core.files import write_text
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
 from paceline.models.config import ModelConfig
 from paceline.request.traces import Trace, read_meta, read_traces
 from paceline_lab.train.acceptance import DepthAcceptance
-from paceline_lab.train.card import HeadTrainingResult, head_card
+from paceline_lab.train.card import HeadTrainingResult, ReplayedGain, head_card
 from paceline_lab.train.checkpoint import remove_state
 from paceline_lab.train.configs import HeadTrainingConfig
 from paceline_lab.train.data import TokenDocuments
@@ -53,7 +54,7 @@ from paceline_lab.train.heads.losses import (
     head_loss,
 )
 from paceline_lab.train.lm import fingerprint
-from paceline_lab.train.model_files import TrainableModel, check_output, save_model
+from paceline_lab.train.model_files import CARD, TrainableModel, check_output, save_model
 from paceline_lab.train.ops import TrainingOps
 from paceline_lab.train.surgery import frequent_tokens
 from paceline_lab.train.trainer import (
@@ -71,10 +72,16 @@ SAMPLE = 16
 """Traces from whose features an initial head may learn what they are like."""
 
 
-def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
+def train_head(
+    config: HeadTrainingConfig, compare: Callable[[Path], ReplayedGain] | None = None
+) -> HeadTrainingResult:
     """Train a head and write it in the speculators format.
 
     Interrupted at any moment, the same call continues where the last saved state was.
+
+    Args:
+        compare: is given the folder of the written head, and says what it gains over another; the
+            result and the card say it, too.
 
     Raises:
         TrainingError: traces, sizes, a saved state or the output folder cannot be used.
@@ -84,7 +91,7 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
         torch.set_num_threads(config.threads)
     folder = check_output(config.output, config.overwrite)
     target = load_checkpoint(config.target)
-    folders = _traces(config, target)
+    folders = read_folders(config, target)
     traces = [trace for each in folders for trace in each]
     train, held_out = split_prompts(traces, config.held_out_tokens, config.seed)
     taps = _taps(config, target)
@@ -111,13 +118,17 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
         embedding = {"embed_tokens.weight": TargetWeights(target).embedding}
         model = TrainableModel(model.raw, {**model.params, **embedding}, model.fixed)
     save_model(folder, model, None, config.weights_dtype, card)
+    if compare is not None:
+        result = replace(result, gain=compare(folder))
+        card = head_card(config, result, kind.layers, kind.recipe, answers)
+        write_text(folder / CARD, card, TrainingError)
     remove_state(folder)
     if not config.features:
         shutil.rmtree(folder / FEATURES, ignore_errors=True)
     return result
 
 
-def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[list[Trace]]:
+def read_folders(config: HeadTrainingConfig, target: Checkpoint) -> list[list[Trace]]:
     """The traces with an answer of two tokens or more, by folder."""
     known, by_folder = model_fingerprint(target), list[list[Trace]]()
     for folder in config.traces:
