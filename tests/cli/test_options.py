@@ -19,7 +19,6 @@ from paceline.cli.options import COMPARED_TOKENS, UNLIMITED, RunOptions
 from paceline.cli.registry import LABORATORY, commands_of, load
 from paceline.cli.settings import (
     engine_options,
-    replayed_config,
     sampling_params,
     speculative_config,
 )
@@ -189,16 +188,12 @@ def test_an_mtp_layer_is_the_models_or_another_ones() -> None:
         assert (config.method, config.model, config.max_tree_nodes) == ("mtp", draft, 16)
 
 
-def test_heads_that_come_with_a_model_are_not_replayed(tmp_path: Path) -> None:
+def test_heads_that_come_with_a_model_draft_for_it(tmp_path: Path) -> None:
     place = tmp_path / "speculators"
     place.mkdir()
     (place / "config.json").write_text('{"speculators_model_type": "eagle3"}')
-    model = str(tmp_path)
-    kinds = [config.method for config in speculative_config(RunOptions(), model)]
+    kinds = [config.method for config in speculative_config(RunOptions(), str(tmp_path))]
     assert kinds == ["suffix", "eagle3"]
-    assert [config.method for config in replayed_config(RunOptions(), model)] == ["suffix"]
-    named = RunOptions(draft=[str(place)])
-    assert [config.method for config in replayed_config(named, model)] == ["suffix", "eagle3"]
 
 
 @pytest.mark.parametrize(

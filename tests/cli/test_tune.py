@@ -32,7 +32,7 @@ from paceline_lab.tune.setup import TuneOptions
 from paceline_lab.tune.tuning import SpeedUp, Tuning, TuningRow
 from paceline_lab.tune.view import configuration, how_to_use
 from tests.cli.conftest import Result
-from tests.proposers.heads import embedded_head
+from tests.proposers.heads import head_config, head_tensors, write_head
 from tests.proposers.ngrams import train
 
 Cli = Callable[..., Result]
@@ -371,12 +371,12 @@ def test_mistaken_drafts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(tune_setup, "trace_command", never)
     damaged = tmp_path / "x.ngram"
     damaged.write_bytes(b"PACENGRM" + bytes(9))
-    head = embedded_head(tmp_path / "head").model
+    write_head(tmp_path / "head", head_config(), head_tensors())
     for arguments, message in (
         (("--draft-layers", "900"), "draft_layers is 900"),
         (("--draft-dtype", "int5"), "int5"),
         (("--draft", str(damaged)), "x.ngram"),
-        (("--draft", str(head)), "measure it while the target runs"),
+        (("--draft", str(tmp_path / "head")), "was made for another target"),
     ):
         result = cli("tune", "--prompts", "x", *arguments)
         assert result.code == 2

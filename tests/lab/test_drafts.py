@@ -91,7 +91,8 @@ def draft_runner(num_blocks: int = 400) -> ModelRunner:
 
 
 def make_key(config: SpeculativeConfig) -> DraftsKey:
-    return DraftsKey(config, CONTEXT, "")
+    form = "masks" if config.method == "parallel_draft" else "levels"
+    return DraftsKey(config, CONTEXT, "", form)
 
 
 def toy_recording(

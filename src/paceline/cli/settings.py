@@ -86,22 +86,6 @@ def _same_draft(config: SpeculativeConfig) -> tuple[str, str | None]:
     return config.method, None if place is None else os.path.realpath(place)
 
 
-def replayed_config(options: SpeculationOptions, model: str) -> tuple[SpeculativeConfig, ...]:
-    """As :func:`speculative_config`, without the heads that come with a model.
-
-    Heads read hidden states of the target, which traces do not hold.
-    """
-    configs = speculative_config(options, model)
-    if options.speculative_config is not None or options.method is not None:
-        return configs
-    named = {_same_draft(each) for each in _named_drafts(options)}
-    return tuple(
-        config
-        for config in configs
-        if config.method not in HEAD_METHODS or _same_draft(config) in named
-    )
-
-
 def _by_method(name: str, drafts: Sequence[str], model: str) -> tuple[SpeculativeConfig, ...]:
     """One method, once for each draft, or without any."""
     method = check_method(name)

@@ -20,7 +20,7 @@ from paceline.cli.options import (
     option,
 )
 from paceline.cli.report import COUNTERS, Figures
-from paceline.cli.settings import engine_options, replayed_config
+from paceline.cli.settings import engine_options, speculative_config
 from paceline.cli.terminal import Screen, printable, table
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.core.checks import check_number
@@ -72,7 +72,7 @@ def simulate_command(options: SimulateOptions) -> int:
 
     screen = Screen(json=options.json)
     model, folder = _inputs(options)
-    configs = replayed_config(options, model)
+    configs = speculative_config(options, model)
     check_concurrency(options)
     fixed = fixed_configs(configs)
     wanted = [config for each in fixed.values() for config in each]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,13 +36,17 @@ from safetensors.numpy import save_file
 from paceline import __version__
 from paceline.backends.resolve import resolve_ops
 from paceline.cache.kv_cache import KVCache
-from paceline.config.speculative import DraftModelConfig, ForwardingConfig
+from paceline.config import EngineConfig
+from paceline.config.speculative import DraftModelConfig, ForwardingConfig, HeadConfig
 from paceline.core.errors import ConfigError, TraceError
 from paceline.core.files import whole_file
 from paceline.loading.checkpoint import Checkpoint
+from paceline.models.backend import Ops
+from paceline.models.heads import PEAGLE
+from paceline.planner.drafts import FREE, Prices
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.base.drafter import Drafter
-from paceline.proposers.base.growth import Candidates
+from paceline.proposers.base.growth import Candidates, DraftState, Growth
 from paceline.proposers.base.parallel import ParallelDrafter
 from paceline.proposers.draft_model import EXPANSION, vocabulary_pair
 from paceline.proposers.draft_model.heterogeneous import (
@@ -53,6 +57,8 @@ from paceline.proposers.draft_model.heterogeneous import (
 )
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.draft_model.translation import VocabularyPair
+from paceline.proposers.heads import open_head
+from paceline.proposers.heads.checkpoint import HeadCheckpoint
 from paceline.request.request import Request
 from paceline.request.span import ROOT, Span
 from paceline.request.traces import Trace
@@ -80,8 +86,7 @@ def cached_proposer(
     if drafts.pair is not None:
         drafter = _CachedShadows(shadow_config(config), drafts, places)
         return HeterogeneousProposer(config, cast(ShadowDrafter, drafter), drafts.pair)
-    kind = CachedParallelDrafts if config.method == "parallel_draft" else CachedDrafts
-    return kind(config, drafts, places)
+    return _CACHED[drafts.key.form](config, drafts, places)
 
 
 class CachedDrafts(Drafter):
@@ -116,6 +121,10 @@ class CachedDrafts(Drafter):
         self.num_forwards += 1
         self.num_rows += sum(len(span.token_ids) - span.num_cached for span in spans)
         return [self.place(row.request).below(row.path) for row in rows]
+
+    def _kept(self, draft: DraftState, committed: Sequence[int]) -> Sequence[int]:
+        """Heads read drafted tokens again, with the target's hidden states."""
+        return () if isinstance(self.config, HeadConfig) else super()._kept(draft, committed)
 
     def position(self, request: Request) -> int:
         """How many output tokens of its trace a request holds."""
@@ -194,6 +203,23 @@ class CachedParallelDrafts(ParallelDrafter, CachedDrafts):
         return [level for place, depth in wanted for level in place.levels(depth)]
 
 
+class CachedBlockDrafts(CachedDrafts):
+    """Drafts as a head would whose levels depend on their paths, and come of one forward."""
+
+    costs_levels = False
+
+    def _add_levels(
+        self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
+    ) -> None:
+        forwards = self.num_forwards
+        super()._add_levels(growths, candidates, FREE)
+        self.num_forwards = forwards
+
+
+LEVELS, MASKS, BLOCK = "levels", "masks", "block"
+_CACHED = {LEVELS: CachedDrafts, MASKS: CachedParallelDrafts, BLOCK: CachedBlockDrafts}
+
+
 class _CachedShadows(CachedDrafts):
     """Drafts for shadows; a place of a trace is where the real request is."""
 
@@ -219,11 +245,15 @@ class DraftsKey:
         config: of the draft model, with the largest trees.
         max_len: the draft's context, in tokens.
         text: everything that decides about drafts, as JSON.
+        form: what is kept of a draft: levels that took a forward each (``levels``), those of one
+            forward that know nothing of one another (``masks``), or those of one forward that
+            depend on the tokens before them (``block``).
     """
 
     config: ForwardingConfig
     max_len: int
     text: str
+    form: str = "levels"
 
     @property
     def digest(self) -> str:
@@ -259,17 +289,57 @@ def _ranking(config: ForwardingConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """A draft model before it runs; ``pair`` are target's and draft's vocabularies if two."""
+    """A draft model or head before it runs.
+
+    Attributes:
+        pair: target's and draft's vocabularies if they are two.
+        head: None of a model.
+    """
 
     checkpoint: Checkpoint
-    pair: VocabularyPair | None
+    pair: VocabularyPair | None = None
+    head: HeadCheckpoint | None = None
+
+    def form(self, config: ForwardingConfig) -> str:
+        """See :class:`DraftsKey`."""
+        block = self.head.block if self.head else None
+        if block is not None and block.markov_rank:
+            return BLOCK
+        is_parallel = block is not None or config.method in ("parallel_draft", PEAGLE)
+        return MASKS if is_parallel else LEVELS
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTarget:
+    """The target of heads, whose hidden states go into what they draft.
+
+    Attributes:
+        info: what drafts have to fit to.
+        config: how the engine would be built.
+    """
+
+    info: TargetInfo
+    config: EngineConfig
+    ops: Ops
+
+    def said(self) -> str:
+        """Everything of the target that decides about hidden states; reads all of its weights."""
+        checkpoint = self.info.checkpoint
+        assert checkpoint is not None
+        return (
+            f"{checkpoint.name} {_weights_digest(checkpoint)}, "
+            f"{_said_of_ops(self.ops, self.config.dtype)}, keys {self.config.kv_cache_dtype}"
+        )
 
 
 def draft_source(config: ForwardingConfig, target: TargetInfo) -> DraftSource:
-    """The draft model that a configuration names, if there is one that can be translated."""
+    """The draft model or head that a configuration names, if one can be translated."""
+    if isinstance(config, HeadConfig):
+        head = open_head(config, target)
+        return DraftSource(head.decoder, head=head)
     checkpoint = open_draft(config, target)
     if not isinstance(config, DraftModelConfig) or not config.may_translate:
-        return DraftSource(checkpoint, None)
+        return DraftSource(checkpoint)
     return DraftSource(checkpoint, vocabulary_pair(checkpoint, config, target))
 
 
@@ -279,6 +349,7 @@ def drafts_key(
     config: ForwardingConfig,
     target: TargetInfo,
     source: DraftSource,
+    running: HeadTarget | None = None,
 ) -> DraftsKey:
     """The key of the drafts by a configuration for the traces of a target.
 
@@ -286,6 +357,7 @@ def drafts_key(
 
     Args:
         source: of ``config``.
+        running: where that is a head.
 
     Raises:
         TraceError: the traces do not say how they were sampled.
@@ -293,6 +365,11 @@ def drafts_key(
     checkpoint, shape = source.checkpoint, source.checkpoint.config
     expansion = 1 if source.pair is None else EXPANSION
     max_len = min(expansion * target.max_model_len, shape.max_position)
+    head: dict[str, str] = {}
+    if source.head is not None:
+        assert running is not None
+        max_len = target.max_model_len
+        head = {"target": running.said(), "head": _head_digest(source.head)}
     said = {
         "format_version": FORMAT_VERSION,
         "version": __version__,
@@ -306,15 +383,15 @@ def drafts_key(
         "max_depth": config.num_speculative_tokens,
         "min_accept_prob": config.min_accept_prob,
         **_ranking(config),
+        **head,
     }
-    return DraftsKey(config, max_len, json.dumps(said, sort_keys=True))
+    return DraftsKey(config, max_len, json.dumps(said, sort_keys=True), source.form(config))
 
 
 def _form(source: DraftSource, config: ForwardingConfig, target: TargetInfo) -> str:
-    """What is kept of a draft: its levels one by one, those of one forward (``masks``), or tokens
-    of which vocabulary they were translated from, and to which."""
+    """What is kept of a draft, and of which vocabulary its tokens were translated to which."""
     if source.pair is None:
-        return "masks" if config.method == "parallel_draft" else "levels"
+        return source.form(config)
     tokenizer = source.checkpoint.tokenizer
     assert tokenizer is not None
     assert isinstance(config, DraftModelConfig)
@@ -348,20 +425,39 @@ def _traces_digest(traces: Sequence[Trace], meta: Mapping[str, Any]) -> str:
 def _weights_digest(checkpoint: Checkpoint) -> str:
     shape = json.dumps(asdict(checkpoint.config), sort_keys=True)
     digest = xxhash.xxh3_128(f"{shape} {checkpoint.packed}".encode())
-    tensors = checkpoint.tensors
+    _read_into(digest, checkpoint.tensors)
+    return digest.hexdigest()
+
+
+def _head_digest(head: HeadCheckpoint) -> str:
+    """Of what a head has beside its layers."""
+    tensors = ("decoder", "fusion", "further")
+    said = {
+        each.name: getattr(head, each.name) for each in fields(head) if each.name not in tensors
+    }
+    digest = xxhash.xxh3_128(repr(said).encode())
+    for part in (head.fusion, head.further):
+        _read_into(digest, part or {})
+    return digest.hexdigest()
+
+
+def _read_into(digest: xxhash.xxh3_128, tensors: Mapping[str, Any]) -> None:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         digest.update(np.ascontiguousarray(tensor.reshape(-1)).view(np.uint8).data)
         if isinstance(tensors, StoredTensors):
             tensors.release(name)
-    return digest.hexdigest()
 
 
 def _arithmetic(checkpoint: Checkpoint, config: ForwardingConfig, target: TargetInfo) -> str:
     """How :func:`~paceline.proposers.draft_model.loading.load_draft` will run the model."""
     dtype = draft_dtype(config, checkpoint, target)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
+    return _said_of_ops(ops, dtype)
+
+
+def _said_of_ops(ops: Ops, dtype: str) -> str:
     return f"{ops.name}, {dtype}" + (", deterministic" if ops.identity else "")
 
 

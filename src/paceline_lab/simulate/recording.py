@@ -1,4 +1,4 @@
-"""Records a draft model's drafts along traces, one true token at a time, and keeps them in a file.
+"""Records drafts of models and heads along traces, one true token at a time, in a file.
 
 A draft at a place of a trace depends on the tokens before it alone, so any policy can be replayed
 over drafts that the model made once. What is kept is the growth before its best nodes are chosen. A
@@ -9,6 +9,10 @@ same growth, fed with recorded candidates, ends in the tree that it would have h
 Of drafts that one forward makes at once the candidates of every depth are kept, those of each below
 the likeliest of the one before: what a mask's row says depends on the tokens before the draft
 alone, and not on how many masks follow it.
+
+A head drafts from the target's hidden states, which no trace holds: its target reads the traces
+beside it. A head that rested for a while and began anew amid a request, as the planner may have it,
+drafts from less than was recorded.
 
 Of a draft of another vocabulary its own tokens are kept, before they are translated. How it reads a
 text does not depend on the steps in which it arrived, as long as its context holds all of it.
@@ -30,15 +34,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.build.build import open_runner, target_info
 from paceline.cache.block_pool import blocks_for
 from paceline.cache.model_runner import ModelRunner
 from paceline.config import MAX_TREE_NODES, SpeculativeConfig
-from paceline.config.speculative import ForwardingConfig
+from paceline.config.speculative import ForwardingConfig, HeadConfig
 from paceline.core.errors import ConfigError, TraceError
 from paceline.engine.threads import COMPUTE
 from paceline.models.backend import BLOCK_SIZE
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.base.growth import Candidates, Growth
+from paceline.proposers.base.growth import Growth
+from paceline.proposers.base.parallel import ParallelDrafter
 from paceline.proposers.draft_model import EXPANSION, foreign_runner
 from paceline.proposers.draft_model.heterogeneous import (
     MORE,
@@ -55,11 +61,15 @@ from paceline.proposers.draft_model.proposer import (
     needed_mask_token,
 )
 from paceline.proposers.draft_model.translation import VocabularyPair
+from paceline.proposers.heads import build_head
+from paceline.proposers.heads.checkpoint import HeadCheckpoint
+from paceline.proposers.heads.proposer import HeadDrafter
 from paceline.request.request import Request
-from paceline.request.span import ROOT, DraftTree
+from paceline.request.span import DraftTree, Span
 from paceline.request.traces import Trace
 from paceline_lab.simulate.recorded_drafts import (
     DraftsKey,
+    HeadTarget,
     RecordedDrafts,
     check_vocabulary,
     draft_source,
@@ -74,6 +84,8 @@ Config = TypeVar("Config", bound=SpeculativeConfig)
 FOLDER = "drafts"
 BATCH = 16
 """Traces that are recorded side by side."""
+CHUNK = 256
+"""Most tokens of a trace that a head's target reads at a time."""
 ENDLESS = 1 << 40
 """Tokens that a recorded request may still emit, so that no prompt is too long to be read."""
 
@@ -85,6 +97,7 @@ def cached_drafts(
     config: ForwardingConfig,
     target: TargetInfo,
     advance: Callable[[int], None] = lambda done: None,
+    running: HeadTarget | None = None,
 ) -> RecordedDrafts:
     """The drafts for traces: out of a file or, where there is none, by the draft model.
 
@@ -94,6 +107,7 @@ def cached_drafts(
         config: of the draft model, with the largest trees that are wanted.
         target: what the draft model has to fit to.
         advance: told how many output tokens are done, on another thread.
+        running: the target, where the drafts are a head's.
 
     Raises:
         TraceError: the traces are not the target's, or the folder cannot be written.
@@ -102,7 +116,7 @@ def cached_drafts(
     """
     check_vocabulary(traces, meta, target)
     source = draft_source(config, target)
-    key = drafts_key(traces, meta, config, target, source)
+    key = drafts_key(traces, meta, config, target, source, running)
     path = Path(folder) / FOLDER / f"{key.digest}.safetensors"
     if path.exists():
         try:
@@ -112,7 +126,11 @@ def cached_drafts(
     roomy = dataclasses.replace(target, max_num_seqs=BATCH)
 
     def record() -> RecordedDrafts:
-        if source.pair is None:
+        if source.head is not None:
+            assert running is not None
+            assert isinstance(config, HeadConfig)
+            recorder: Recorder = HeadRecorder.opened(config, source.head, running)
+        elif source.pair is None:
             recorder = Recorder(config, load_draft(config, roomy))
         else:
             runner = foreign_runner(source.checkpoint, config, roomy)
@@ -213,7 +231,9 @@ class Recorder:
     def _open(self, runner: ModelRunner) -> None:
         if self.config.method == "parallel_draft":
             mask_token = needed_mask_token(self.config, runner)
-            proposer: DraftModelProposer = _EveryLevel(self.config, runner, mask_token)
+            parallel = ParallelDraftProposer(self.config, runner, mask_token)
+            parallel.keeps_levels = True
+            proposer: DraftModelProposer = parallel
         else:
             proposer = DraftModelProposer(self.config, runner)
         self.grow, self.finish = proposer.grow, proposer.finish
@@ -315,32 +335,79 @@ def _joined(tapes: Sequence[_Tape]) -> dict[str, Any]:
     }
 
 
-class _EveryLevel(ParallelDraftProposer):
-    """Keeps what every depth had to choose from, in the place of a tree."""
+class HeadRecorder(Recorder):
+    """Runs a head beside its target, which reads each trace as far as the head drafts from.
 
-    def _tree(self, levels: Sequence[Candidates], max_nodes: int) -> DraftTree:
-        return _stacked(levels)
+    Rows of a forward do not depend on their company, so the hidden states are those of any run.
 
-
-def _stacked(levels: Sequence[Candidates]) -> DraftTree:
-    """Each level's candidates below the first of the level before.
-
-    What comes after one without a chance has none either, and nothing is reached below a level
-    without any.
+    Args:
+        config: the largest drafts.
+        drafter: the head, built for ``target``.
+        target: its KV cache keeps no prefixes.
     """
-    tree, parent = DraftTree(), ROOT
-    for tokens, estimates in levels:
-        first = len(tree)
-        for token, estimate in zip(tokens, estimates, strict=True):
-            if not estimate > 0.0:  # also true for NaN
-                break
-            tree.token_ids.append(token)
-            tree.parents.append(parent)
-            tree.accept_probs.append(estimate)
-        if len(tree) == first:
-            break
-        parent = first
-    return tree
+
+    def __init__(self, config: HeadConfig, drafter: HeadDrafter, target: ModelRunner) -> None:
+        self.config = config
+        self._drafter, self._target = drafter, target
+        if isinstance(drafter, ParallelDrafter):
+            drafter.keeps_levels = True
+        self.num_blocks = min(each.kv.pool.num_blocks for each in (target, drafter.runner))
+
+    @classmethod
+    def opened(cls, config: HeadConfig, head: HeadCheckpoint, running: HeadTarget) -> HeadRecorder:
+        """Load the target and, on it, the head."""
+        checkpoint = running.info.checkpoint
+        assert checkpoint is not None
+        built = dataclasses.replace(
+            running.config,
+            speculative=(config,),
+            max_num_seqs=BATCH,
+            enable_prefix_caching=False,
+            pipeline_parallel_size=1,
+        )
+        target, left = open_runner(checkpoint, built, running.ops)
+        drafter = build_head(head, config, target_info(checkpoint, built, left, target))
+        return cls(config, drafter, target)
+
+    def grow(self, requests: Sequence[Request], budget: DraftBudget) -> list[Growth | None]:
+        for request in requests:
+            if request.request_id not in self._target.kv:
+                self._target.kv.open(request.request_id)
+        while lacking := [request for request in requests if self._lacks(request)]:
+            self._read(lacking)
+        return self._drafter.grow(requests, budget)
+
+    def finish(self, request: Request) -> None:
+        self._drafter.finish(request)
+        self._target.kv.free(request.request_id)
+
+    def _lacks(self, request: Request) -> int:
+        """Tokens that the target has yet to read; the last one begins a step of its own."""
+        return len(request.token_ids) - 1 - self._target.kv[request.request_id].length
+
+    def _read(self, requests: Sequence[Request]) -> None:
+        """One forward of the target over what requests lack, or over as much as a step may read."""
+        kv, spans = self._target.kv, list[Span]()
+        for request in requests:
+            start, count = kv[request.request_id].length, min(self._lacks(request), CHUNK)
+            if not kv.reserve(request.request_id, count, certain=count):
+                raise ConfigError(
+                    f"the target's KV cache has no room for trace {request.request_id}: raise "
+                    "--kv-cache-memory"
+                )
+            chunk = request.token_ids[start : start + count]
+            spans.append(Span.chunk(request.request_id, start, chunk, sample=False))
+        # Asked of every request, as before any forward.
+        wanted = [self._drafter.follows(request) for request in requests]
+        self._target.taps = tuple(self._drafter.taps)
+        features = self._target.forward(self._target.pack(spans), greedy=True).features
+        assert features is not None
+        for request, span, is_wanted in zip(requests, spans, wanted, strict=True):
+            count = len(span.token_ids)
+            kv.commit(request.request_id, range(count))
+            if is_wanted:
+                self._drafter.read(request, span.start, features[:count])
+            features = features[count:]
 
 
 class ForeignRecorder(Recorder):

@@ -21,7 +21,7 @@ from paceline.backends.resolve import resolve_ops
 from paceline.build.build import DRAFT_SHARE, expert_cost, kv_budget, resolve_config, target_info
 from paceline.build.weight_memory import placement_for
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.config.speculative import ForwardingConfig
+from paceline.config.speculative import ForwardingConfig, HeadConfig
 from paceline.core.errors import ConfigError, ProfileError, TraceError
 from paceline.engine.threads import COMPUTE
 from paceline.loading.checkpoint import Checkpoint, load_checkpoint
@@ -41,11 +41,16 @@ from paceline.profiling.machine import Work, profile_key
 from paceline.profiling.profile import Profile
 from paceline.profiling.profile_store import find_imported, read_profile, stored_table
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model.loading import draft_dtype, open_draft
+from paceline.proposers.draft_model.loading import draft_dtype
 from paceline.proposers.ngram_model import context_key, read_tables
 from paceline.request.traces import META, Trace, read_meta, read_traces
 from paceline.tensors.placement import Placement
-from paceline_lab.simulate.recorded_drafts import RecordedDrafts, check_vocabulary
+from paceline_lab.simulate.recorded_drafts import (
+    HeadTarget,
+    RecordedDrafts,
+    check_vocabulary,
+    draft_source,
+)
 from paceline_lab.simulate.recording import cached_drafts, record_all
 from paceline_lab.simulate.simulator import Simulator, draft_name
 from paceline_lab.trace.requests import answer_notes, check_model
@@ -133,7 +138,9 @@ def open_simulator(
     count = sum(len(trace.output_token_ids) for trace in traces)
 
     def record(each: ForwardingConfig) -> RecordedDrafts:
-        return cached_drafts(folder, traces, meta, each, target, lambda done: advance(done / count))
+        told = lambda done: advance(done / count)  # noqa: E731
+        running = HeadTarget(target, config, ops) if isinstance(each, HeadConfig) else None
+        return cached_drafts(folder, traces, meta, each, target, told, running)
 
     drafts = record_all(wanted, record)
     learnt = learnt_prompts(wanted, traces)
@@ -235,13 +242,18 @@ class _Costs:
         return {name: given or self.of_draft(each, target, table) for name, each in models.items()}
 
     def of_draft(self, draft: ForwardingConfig, target: TargetInfo, table: CostTable) -> CostTable:
-        checkpoint = open_draft(draft, target)
+        source = draft_source(draft, target)
+        checkpoint = source.checkpoint
         dtype = draft_dtype(draft, checkpoint, target)
         ops = COMPUTE.call(
             lambda: resolve_ops(dtype, target.device, draft.deterministic, target.backend)
         )
         kv_dtype, shape = ops.default_kv_dtype, checkpoint.config
-        kept_as = checkpoint.name, shape, ops, dtype, kv_dtype
+        kept_name = checkpoint.name
+        if source.head is not None:  # as it runs, and as it is told from its target
+            shape = replace(shape, vocab_size=target.vocab_size)
+            kept_name += "" if draft.model else f": {draft.method}"
+        kept_as = kept_name, shape, ops, dtype, kv_dtype
         measured = self._measured(*kept_as) or stored_table(*kept_as)
         if measured and not self.is_elsewhere and measured.is_relative == table.is_relative:
             return measured

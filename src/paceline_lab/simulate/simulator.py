@@ -22,7 +22,7 @@ from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.draft_model.heterogeneous import SPARE
 from paceline.request.traces import Trace
 from paceline_lab.simulate.oracle import best_steps
-from paceline_lab.simulate.recorded_drafts import RecordedDrafts, cached_proposer
+from paceline_lab.simulate.recorded_drafts import LEVELS, RecordedDrafts, cached_proposer
 from paceline_lab.simulate.replay import ANY_TOKEN, ReplayResult, replay
 from paceline_lab.trace.experts import ExpertUnions
 
@@ -171,7 +171,7 @@ class Simulator:
             return DraftTime(self.table.host.call(config.method))
         requests = min(self.config.max_num_seqs, len(self.traces))
         table, depth = self.draft_tables[draft_name(config)], config.num_speculative_tokens
-        if config.method == "parallel_draft":
+        if self.drafts(config).key.form != LEVELS:
             return parallel_draft_time(table, requests, depth)
         nodes, recorded = -(-config.tree_nodes // depth), self.drafts(config)
         spare = 1 if recorded.pair is None else SPARE

@@ -18,7 +18,7 @@ from paceline.api.llm import LLM
 from paceline.cli.config_file import write_config_file
 from paceline.cli.settings import engine_options
 from paceline.cli.terminal import Screen, printable
-from paceline.config.speculative import ForwardingConfig
+from paceline.config.speculative import ForwardingConfig, HeadConfig
 from paceline.planner.planner import PLANNERS
 from paceline_lab.simulate.command import counted, facts, said_of
 from paceline_lab.simulate.simulator import Simulator
@@ -97,12 +97,14 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 def _qualities(
     options: TuneOptions, simulator: Simulator, drafts: Drafts
 ) -> dict[str, DraftQuality | None]:
-    """By name; None of what has no distribution over the target's tokens."""
+    """By name; None of what has no distribution over the target's tokens by itself."""
     qualities: dict[str, DraftQuality | None] = dict.fromkeys(drafts)
     comparable = {
         name: draft
         for name, draft in drafts.items()
-        if isinstance(draft, ForwardingConfig) and not draft.may_translate
+        if isinstance(draft, ForwardingConfig)
+        and not draft.may_translate
+        and not isinstance(draft, HeadConfig)
     }
     if not comparable:
         return qualities

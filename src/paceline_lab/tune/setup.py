@@ -160,9 +160,8 @@ def _held_out(opened: Opened) -> tuple[Simulator, list[str]]:
 
 
 def usual_proposers(model: str) -> tuple[SpeculativeConfig, ...]:
-    """Who drafts where nothing is configured, but for heads, which replays cannot feed."""
-    usual = default_speculative_config(model)
-    return tuple(config for config in usual if config.method not in HEAD_METHODS)
+    """Who drafts where nothing is configured."""
+    return tuple(default_speculative_config(model))
 
 
 def _opened(
@@ -210,9 +209,11 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
     from paceline.proposers.draft_model.loading import num_draft_layers
 
     target = load_checkpoint(options.model)
-    own = [config for config in drafts_of(options.model) if config.method not in HEAD_METHODS]
+    own = () if options.draft else drafts_of(options.model)
+    by_name: dict[str, SpeculativeConfig] = {
+        config.method: config for config in own if config.model is None and config.needs_forwards
+    }
     named = options.draft or [config.model for config in own if config.model is not None]
-    by_name: dict[str, SpeculativeConfig] = {}
     for path in dict.fromkeys(named):
         name, config = _draft(path, target)
         by_name[path if name in by_name else name] = config
@@ -227,8 +228,10 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
 
 def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
     """The name and the kind of a draft: a file of n-grams, or a model that is looked into."""
+    from paceline.build.build import resolve_config, target_info
     from paceline.loading.checkpoint import load_checkpoint
-    from paceline.proposers.draft_model.loading import check_unread_vocabulary, replays_no_head
+    from paceline.proposers import check_fit
+    from paceline.proposers.draft_model.loading import check_unread_vocabulary
     from paceline.proposers.ngram_model import read_tables
 
     if is_ngram_model(path):
@@ -237,7 +240,10 @@ def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
         return Path(path).name, _parsed(method="ngram_model", model=path)
     method = method_of(path)
     if method in HEAD_METHODS:
-        raise replays_no_head(method)
+        config = _parsed(method=method, model=path)
+        built, _ = resolve_config(EngineConfig(), target)
+        check_fit(config, target_info(target, built, 0))
+        return Path(path).name, config
     draft = load_checkpoint(path)
     if draft.tokenizer is None or target.tokenizer is None:
         has_tokenizer = target.tokenizer is not None

@@ -26,6 +26,8 @@ class ParallelDrafter(Drafter):
 
     name = "parallel_draft"
     costs_levels = False
+    keeps_levels = False
+    """Grow what trees are chosen from, as :func:`stacked` has it, in the place of a tree."""
 
     _depths: dict[int, int]
     """By request, of the drafts that are being made."""
@@ -57,6 +59,8 @@ class ParallelDrafter(Drafter):
 
     def _tree(self, levels: Sequence[Candidates], max_nodes: int) -> DraftTree:
         """What is drafted out of the candidates of every depth."""
+        if self.keeps_levels:
+            return stacked(levels)
         return likeliest_tree(levels, max_nodes, self.config.min_accept_prob, self.name)
 
 
@@ -137,4 +141,25 @@ def likeliest_tree(
         offer(above[node], node, depth + 1, 0)
         offer(above[parent], parent, depth, rank + 1)
     tree.origins = [origin] * len(tree)
+    return tree
+
+
+def stacked(levels: Sequence[Candidates]) -> DraftTree:
+    """All that trees are made of: each level's candidates below the first of the level before.
+
+    What comes after one without a chance has none either, and nothing is reached below a level
+    without any.
+    """
+    tree, parent = DraftTree(), ROOT
+    for tokens, estimates in levels:
+        first = len(tree)
+        for token, estimate in zip(tokens, estimates, strict=True):
+            if not estimate > 0.0:  # also true for NaN
+                break
+            tree.token_ids.append(token)
+            tree.parents.append(parent)
+            tree.accept_probs.append(estimate)
+        if len(tree) == first:
+            break
+        parent = first
     return tree

@@ -14,7 +14,6 @@ from paceline.cache.model_runner import ForwardResult, ModelRunner
 from paceline.config.speculative import (
     DraftModelConfig,
     ForwardingConfig,
-    HeadConfig,
     SelfDraftConfig,
 )
 from paceline.core.errors import ConfigError
@@ -51,11 +50,8 @@ def open_draft(config: ForwardingConfig, target: TargetInfo) -> Checkpoint:
 
     Raises:
         ModelLoadError: it cannot be read.
-        ConfigError: the target has fewer layers, or is not there; or the configuration names a
-            head, which is no model by itself.
+        ConfigError: the target has fewer layers, or is not there.
     """
-    if isinstance(config, HeadConfig):
-        raise replays_no_head(config.method)
     if isinstance(config, SelfDraftConfig):
         if target.checkpoint is None:
             raise ConfigError('method "self" drafts with the target, and none is loaded here')
@@ -63,16 +59,6 @@ def open_draft(config: ForwardingConfig, target: TargetInfo) -> Checkpoint:
         return target.checkpoint.first_layers(num_draft_layers(config, most))
     assert config.model is not None
     return load_checkpoint(config.model, with_tokenizer=target.fingerprint is not None)
-
-
-def replays_no_head(method: str) -> ConfigError:
-    """The error for a head where the target does not run."""
-    return ConfigError(
-        f'method "{method}" drafts from hidden states of the running target: tokens alone, as of '
-        "traces, are not enough to draft or record it. Leave it out here, and measure it while the "
-        "target runs: paceline bench throughput MODEL --compare; paceline profile MODEL says what "
-        "it costs"
-    )
 
 
 def num_draft_layers(config: SelfDraftConfig, most: int) -> int:

@@ -55,6 +55,7 @@ import numpy as np
 
 from paceline.cache.model_runner import ForwardResult
 from paceline.planner.drafts import FREE, Prices
+from paceline.proposers.base import DraftBudget
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Candidates, Growth, ranked
 from paceline.proposers.base.parallel import MaskDrafter, ParallelDrafter, further_rows
@@ -62,7 +63,7 @@ from paceline.proposers.heads.checkpoint import Block
 from paceline.proposers.heads.markov import Confidence, Correction
 from paceline.proposers.heads.proposer import FeatureDrafter
 from paceline.request.request import Request
-from paceline.request.span import Span
+from paceline.request.span import DraftTree, Span
 from paceline.sampling.logit_edits import SamplingRow
 from paceline.tensors.arrays import Floats
 
@@ -194,6 +195,9 @@ class DSparkProposer(DFlashProposer):
         self._blocks: dict[int, _BlockRows] = {}
         """By request, of the drafts that are being made."""
 
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        return Drafter.propose(self, requests, budget)
+
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
@@ -238,7 +242,6 @@ class DSparkProposer(DFlashProposer):
         self._blocks = {}
         for growth in growths:
             self._forget_block(growth)
-            growth.tree = growth.finished(self.name)
 
     def _reserve(self, growth: Growth, drafted: int) -> bool:
         return True  # nodes have no KV
