@@ -351,6 +351,29 @@ AltUpLayer altup_layer_of(const Reader& r, const DecoderShape& s, const AltUp& a
     return layer;
 }
 
+LocalConv local_conv_of(const Reader& r, const Reader& w, const DecoderShape& s) {
+    LocalConv conv{};
+    conv.kernel = r.positive("kernel");
+    conv.group = r.positive("group");
+    require(s.hidden % conv.group == 0, "local_conv: groups of different sizes");
+    conv.base = w.vector("base", 2 * conv.kernel * s.hidden);
+    require(conv.base, "local_conv: its base is missing");
+    conv.deltas = w.linear("deltas", 2 * conv.kernel * (s.hidden / conv.group), s.hidden);
+    return conv;
+}
+
+// The convolutions around a layer's parts, of which there are both or neither.
+void read_local_convs(const Reader& r, const Reader& w, const DecoderShape& s, DecoderLayer* layer) {
+    if (!r) {
+        return;
+    }
+    layer->attention_conv = local_conv_of(r, w.part("attention_conv"), s);
+    layer->mlp_conv = local_conv_of(r, w.part("mlp_conv"), s);
+    require(layer->has_attention() && layer->mlp.down.num_parts > 0 && !layer->recurrent &&
+                !layer->latent && !layer->post_attention_norm && !layer->post_mlp_norm && !s.parallel,
+            "local_conv: layers are dense, have attention, and no norms after their branches");
+}
+
 std::optional<AltUp> altup_of(const Reader& r, const Reader& w, const DecoderShape& s) {
     if (!r || !w) {
         return std::nullopt;
@@ -469,6 +492,7 @@ void make_decoder(Decoder* self, nb::object of) {
         const int own_input = w.layer_inputs ? w.layer_inputs->width : 0;
         w.layers.push_back(layer_of(c, weights, int(index), shape, inputs, own_input));
         DecoderLayer& layer = w.layers.back();
+        read_local_convs(c.own.part("local_conv"), weights, shape, &layer);
         layer.rotary =
             r.of_layer("rotary", int(index)).rotary(shape.max_len, layer.attention.head_dim);
         if (layer.recurrent) {

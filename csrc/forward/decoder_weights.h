@@ -9,6 +9,7 @@
 #include "layers/feed_forward.h"
 #include "layers/latent.h"
 #include "layers/layer_inputs.h"
+#include "layers/local_conv.h"
 #include "forward/linear.h"
 #include "layers/experts.h"
 #include "layers/recurrent_layer.h"
@@ -68,6 +69,7 @@ struct DecoderLayer {
     std::optional<LayerGate> gate;  // of its input beside the residual stream
     float scale;                    // of the residual stream that leaves it
     std::optional<AltUpLayer> altup;  // where there are several streams
+    std::optional<LocalConv> attention_conv, mlp_conv;  // around them, within a block
     // Gates that are not so many standard deviations above their row's mean are 0, and the others
     // lowered by as much; -inf: they stay.
     float sparse_deviations;
@@ -105,10 +107,11 @@ struct DecoderWeights {
     int widest, most_orders;  // of any linear: its inputs, and in how many orders it takes them
     Kept keep_alive;
 
-    // Whether spans are blocks, of which some layer sees all.
+    // Whether spans are blocks, which are not cut: some layer sees, or convolves, all of one.
     bool reads_blocks() const {
-        return std::any_of(layers.begin(), layers.end(),
-                           [](const DecoderLayer& layer) { return layer.attention.ahead; });
+        return std::any_of(layers.begin(), layers.end(), [](const DecoderLayer& layer) {
+            return layer.attention.ahead || layer.attention_conv;
+        });
     }
     // Whether keys are values too.
     bool is_latent() const { return layers.front().latent.has_value(); }

@@ -17,7 +17,8 @@ Decoder::Decoder(DecoderWeights weights)
       residual_streams_(weights_, shared_),
       attention_(weights_, shared_),
       recurrences_(weights_.recurrent(), shared_),
-      feed_forwards_(shared_, residual_streams_),
+      local_convs_(shared_),
+      feed_forwards_(shared_, residual_streams_, local_convs_),
       mixtures_(shared_, feed_forwards_),
       inputs_of_layers_(weights_, shared_, residual_streams_),
       head_(weights_.head, shared_) {}
@@ -133,6 +134,9 @@ void Decoder::mix(const DecoderLayer& layer, const Inputs& in) {
             shared_.norm_for(layer.qkv, row, layer.input_norm, thread);
         });
     }
+    if (layer.attention_conv) {
+        local_convs_.read(*layer.attention_conv, layer.qkv, layer.input_norm);
+    }
     if (layer.has_attention()) {
         attention_.read(layer, in);
     }
@@ -141,6 +145,9 @@ void Decoder::mix(const DecoderLayer& layer, const Inputs& in) {
     }
     if (layer.has_attention()) {
         attention_.run(layer, caches_[layer.index]);
+    }
+    if (layer.attention_conv) {
+        local_convs_.finish(*layer.attention_conv);
     }
 }
 

@@ -80,6 +80,7 @@ class Decoder {
     ResidualStreams residual_streams_;
     Attention attention_;
     Recurrences recurrences_;
+    LocalConvs local_convs_;
     FeedForwards feed_forwards_;
     Mixtures mixtures_;
     InputsOfLayers inputs_of_layers_;

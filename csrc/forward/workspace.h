@@ -42,7 +42,7 @@ class Workspace {
     LinearOut out(bool to_branch, float scale, bool is_second = false) const;
     // A layer's attention or recurrence is a branch that is added later, and not at once.
     bool branches(const DecoderLayer& layer) const {
-        return shape.parallel || layer.post_attention_norm;
+        return shape.parallel || layer.post_attention_norm || layer.attention_conv;
     }
 
     const DecoderShape& shape;

@@ -19,11 +19,19 @@ void FeedForwards::run(const DecoderLayer& layer) {
         if (layer.altup) {
             streams_.add_laurel(row);
         }
-        if (!parallel) {
+        if (!parallel && !layer.mlp_conv) {
             shared_.norm_for(first, row, layer.mlp_norm, thread);
         }
     });
-    feed(layer, layer.mlp, shared_.out(layer.post_mlp_norm, shared_.shape.mlp_out_scale));
+    if (layer.mlp_conv) {
+        convs_.read(*layer.mlp_conv, first, layer.mlp_norm);
+    }
+    const bool is_branch = layer.post_mlp_norm || layer.mlp_conv;
+    feed(layer, layer.mlp, shared_.out(is_branch, shared_.shape.mlp_out_scale));
+    if (layer.mlp_conv) {
+        convs_.finish(*layer.mlp_conv);
+        pool().each(shared_.rows(), [&](int row, int) { shared_.add_branch(row, nullptr); });
+    }
 }
 
 void FeedForwards::feed(const DecoderLayer& layer, const FeedForward& mlp, const LinearOut& out) {

@@ -6,6 +6,7 @@
 
 namespace paceline {
 
+class LocalConvs;
 class ResidualStreams;
 class Workspace;
 struct DecoderLayer;
@@ -20,8 +21,8 @@ struct FeedForward {
 
 class FeedForwards {
   public:
-    FeedForwards(Workspace& shared, const ResidualStreams& streams)
-        : shared_(shared), streams_(streams) {}
+    FeedForwards(Workspace& shared, const ResidualStreams& streams, LocalConvs& convs)
+        : shared_(shared), streams_(streams), convs_(convs) {}
 
     // That of a layer without a mixture, from the residual stream to the stream or the branch.
     void run(const DecoderLayer& layer);
@@ -31,6 +32,7 @@ class FeedForwards {
   private:
     Workspace& shared_;
     const ResidualStreams& streams_;
+    LocalConvs& convs_;
     RowBuffer gate_up_;
 };
 

@@ -16,6 +16,7 @@ from paceline.cache.kv_cache import KVCache
 from paceline.cache.model_runner import ModelRunner
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.layer_sizes import LocalConv
 from paceline.request.span import Span
 from tests.arrays import arrays, assert_close, same
 from tests.models.test_entry import norm, turned
@@ -28,6 +29,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "sliding": SLIDING,
     "sliding ahead": {**SLIDING, "entry.sliding_sees_ahead": True},
     "one key head": {"num_kv_heads": 1, "head_dim": 16, "num_heads": 2, "hidden_size": 44},
+    "convolved": {"local_conv": LocalConv(3, 8)},
+    "convolved and sliding": {"local_conv": LocalConv(4, 11), "hidden_size": 44, **SLIDING},
     "biased": {"attention.qkv_bias": True, "attention.o_bias": True},
 }
 CONTEXTS = (0, 5, 37, 506)  # the last one's block lies in two chunks of keys
@@ -47,7 +50,37 @@ def tensors_of(c: ModelConfig) -> dict[str, Any]:
             drawn = torch.Generator().manual_seed(len(tensors))
             bias = torch.randn(len(tensors[name]), generator=drawn)
             tensors[name.replace("weight", "bias")] = bias
+    drawn = torch.Generator().manual_seed(9)
+    for part in [f"{i}.{p}" for i in range(c.num_layers) for p in ("attention", "mlp")]:
+        if c.local_conv:
+            shape, p = (2, c.local_conv.kernel, c.hidden_size), f"model.layers.{part}_conv."
+            outs = c.local_conv.num_deltas(c.hidden_size)
+            tensors[p + "base_kernel"] = torch.randn(shape, generator=drawn)
+            weight = 0.1 * torch.randn(outs, c.hidden_size, generator=drawn)
+            tensors[p + "kernel_projection.weight"] = weight
     return tensors
+
+
+def convolved(
+    c: ModelConfig, t: dict[str, Any], part: str, x: torch.Tensor
+) -> tuple[torch.Tensor, Any]:
+    """What a part of a layer reads of a block's rows, and what makes its results of them."""
+    if c.local_conv is None:
+        return x, lambda y: y
+    deltas = x @ t[part + "_conv.kernel_projection.weight"].T
+    deltas = deltas.view(len(x), 2, c.local_conv.kernel, -1)
+
+    def run(side: int, y: torch.Tensor) -> torch.Tensor:
+        assert c.local_conv is not None
+        found = torch.zeros_like(y)
+        for row in range(len(y)):
+            for tap in range(min(c.local_conv.kernel, row + 1)):
+                delta = deltas[row, side, tap].repeat_interleave(c.local_conv.group)
+                factor = t[part + "_conv.base_kernel"][side, tap] + delta
+                found[row] += factor * y[row - tap]
+        return found
+
+    return run(0, x), lambda y: run(1, y)
 
 
 def runner_of(form: str, ops: Any) -> ModelRunner:
@@ -88,7 +121,8 @@ def want(c: ModelConfig, context: int, size: int = SIZE) -> torch.Tensor:
         p = f"model.layers.{index}."
         attn = p + "self_attn."
         # [context + block]
-        own = torch.cat((known, norm(x, t, p + "input_layernorm.weight")))
+        read, out = convolved(c, t, p + "attention", norm(x, t, p + "input_layernorm.weight"))
+        own = torch.cat((known, read))
 
         def heads(name: str, own: torch.Tensor = own, attn: str = attn) -> torch.Tensor:
             bias = t.get(f"{attn}{name}_proj.bias", torch.zeros(()))
@@ -104,10 +138,10 @@ def want(c: ModelConfig, context: int, size: int = SIZE) -> torch.Tensor:
             if not c.entry.sliding_sees_ahead:
                 seen &= key <= at
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).flatten(1)
-        x = x + y @ t[attn + "o_proj.weight"].T + t.get(attn + "o_proj.bias", torch.zeros(()))
-        inner = norm(x, t, p + "post_attention_layernorm.weight")
+        x = x + out(y @ t[attn + "o_proj.weight"].T + t.get(attn + "o_proj.bias", torch.zeros(())))
+        inner, out = convolved(c, t, p + "mlp", norm(x, t, p + "post_attention_layernorm.weight"))
         gate, up = (inner @ t[f"{p}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
+        x = x + out((F.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T)
     return norm(x, t, "model.norm.weight") @ t["model.embed_tokens.weight"].T
 
 
@@ -120,32 +154,35 @@ def test_rows_see_what_came_before_and_their_block(ops_of: Any, form: str) -> No
         assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("form", ["full", "convolved"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_neither_company_nor_chunks_change_a_bit(ops_of: Any, dtype: str) -> None:
+def test_neither_company_nor_chunks_change_a_bit(ops_of: Any, dtype: str, form: str) -> None:
     """Twelve blocks are more rows than go through at once, and none of them may be cut."""
     ops, contexts = ops_of(dtype), [3 * n for n in range(12)]
-    together = runner_of("full", ops)
+    together = runner_of(form, ops)
     read(together, contexts, chunk=7)
     logits = blocks(together, contexts)
     for number, length in enumerate(contexts):
-        alone = runner_of("full", ops)
+        alone = runner_of(form, ops)
         read(alone, [length])
         assert same(blocks(alone, [length])[0], logits[number])
 
 
-def test_a_block_may_have_more_rows_than_go_through_at_once(ops_of: Any) -> None:
-    model = runner_of("full", ops_of("float32"))
+@pytest.mark.parametrize("form", ["full", "convolved"])
+def test_a_block_may_have_more_rows_than_go_through_at_once(ops_of: Any, form: str) -> None:
+    model = runner_of(form, ops_of("float32"))
     read(model, [5, 0])
     for context, logits in zip([5, 0], blocks(model, [5, 0], size=150), strict=True):
         wanted = want(model.decoder.config, context, size=150)
         assert_close(logits, wanted, atol=5e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("form", ["full", "convolved"])
 @pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
-def test_native_quantises_as_the_reference_does() -> None:
+def test_native_quantises_as_the_reference_does(form: str) -> None:
     said = []
     for ops in (CpuOps("int8"), ReferenceOps("int8")):
-        model = runner_of("full", ops)
+        model = runner_of(form, ops)
         read(model, [40])
         said.append(blocks(model, [40]))
     difference = (said[0] - said[1]).abs() / said[1].std()

@@ -97,6 +97,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "original eagle3": {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
     "original peagle": {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 3},
     "original dflash": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
+    "original dflash2": {"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"},
     "original dspark": {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"},
 }
 

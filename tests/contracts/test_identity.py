@@ -29,7 +29,7 @@ from tests.proposers.dflash import toy_dflash
 from tests.proposers.heads import toy_head
 from tests.proposers.mtp import toy_mtp
 from tests.proposers.ngrams import ngram_proposer
-from tests.proposers.parallel_heads import toy_dspark, toy_peagle
+from tests.proposers.parallel_heads import toy_dflash2, toy_dspark, toy_peagle
 from tests.quick import in_step, in_turns, once
 from tests.toy import (
     VOCAB,
@@ -108,6 +108,9 @@ PROPOSERS: dict[str, list[Factory]] = {
     "dflash_tree": [dflash(max_branching=3, max_tree_nodes=10)],
     "peagle_tree": [lambda: lambda runner: toy_peagle(runner, max_branching=3, max_tree_nodes=10)],
     "dspark_tree": [lambda: lambda runner: toy_dspark(runner, max_branching=3, max_tree_nodes=10)],
+    "dflash2_tree": [
+        lambda: lambda runner: toy_dflash2(runner, max_branching=3, max_tree_nodes=10)
+    ],
     "several": [lookup(), ngram_proposer, draft(0.3, max_branching=2, max_tree_nodes=6), head()],
     "random": [RandomTrees],
 }
@@ -276,6 +279,7 @@ KINDS = (
     "dflash_tree",
     "peagle_tree",
     "dspark_tree",
+    "dflash2_tree",
     "several",
     "random",
 )

@@ -25,7 +25,7 @@ from tests.proposers.mtp import following_mtp
 from tests.proposers.ngrams import ngram_proposer
 from tests.proposers.parallel_drafts import parallel_drafter
 from tests.proposers.parallel_heads import following as following_parallel
-from tests.proposers.parallel_heads import toy_dspark, toy_peagle
+from tests.proposers.parallel_heads import toy_dflash2, toy_dspark, toy_peagle
 from tests.proposers.plugins import repeating_plugin
 from tests.proposers.self_drafts import following
 from tests.proposers.vocabularies import far_pair, foreign_drafter
@@ -78,6 +78,7 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "dflash tree behind": lambda: following_dflash(catch_up_tokens=6, **TREE),
     "peagle tree behind": lambda: following_parallel(toy_peagle, catch_up_tokens=6, **TREE),
     "dspark tree behind": lambda: following_parallel(toy_dspark, catch_up_tokens=6, **TREE),
+    "dflash2 tree behind": lambda: following_parallel(toy_dflash2, catch_up_tokens=6, **TREE),
     "self": following,
     "self tree": lambda: following(**TREE),
     "self of a hybrid tree": lambda: following(shape=HYBRIDS[DELTA], **TREE),

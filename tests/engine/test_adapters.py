@@ -17,7 +17,7 @@ from paceline.request.sampling_params import SamplingParams
 from tests.adapters import adapter_folder, adapter_tensors
 from tests.contracts.test_identity import Factory, dflash, draft, head, lookup
 from tests.proposers.mtp import toy_mtp
-from tests.proposers.parallel_heads import toy_dspark, toy_peagle
+from tests.proposers.parallel_heads import toy_dflash2, toy_dspark, toy_peagle
 from tests.proposers.self_drafts import self_drafter
 from tests.toy import (
     TOY,
@@ -44,6 +44,7 @@ PROPOSERS: dict[str, Sequence[Factory]] = {
     "dflash": [dflash(max_branching=2, max_tree_nodes=8)],
     "peagle": [lambda: lambda runner: toy_peagle(runner, max_branching=2, max_tree_nodes=8)],
     "dspark": [lambda: lambda runner: toy_dspark(runner, max_branching=2, max_tree_nodes=8)],
+    "dflash2": [lambda: lambda runner: toy_dflash2(runner, max_branching=2, max_tree_nodes=8)],
 }
 DTYPES = [
     USUAL,

@@ -196,7 +196,10 @@ class PlainDFlash:
         x, groups = self.embedding[read], HEADS // KV_HEADS
         for layer in range(LAYERS):
             p = f"layers.{layer}."
-            own = torch.cat([known, self.norm(x, p + "input_layernorm")])
+            read, deltas = self.convolved_in(
+                p + "attention_conv", self.norm(x, p + "input_layernorm")
+            )
+            own = torch.cat([known, read])
 
             def heads(name: str, own: torch.Tensor = own, p: str = p) -> torch.Tensor:
                 y = (own @ t[f"{p}self_attn.{name}_proj.weight"].T).view(len(own), -1, HEAD_DIM)
@@ -208,11 +211,39 @@ class PlainDFlash:
             scores = q @ k.transpose(1, 2) / HEAD_DIM**0.5
             scores = scores.where(self.seen(layer, len(known), size), -torch.inf)
             attended = (scores.softmax(-1) @ v).transpose(0, 1).reshape(size, -1)
-            x = x + attended @ t[p + "self_attn.o_proj.weight"].T
-            y = self.norm(x, p + "post_attention_layernorm")
+            attended = attended @ t[p + "self_attn.o_proj.weight"].T
+            x = x + self.convolved(p + "attention_conv", 1, attended, deltas)
+            y, deltas = self.convolved_in(
+                p + "mlp_conv", self.norm(x, p + "post_attention_layernorm")
+            )
             gate, up = y @ t[p + "mlp.gate_proj.weight"].T, y @ t[p + "mlp.up_proj.weight"].T
-            x = x + (torch.nn.functional.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
+            inner = (torch.nn.functional.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
+            x = x + self.convolved(p + "mlp_conv", 1, inner, deltas)
         return self.norm(x, "norm")
+
+    def convolved_in(self, name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a part reads of a block's rows, and its deltas ``[rows, 2, kernel, groups]``."""
+        if name + ".base_kernel" not in self.tensors:
+            return x, x
+        kernel = self.config["conv_kernel_size"]
+        deltas = x @ self.tensors[name + ".kernel_projection.weight"].T
+        deltas = deltas.view(len(x), 2, kernel, -1)
+        return self.convolved(name, 0, x, deltas), deltas
+
+    def convolved(
+        self, name: str, side: int, x: torch.Tensor, deltas: torch.Tensor
+    ) -> torch.Tensor:
+        """Row by row, what goes into a part (side 0) or comes out of it."""
+        if name + ".base_kernel" not in self.tensors:
+            return x
+        base, rows = self.tensors[name + ".base_kernel"][side], []
+        for row in range(len(x)):
+            total = torch.zeros_like(x[0])
+            for tap in range(min(len(base), row + 1)):
+                delta = deltas[row, side, tap].repeat_interleave(self.config["conv_group_size"])
+                total = total + (base[tap] + delta) * x[row - tap]
+            rows.append(total)
+        return torch.stack(rows)
 
     def levels(self, tokens: Sequence[int], features: torch.Tensor, count: int) -> torch.Tensor:
         """The likeliest tokens of every depth, ``[depths, count]``.

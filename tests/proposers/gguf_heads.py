@@ -22,6 +22,9 @@ _NAMES = {
     "markov_head.markov_w2.weight": "markov_w2.weight",
     "confidence_head.proj.weight": "conf_proj.weight",
     "confidence_head.proj.bias": "conf_proj.bias",
+    "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+    "candidate_selector.successor_codebook": "selector_successor.weight",
+    "candidate_selector.hidden_projection.weight": "selector_hidden.weight",
 }
 _PARTS = {
     "input_layernorm": "attn_norm",
@@ -31,7 +34,12 @@ _PARTS = {
     **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"},
     "self_attn.o_proj": "attn_output",
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+    "attention_conv.kernel_projection": "attn_conv_proj",
+    "mlp_conv.kernel_projection": "ffn_conv_proj",
 }
+
+
+_BASES = {"attention_conv.base_kernel": "attn_conv_base", "mlp_conv.base_kernel": "ffn_conv_base"}
 
 
 def stored_name(name: str) -> str:
@@ -39,6 +47,8 @@ def stored_name(name: str) -> str:
     if not name.startswith("layers."):
         return _NAMES.get(name, name)
     _, layer, part = name.removesuffix(".weight").split(".", 2)
+    if part in _BASES:
+        return f"blk.{layer}.{_BASES[part]}"
     return f"blk.{layer}.{_PARTS[part]}.weight"
 
 

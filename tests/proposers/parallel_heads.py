@@ -14,6 +14,7 @@ from paceline.proposers.heads import build
 from paceline.proposers.heads.blocks import DSparkProposer, PEagleProposer
 from paceline.proposers.heads.proposer import FeatureDrafter
 from tests.proposers.dflash import (
+    LAYERS,
     MASK,
     PlainDFlash,
     as_original,
@@ -36,6 +37,8 @@ from tests.proposers.heads import (
 from tests.toy import TOY, USUAL, VOCAB, toy_runner, toy_tensors
 
 RANK, GRU_WIDTH = 8, 12
+GROUP, TOP_K = 4, 5
+"""Channels that share a delta, and tokens among which a selector chooses."""
 CHAIN = {"max_tree_nodes": 0, "max_branching": 1, "num_speculative_tokens": 4}
 
 
@@ -81,6 +84,47 @@ def dspark_tensors(
         "confidence_head.proj.weight": torch.randn(1, HIDDEN + RANK, generator=generator) / 3,
         "confidence_head.proj.bias": torch.tensor([0.5]),
     }
+
+
+def dflash2_tensors(
+    seed: int = 0, own_ends: bool = False, taps: int = 3, kernel: int = 2
+) -> Tensors:
+    """A DFlash 2 head, which drafts all tokens of its target."""
+    generator = torch.Generator().manual_seed(seed + 200)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    tensors, outs = dflash_tensors(seed, own_ends=False, taps=taps), 2 * kernel * HIDDEN // GROUP
+    for layer in range(LAYERS):
+        for part in ("attention", "mlp"):
+            p = f"layers.{layer}.{part}_conv."
+            tensors[p + "base_kernel"] = 0.7 * drawn(2, kernel, HIDDEN)
+            tensors[p + "kernel_projection.weight"] = drawn(outs, HIDDEN) / HIDDEN**0.5 / 2
+    if own_ends:
+        tensors["embed_tokens.weight"] = drawn(VOCAB, HIDDEN)
+        tensors["lm_head.weight"] = drawn(VOCAB, HIDDEN)
+    return tensors | {
+        "candidate_selector.predecessor_codebook": 2 * drawn(VOCAB, RANK),
+        "candidate_selector.successor_codebook": 2 * drawn(VOCAB, RANK),
+        "candidate_selector.hidden_projection.weight": drawn(RANK, HIDDEN) / HIDDEN**0.5,
+    }
+
+
+def dflash2_config(**fields: Any) -> dict[str, Any]:
+    """In the speculators layout."""
+    return dflash_config(
+        False,
+        **{
+            "architectures": ["DFlash2DraftModel"],
+            "speculators_model_type": "dflash2",
+            "conv_kernel_size": 2,
+            "conv_group_size": GROUP,
+            "selector_rank": RANK,
+            "selector_top_k": TOP_K,
+        }
+        | fields,
+    )
 
 
 def markov_names(linear: str) -> tuple[str, str]:
@@ -138,6 +182,10 @@ def built(
 
 def toy_peagle(runner: ModelRunner, **options: Any) -> FeatureDrafter:
     return built(runner, peagle_config(), peagle_tensors(), **options)
+
+
+def toy_dflash2(runner: ModelRunner, **options: Any) -> FeatureDrafter:
+    return built(runner, dflash2_config(), dflash2_tensors(), **options)
 
 
 def toy_dspark(runner: ModelRunner, **options: Any) -> FeatureDrafter:
@@ -270,7 +318,25 @@ class PlainDomino(PlainDSpark):
         return path
 
 
+class PlainDFlash2(PlainDSpark):
+    """DFlash 2 as the speculators library has it, without any cache."""
+
+    def row(
+        self, tokens: Sequence[int], features: torch.Tensor, path: Sequence[int]
+    ) -> tuple[torch.Tensor, float]:
+        hidden = self.hidden(tokens[-1], self.fuse(features))[self.first + len(path)]
+        unary = self.lm_head @ hidden
+        names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+        before, after, projection = (self.tensors[f"candidate_selector.{n}"] for n in names)
+        context = before[[tokens[-1], *path][-1]] * (projection @ hidden)
+        best = unary.topk(self.config["selector_top_k"]).indices
+        logits = torch.full_like(unary, -torch.inf)
+        return logits.index_put((best,), unary[best] + after[best] @ context), 1.0
+
+
 def plain_of(config: dict[str, Any], tensors: Tensors) -> PlainPEagle | PlainDSpark:
     if config["speculators_model_type"] == "peagle":
         return PlainPEagle(tensors, config, toy_tensors())
+    if config["speculators_model_type"] == "dflash2":
+        return PlainDFlash2(tensors, {"sliding_window_non_causal": True} | config, toy_tensors())
     return PlainDSpark(tensors, {"sample_from_anchor": True} | config, toy_tensors())

@@ -2,7 +2,8 @@
 
 Of each folder that is named: reads the DFlash, DSpark or P-EAGLE head in ``head`` and the file
 ``inputs``, and writes the logits of all rows to the file ``logits``, of P-EAGLE also which anchor
-and depth each row has, of DSpark the greedy chain behind every anchor with the confidences.
+and depth each row has, of DSpark the greedy chain behind every anchor with the confidences. Of
+DFlash 2 the logits are the selector's, -inf of tokens that it does not choose among.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)  # which rows of P-EAGLE there are is drawn
     count, found = given["input_ids"].shape[1], dict[str, torch.Tensor]()
 
-    def loss(logits: torch.Tensor, *_: Any, **more: Any) -> tuple[None, dict[str, Any]]:
+    def loss(
+        logits: torch.Tensor | None = None, *_: Any, **more: Any
+    ) -> tuple[None, dict[str, Any]]:
         """In place of the package's, which is all that training makes of the logits."""
         rows = {name: more[name] for name in ("anchor_pos", "depth") if name in more}
+        logits = more["unary_logits"] if logits is None else logits
         found.update(rows, logits=logits[0].contiguous())
         return None, {}
 
@@ -39,7 +43,7 @@ def main(folder: Path) -> None:
 
     def kept(*args: Any, **more: Any) -> Any:
         result = backbone(*args, **more)
-        rows.extend(result[:2])
+        rows.extend((*result[:2], result[-1]))
         return result
 
     if backbone is not None:
@@ -53,9 +57,15 @@ def main(folder: Path) -> None:
             document_ids=torch.zeros(1, count, dtype=torch.long),
             max_anchors=int(given["anchors"].sum()),
         )
+        anchors = given["input_ids"][0, given["anchors"][0] > 0]
         if getattr(model, "markov_head", None) is not None:
-            anchors = given["input_ids"][0, given["anchors"][0] > 0]
-            found.update(chains(model, *rows, anchors))
+            found.update(chains(model, *rows[:2], anchors))
+        if getattr(model, "candidate_selector", None) is not None:
+            hidden, unary, at = rows
+            before = model._predecessor_ids(given["input_ids"], at).flatten()
+            ids, scores = model.candidate_selector.select(unary[0], hidden[0], before)
+            logits = torch.full_like(unary[0], -torch.inf).scatter(1, ids, scores)
+            found.update(selected(model, hidden, unary, anchors), logits=logits)
     save_file(found, folder / "logits")
 
 
@@ -81,6 +91,18 @@ def chains(
             before[:, row + 1] = tokens[-1]
     chain = {"tokens": torch.stack(tokens, dim=1)}
     return chain | ({"said": torch.stack(said, dim=1)} if said else {})
+
+
+def selected(
+    model: Any, hidden: torch.Tensor, unary: torch.Tensor, anchors: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The token that DFlash 2's selector chooses after each of a block's tokens."""
+    shape, tokens = (len(anchors), model.config.block_size, -1), [anchors]
+    for row in range(0 if model.config.sample_from_anchor else 1, model.config.block_size):
+        known = (x.view(shape)[:, row] for x in (unary, hidden))
+        ids, scores = model.candidate_selector.select(*known, tokens[-1])
+        tokens.append(ids.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0])
+    return {"tokens": torch.stack(tokens[1:], dim=1)}
 
 
 if __name__ == "__main__":

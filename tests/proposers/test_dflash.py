@@ -265,13 +265,19 @@ UNFIT: dict[str, tuple[dict[str, Any], Any, type[PacelineError], str]] = {
     "causal": ({"is_causal": True}, None, UnsupportedModelError, "is_causal = true"),
     "another attention": ({"use_swa": True}, None, UnsupportedModelError, "use_swa = True"),
     "a relative": (
-        {"speculators_model_type": "dflash2"},
+        {"speculators_model_type": "dflash3"},
         None,
         UnsupportedModelError,
-        "of type 'dflash2'",
+        "of type 'dflash3'",
+    ),
+    "a key of a relative": (
+        {"conv_kernel_size": 2},
+        None,
+        UnsupportedModelError,
+        "conv_kernel_size = 2, which is not known of heads of kind dflash",
     ),
     "a relative of the original": (
-        {"speculators_model_type": None, "architectures": ["DFlash2DraftModel"]},
+        {"speculators_model_type": None, "architectures": ["DFlash3DraftModel"]},
         None,
         UnsupportedModelError,
         "is no head",

@@ -46,7 +46,13 @@ from tests.proposers.heads import (
     target_info,
     write_head,
 )
-from tests.proposers.parallel_heads import FollowingMarkov, dspark_config, dspark_tensors
+from tests.proposers.parallel_heads import (
+    FollowingMarkov,
+    dflash2_config,
+    dflash2_tensors,
+    dspark_config,
+    dspark_tensors,
+)
 from tests.toy import VOCAB, toy_runner
 
 DFLASH = {"block_size": 6, "tokenizer.ggml.mask_token_id": 47}
@@ -74,8 +80,9 @@ def draft(place: Path, method: str = "eagle3", **options: Any) -> DraftTree:
     """What a head drafts after a prompt."""
     target = toy_runner(prefix_caching=False)
     proposer = build(head_options(method, model=str(place), **options), target_info(target))
-    kinds = {"eagle3": Following, "dflash": FollowingBlocks, "dspark": FollowingMarkov}
-    followed: Any = made_to_follow(proposer, kinds[method], target)
+    kinds: dict[str, Any] = {"eagle3": Following, "dflash": FollowingBlocks}
+    kind = kinds.get(method, FollowingMarkov)
+    followed: Any = made_to_follow(proposer, kind, target)
     (tree,) = propose(followed, make_request(1, [5, 9, 2, 7, 7, 30, 11]))
     assert len(tree)
     return tree
@@ -171,6 +178,34 @@ def test_dspark(tmp_path: Path, case: str, qtype: str) -> None:
     assert draft_at(file).method == draft_at(folder).method == "dspark"
 
 
+DFLASH2: dict[str, tuple[dict[str, Any], dict[str, Any], Tensors]] = {
+    "with the target's ends": ({}, {}, dflash2_tensors()),
+    "with ends of its own": (
+        {"conv_kernel_size": 3},
+        {"conv_kernel_size": 3},
+        dflash2_tensors(1, own_ends=True, kernel=3),
+    ),
+    "in layers that slide": (WINDOW, sliding_layers(), dflash2_tensors(2)),
+}
+
+
+@pytest.mark.parametrize("qtype", ["F32", "Q8_0"])
+@pytest.mark.parametrize("case", DFLASH2)
+def test_dflash2(tmp_path: Path, case: str, qtype: str) -> None:
+    keys, fields, tensors = DFLASH2[case]
+    file, config = tmp_path / "head.gguf", dflash2_config(**fields)
+    said = {key: config[key] for key in config if key.startswith(("conv_", "selector_"))}
+    stored = write_gguf_head(file, tensors, "dflash", qtype, **DFLASH | said | keys)
+    folder = write_head(tmp_path / "head", config, stored)
+    found, wanted = load_head(str(file)), load_head(str(folder))
+    assert (found.kind, found.block) == (wanted.kind, wanted.block)
+    assert found.decoder.config.local_conv == wanted.decoder.config.local_conv
+    drafts = [draft(place, "dflash2", **TREE) for place in (file, folder)]
+    assert drafts[0].token_ids == drafts[1].token_ids
+    assert drafts[0].accept_probs == pytest.approx(drafts[1].accept_probs, abs=1e-5)
+    assert draft_at(file).method == draft_at(folder).method == "dflash2"
+
+
 @native
 @pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0"])
 def test_weights_are_used_as_the_file_has_them(tmp_path: Path, qtype: str) -> None:
@@ -230,9 +265,9 @@ def test_relatives_of_dflash_are_refused(tmp_path: Path) -> None:
     write_gguf_head(tmp_path / "a.gguf", dflash_tensors(), "dflash", logit_scale=2, **DFLASH)
     with pytest.raises(UnsupportedModelError, match="output_multiplier = 2"):
         load_head(str(tmp_path / "a.gguf"))
-    tensors = dflash_tensors() | {"selector_hidden.weight": torch.ones(VOCAB, 32)}
+    tensors = dflash_tensors() | {"hc_head_fn.weight": torch.ones(4, 32)}
     write_gguf_head(tmp_path / "head.gguf", tensors, "dflash", **DFLASH)
-    with pytest.raises(UnsupportedModelError, match=r"selector_hidden\.weight: it is a relative"):
+    with pytest.raises(UnsupportedModelError, match=r"hc_head_fn\.weight: it is a relative"):
         load_head(str(tmp_path / "head.gguf"))
 
 

@@ -25,7 +25,7 @@ from tests.proposers.heads import (
     write_head,
 )
 from tests.proposers.mtp import info, mtp_options, mtp_tensors, qwen, with_mtp
-from tests.proposers.parallel_heads import dspark_config, peagle_config
+from tests.proposers.parallel_heads import dflash2_config, dspark_config, peagle_config
 from tests.toy import TOY, toy_runner
 
 CONFIGS = {
@@ -33,6 +33,7 @@ CONFIGS = {
     "peagle": peagle_config(),
     "dflash": dflash.dflash_config(),
     "dspark": dspark_config(),
+    "dflash2": dflash2_config(),
 }
 FLAGS = ("norm_output", "norm_before_fc", "fc_norm")
 PARTS = {"eagle3": "eagle_config", "peagle": "eagle_config"}

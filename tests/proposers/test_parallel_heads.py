@@ -33,12 +33,15 @@ from tests.proposers.parallel_heads import (
     PlainDSpark,
     PlainPEagle,
     built,
+    dflash2_config,
+    dflash2_tensors,
     dspark_config,
     dspark_tensors,
     following,
     peagle_config,
     peagle_tensors,
     plain_of,
+    toy_dflash2,
     toy_dspark,
     toy_peagle,
 )
@@ -51,6 +54,7 @@ PROMPT = [5, 9, 2, 7, 7, 30, 11]
 KINDS = {
     "peagle": (toy_peagle, peagle_config, peagle_tensors),
     "dspark": (toy_dspark, dspark_config, dspark_tensors),
+    "dflash2": (toy_dflash2, dflash2_config, dflash2_tensors),
 }
 RECURRENT = dspark_config(markov_head_type="rnn", sample_from_anchor=False)
 READ = KINDS | {
@@ -83,6 +87,16 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
         for where in ("", " behind the anchor")
     },
     "sliding blocks": (dspark_config(**sliding_layers()), dspark_tensors(2)),
+    "selected blocks": (dflash2_config(), dflash2_tensors()),
+    "selected blocks, from the anchor on": (
+        dflash2_config(sample_from_anchor=True, conv_kernel_size=4),
+        dflash2_tensors(3, kernel=4),
+    ),
+    "selected blocks, sliding": (dflash2_config(**sliding_layers()), dflash2_tensors(2)),
+    "selected blocks, sliding and not ahead": (
+        dflash2_config(**sliding_layers(), sliding_window_non_causal=False),
+        dflash2_tensors(2),
+    ),
 }
 
 
@@ -202,13 +216,12 @@ def test_without_a_markov_head_it_is_dflash() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_end_where_the_context_does(kind: str) -> None:
     proposer = following(KINDS[kind][0], num_speculative_tokens=8)
-    most = 8 if kind == "peagle" else SIZE
+    beyond, most = {"peagle": (2, 8), "dspark": (1, SIZE), "dflash2": (0, SIZE - 1)}[kind]
     for left in (0, 1, 2, 3, SIZE, 12):
         prompt = [1 + i % 30 for i in range(TOY.max_position - left)]
         request = make_request(left, prompt, 999, max_tokens=500)
         (tree,) = propose(proposer, request)
-        room = left + (2 if kind == "peagle" else 1)
-        assert len(tree) == min(room, most)
+        assert len(tree) == min(left + beyond, most)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -331,7 +344,21 @@ def original_dspark(**fields: Any) -> tuple[dict[str, Any], dict[str, torch.Tens
     } | fields, dspark_tensors()
 
 
-ORIGINALS = {"peagle": original_peagle, "dspark": original_dspark}
+def original_dflash2() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """As z-lab/dflash writes it: what a block is like in a part of its own."""
+    said = dflash2_config()
+    config = dflash.as_original(said)
+    keys = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "block_size")
+    config["dflash_config"] |= {key: said[key] for key in keys}
+    del config["block_size"], config["draft_vocab_size"]
+    return config | {"architectures": ["DFlash2DraftModel"]}, dflash2_tensors()
+
+
+ORIGINALS = {
+    "peagle": original_peagle,
+    "dspark": original_dspark,
+    "dflash2": original_dflash2,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -458,6 +485,76 @@ UNFIT: dict[str, tuple[str, Any, Any, type[PacelineError], str]] = {
         None,
         ModelLoadError,
         r"confidence_head.proj.weight has shape \(1, 40\).*\(1, 32\)",
+    ),
+    "fewer tokens than the target's": (
+        "dflash2",
+        dflash2_config(draft_vocab_size=40),
+        None,
+        UnsupportedModelError,
+        "dflash2 heads with draft_vocab_size = 40 .* all 48 tokens",
+    ),
+    "groups": (
+        "dflash2",
+        dflash2_config(conv_group_size=5),
+        None,
+        ModelLoadError,
+        "conv_group_size = 5; it must divide the hidden_size, 32",
+    ),
+    "taps": (
+        "dflash2",
+        dflash2_config(conv_kernel_size=7),
+        None,
+        ModelLoadError,
+        "conv_kernel_size = 7; it must be a number from 1 to 6",
+    ),
+    "fewer taps": (
+        "dflash2",
+        dflash2_config(conv_kernel_size=1),
+        None,
+        ModelLoadError,
+        r"base_kernel.*\(2, 2, 32\).*\(2, 1, 32\)",
+    ),
+    "no candidates": (
+        "dflash2",
+        dflash2_config(selector_top_k=None),
+        None,
+        ModelLoadError,
+        "no selector_top_k",
+    ),
+    "more candidates than tokens": (
+        "dflash2",
+        dflash2_config(selector_top_k=49),
+        None,
+        ModelLoadError,
+        "selector_top_k = 49; it must be a number from 1 to 48",
+    ),
+    "rank of a selector": (
+        "dflash2",
+        dflash2_config(selector_rank=9),
+        None,
+        ModelLoadError,
+        r"codebook.*\(48, 8\).*\(48, 9\)",
+    ),
+    "a selector and a Markov head": (
+        "dflash2",
+        dflash2_config(markov_rank=4),
+        None,
+        UnsupportedModelError,
+        "markov_rank = 4, which is not known of heads of kind dflash2",
+    ),
+    "no codebook": (
+        "dflash2",
+        dflash2_config(),
+        without("candidate_selector.successor_codebook", dflash2_tensors()),
+        ModelLoadError,
+        "successor_codebook",
+    ),
+    "no convolution": (
+        "dflash2",
+        dflash2_config(),
+        without("layers.1.mlp_conv.base_kernel", dflash2_tensors()),
+        ModelLoadError,
+        "mlp_conv.base_kernel",
     ),
     "rank": ("dspark", dspark_config(markov_rank=9), None, ModelLoadError, r"\(48, 8\).*\(48, 9\)"),
     "no Markov head": (

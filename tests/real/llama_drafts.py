@@ -2,8 +2,9 @@
 
     python llama_drafts.py TARGET HEAD TYPE NUM_TOKENS PROMPTS
 
-``PROMPTS`` is JSON, lists of token ids. Of each prompt the server takes one token of the target and
-then drafts; the drafts are in its log, on standard error.
+``PROMPTS`` is JSON, for each completion what it is asked with: ``prompt``, which are token ids, and
+maybe a ``grammar``. Of each the server takes one token of the target and then drafts; drafts, but
+for those of DFlash 2, and how many of their tokens are accepted are in its log, on standard error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main(target: str, head: str, kind: str, count: str, prompts: str) -> None:
     server = llama.Server(params)
     for prompt in json.loads(prompts):
         greedy = {"temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
-        server.handle_completions({"prompt": prompt, "n_predict": int(count) + 1, **greedy})
+        server.handle_completions({**prompt, "n_predict": int(count) + 1, **greedy})
 
 
 if __name__ == "__main__":

@@ -447,6 +447,7 @@ METHODS: dict[str, Method] = {
     "mtp": Method(MtpConfig, "heads:build", "what the MTP layer that came with the target says"),
     "dflash": Method(BlockHeadConfig, "heads:build", _SEVERAL),
     "dspark": Method(BlockHeadConfig, "heads:build", _SEVERAL),
+    "dflash2": Method(BlockHeadConfig, "heads:build", _SEVERAL),
     "gemma4_assistant": Method(
         AssistantConfig,
         "heads:build",

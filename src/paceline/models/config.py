@@ -17,6 +17,7 @@ from paceline.models.layer_sizes import (
     HeadSizes,
     Latent,
     LayerInputs,
+    LocalConv,
     Recurrent,
     RopeConfig,
 )
@@ -254,6 +255,7 @@ class ModelConfig:
         draft_vocab_size: rows of a draft's head that has not every token; 0: it has.
         recurrent: None where every layer is attention.
         layer_inputs: what layers read beside the residual stream; with ``altup`` they do.
+        local_conv: what is around attention and feed-forward in a head that reads blocks.
         layer_scales: each layer's residual stream ends multiplied with a number.
         only_part: per layer, ``mixer`` or ``mlp`` alone; empty: all have both.
     """
@@ -283,6 +285,7 @@ class ModelConfig:
     recurrent: Recurrent | None = None
     layer_inputs: LayerInputs | None = None
     altup: AltUp | None = None
+    local_conv: LocalConv | None = None
     layer_scales: bool = False
     only_part: tuple[str, ...] = ()
 
@@ -323,6 +326,7 @@ class ModelConfig:
             width = mixture.number * mixture.width + mixture.shared_width
         total += self._attention_weights(layer) if self.has_attention(layer) else 0
         total += recurrent.num_weights(self.hidden_size) if recurrent else 0
+        total += self.local_conv.num_weights(self.hidden_size) if self.local_conv else 0
         return total + (self.mlp_weights(width) if self.has_mlp(layer) else 0)
 
     def mlp_weights(self, width: int) -> int:
@@ -352,7 +356,7 @@ class ModelConfig:
             *(attention.latent, attention.layer_heads, attention.kv_layers),
             *(mlp.parallel, mlp.widths, not mlp.gated, scored),
             *(self.positions.learned, self.positions.rotary_layers),
-            *(self.head_bias, self.layer_scales, self.altup, self.recurrent),
+            *(self.head_bias, self.layer_scales, self.altup, self.recurrent, self.local_conv),
         )
         return not any(apart)
 

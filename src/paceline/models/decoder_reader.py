@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.errors import ConfigError, ModelLoadError
 from paceline.models.config import RESIDUAL, XIELU
-from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV, Experts, Recurrent
+from paceline.models.layer_sizes import DELTA, MAMBA2, SHORT_CONV, Experts, LocalConv, Recurrent
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import (
     HEAD_TOKENS,
@@ -26,6 +26,7 @@ from paceline.models.weights import (
     Layer,
     LayerGate,
     LayerInputWeights,
+    LocalConvWeights,
     Mixture,
     MixtureNorms,
     PrunedHead,
@@ -232,6 +233,8 @@ class DecoderReader:
             gate=self._gate(p) if c.layer_inputs else None,
             scale=self._layer_scale(p) if c.layer_scales else 1.0,
             altup=self._altup(p) if c.altup else None,
+            attention_conv=self._local_conv(p + "attention_conv.", c.local_conv),
+            mlp_conv=self._local_conv(p + "mlp_conv.", c.local_conv),
             recurrent=read_recurrent(self._tensors, recurrent, width, index) if recurrent else None,
         )
 
@@ -354,6 +357,16 @@ class DecoderReader:
             left=self._tensors.single(prefix + "laurel.linear_left", rank, width),
             right=self._tensors.single(prefix + "laurel.linear_right", width, rank),
             norm=self._norm(prefix + "laurel.post_laurel_norm"),
+        )
+
+    def _local_conv(self, prefix: str, shape: LocalConv | None) -> LocalConvWeights | None:
+        if shape is None:
+            return None
+        width, name = self._config.hidden_size, prefix + "kernel_projection"
+        base = self._tensors.vector(prefix + "base_kernel", 2, shape.kernel, width)
+        return LocalConvWeights(
+            self._ops.pack_vector(base.reshape(-1)),
+            self._tensors.single(name, shape.num_deltas(width), width),
         )
 
     def _layer_scale(self, prefix: str) -> float:

@@ -28,10 +28,12 @@ from paceline.config.speculative import HEAD_METHODS
 from paceline.models.config import MASK_TOKEN_KEYS
 
 EAGLE3, PEAGLE, MTP, DFLASH, DSPARK = "eagle3", "peagle", "mtp", "dflash", "dspark"
+DFLASH2 = "dflash2"
 ASSISTANT = "gemma4_assistant"
 _ARCHITECTURES = {  # whole names: those of relatives begin or end with the same letters
     "DFlashDraftModel": DFLASH,
     "DominoDraftModel": DFLASH,
+    "DFlash2DraftModel": DFLASH2,
     "DSparkDraftModel": DSPARK,
     "Qwen3DSparkModel": DSPARK,
     "Gemma4AssistantForCausalLM": ASSISTANT,

@@ -285,6 +285,31 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalConv:
+    """Convolutions within a block, around the attention and the feed-forward of a DFlash 2 layer.
+
+    Row i becomes the sum over taps t of ``(base[t] + delta[i, t]) * row[i - t]``, where rows before
+    the block are 0. One convolution is of what the part reads behind its norm, another of what it
+    adds to the residual stream. A linear makes the deltas of both of what the first one reads.
+
+    Attributes:
+        kernel: taps.
+        group: channels that share a delta.
+    """
+
+    kernel: int
+    group: int
+
+    def num_deltas(self, hidden_size: int) -> int:
+        """Of a row, for both convolutions around one part."""
+        return 2 * self.kernel * (hidden_size // self.group)
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Of a layer's matrices, around both parts."""
+        return 2 * hidden_size * self.num_deltas(hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
 class AltUp:
     """Several residual streams, of which layers read and write one (AltUp, arXiv 2301.13310).
 

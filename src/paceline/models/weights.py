@@ -244,6 +244,18 @@ class AltUpLayer(NamedTuple):
     norm: Any
 
 
+class LocalConvWeights(NamedTuple):
+    """The convolutions around a layer's attention or feed-forward.
+
+    Attributes:
+        base: ``[2 * kernel * hidden]``, of what goes in, then of what comes out; by taps.
+        deltas: linear from the rows that go in to what is added to the base, groups last.
+    """
+
+    base: Any
+    deltas: Any
+
+
 @dataclass(slots=True)
 class Layer:
     """Packed weights of one block; the optional ones are None where the family has none."""
@@ -265,4 +277,6 @@ class Layer:
     gate: LayerGate | None = None
     scale: float = 1.0  # of the residual stream that leaves it
     altup: AltUpLayer | None = None
+    attention_conv: LocalConvWeights | None = None
+    mlp_conv: LocalConvWeights | None = None
     recurrent: RecurrentWeights | None = None  # where there is no attention, `qkv` and `o` are None

@@ -59,6 +59,7 @@ class _Rows:
     Attributes:
         slots: the KV slots of the row's sequence, by position.
         lasts: the last position that the row sees, its own or that of its block's last row.
+        block_rows: of blocks, how many rows of its own come before it.
         displaced: for rows of a tree, ancestors that are not where their position says:
             row to (position, slot) pairs.
     """
@@ -69,6 +70,7 @@ class _Rows:
     positions: list[int] = field(default_factory=list)
     write_slots: list[int] = field(default_factory=list)
     slots: list[Ints] = field(default_factory=list)
+    block_rows: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [0])
     displaced: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -85,6 +87,8 @@ class _Rows:
         else:
             assert not self.are_blocks, "a block is no tree"
             self._add_tree(span, slots, first)
+        if self.are_blocks:
+            self.block_rows.extend(range(end - begin))
         own = self.positions[len(self.lasts) :]
         self.lasts.extend([end - 1] * len(own) if self.are_blocks else own)
         self.samples.extend([first + node for node in span.sample_rows])
@@ -164,15 +168,17 @@ def build_batch(
         np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
     )
     groups = _groups(rows, config)
+    block_rows = torch.tensor(rows.block_rows + padding) if rows.are_blocks else None
     device = memory[0].device
     if columns.device != device:
         columns = columns.to(device)
         groups = [group.to(device) for group in groups]
+        block_rows = None if block_rows is None else block_rows.to(device)
     return Batch(
         input_ids=columns[0],
         positions=columns[1],
         num_rows=count,
-        attention=AttentionBatch(memory, columns[2, :count], groups),
+        attention=AttentionBatch(memory, columns[2, :count], groups, None, block_rows),
         sample_rows=rows.samples,
         sample_offsets=rows.offsets,
     )

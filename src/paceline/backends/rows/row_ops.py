@@ -69,12 +69,15 @@ class AttentionBatch:
         write_slots: slot that each real row writes, ``[rows]``; padding rows come after them.
         groups: every real row is in exactly one of these.
         recurrent: the same of recurrent layers; None where the model has none.
+        block_rows: how many rows of its block come before each row, padding included, ``[rows]``;
+            None where spans are no blocks.
     """
 
     cache: Sequence[Tensor]
     write_slots: Tensor
     groups: Sequence[AttentionGroup] = field(default_factory=list)
     recurrent: RecurrentBatch | None = None
+    block_rows: Tensor | None = None
 
 
 class RowOps(WeightOps, Protocol):

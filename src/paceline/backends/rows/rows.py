@@ -30,6 +30,7 @@ from paceline.models.weights import (
     LatentWeights,
     Layer,
     LayerGate,
+    LocalConvWeights,
     Mixture,
 )
 
@@ -134,12 +135,14 @@ class Rows:
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             entered = x
             if c.has_mixer(index):
+                read, deltas = self._convolved(layer.attention_conv, read, batch)
                 branch = self._mixed(index, layer, read, angles[index], batch)
+                branch = self._convolved_out(layer.attention_conv, branch, deltas, batch)
                 x = x + self._scaled(self._normed(branch, layer.post_attention_norm))
             if streams is not None:
                 x = (x + self._low_rank(layer.altup, read)) * 0.5**0.5
             if c.has_mlp(index):
-                x = self._fed_forward(index, layer, x, entered if c.mlp.parallel else x)
+                x = self._fed_forward(index, layer, x, entered if c.mlp.parallel else x, batch)
             own = None if inputs_of_layers is None else inputs_of_layers[:, index]
             if streams is not None:
                 streams, x = self._corrected(layer, streams, x, own)
@@ -314,10 +317,13 @@ class Rows:
             attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
         return self._linear(index, "o", attended)
 
-    def _fed_forward(self, index: int, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
+    def _fed_forward(
+        self, index: int, layer: Layer, x: Tensor, stream: Tensor, batch: Any
+    ) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
         c = self.config
         read = self._normed(stream, layer.mlp_norm)
+        read, deltas = self._convolved(layer.mlp_conv, read, batch)
         if layer.mixture is not None:
             mlp = self._mixture(layer.mixture, read, stream)
         else:
@@ -328,7 +334,29 @@ class Rows:
             mlp = self._linear(index, "down", self._activated(mlp, layer.learnt))
             if c.multipliers.mlp_out != 1.0:
                 mlp = mlp * c.multipliers.mlp_out
+        mlp = self._convolved_out(layer.mlp_conv, mlp, deltas, batch)
         return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
+
+    def _convolved(
+        self, weights: LocalConvWeights | None, read: Tensor, batch: Any
+    ) -> tuple[Tensor, Tensor]:
+        """What a part of a layer reads of rows behind its norm, and deltas for what it adds."""
+        shape = self.config.local_conv
+        if weights is None or shape is None:
+            return read, read
+        deltas = self.ops.row_linear(read, weights.deltas).view(len(read), 2, shape.kernel, -1)
+        base = weights.base.view(2, shape.kernel, -1)
+        return convolved(read, base[0], deltas[:, 0], batch.block_rows), deltas[:, 1]
+
+    def _convolved_out(
+        self, weights: LocalConvWeights | None, branch: Tensor, deltas: Tensor, batch: Any
+    ) -> Tensor:
+        """What a part of a layer adds to the residual stream."""
+        shape = self.config.local_conv
+        if weights is None or shape is None:
+            return branch
+        base = weights.base.view(2, shape.kernel, -1)
+        return convolved(branch, base[1], deltas, batch.block_rows)
 
     def _scaled(self, branch: Tensor) -> Tensor:
         m = self.config.multipliers.residual
@@ -461,6 +489,23 @@ class Rows:
 
 LEAST_SQUARE = 1e-5
 """Of a stream's mean square, before it is divided by its root."""
+
+
+def convolved(x: Tensor, base: Tensor, deltas: Tensor, block_rows: Tensor) -> Tensor:
+    """A convolution within blocks; see :class:`~paceline.models.layer_sizes.LocalConv`.
+
+    Args:
+        x: rows, those of a block one after another, ``[rows, hidden]``.
+        base: ``[kernel, hidden]``.
+        deltas: ``[rows, kernel, groups]``.
+        block_rows: how many rows of its block come before each row, ``[rows]``.
+    """
+    factors = base + deltas.repeat_interleave(x.shape[1] // deltas.shape[2], dim=2)
+    terms = [factors[:, 0] * x]
+    for tap in range(1, len(base)):
+        before = F.pad(x, (0, 0, tap, 0))[: len(x)]
+        terms.append(factors[:, tap] * before.where((block_rows >= tap).unsqueeze(1), 0.0))
+    return reduce(add, terms)
 
 
 def sparse(gate_up: Tensor, deviations: float) -> Tensor:

@@ -368,8 +368,9 @@ def _value_dim(of: GgufMetadata) -> int:
     return inner // heads
 
 
-_OTHERS = ("selector_hidden.weight", "hc_head_fn.weight")
-"""Tensors of DFlash 2 and of DeepSeek's drafts, whose architecture is called like DFlash."""
+_OTHERS = ("hc_head_fn.weight",)
+"""Tensors of DeepSeek's drafts, whose architecture is called like DFlash."""
+_DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 def head_keys(of: GgufMetadata) -> dict[str, Any]:
@@ -400,4 +401,5 @@ def head_keys(of: GgufMetadata) -> dict[str, Any]:
         "norm_before_fc": of.listed("norm_before_fc"),
         "final_logit_softcapping": of.listed("final_logit_softcapping"),
         "output_multiplier": of.listed("logit_scale"),
+        **{key: of.listed(key) for key in _DFLASH2_KEYS},
     }

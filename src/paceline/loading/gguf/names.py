@@ -15,13 +15,18 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3", GGUF_ASSISTANT: "gemma4_text"}
 _INTERLEAVED_HEADS = ("eagle3",)
 MARKOV = "markov_w1.weight"
 """What a file of DSpark has, whose architecture is DFlash's."""
+SELECTOR = "selector_hidden.weight"
+"""The same of DFlash 2."""
 _OF_BLOCKS = {
     MARKOV: "markov_head.markov_w1.weight",
     "markov_w2.weight": "markov_head.markov_w2.weight",
     "conf_proj.weight": "confidence_head.proj.weight",
     "conf_proj.bias": "confidence_head.proj.bias",
+    SELECTOR: "candidate_selector.hidden_projection.weight",
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
 }
-"""Tensors of DSpark that belong to no layer."""
+"""Tensors of DSpark and DFlash 2 that belong to no layer."""
 
 
 def head_of(architecture: str, stored: Container[str]) -> str:
@@ -32,6 +37,8 @@ def head_of(architecture: str, stored: Container[str]) -> str:
     """
     if architecture == "dflash" and MARKOV in stored:
         return "dspark"
+    if architecture == "dflash" and SELECTOR in stored:
+        return "dflash2"
     return architecture.replace("-", "_")
 
 
@@ -101,6 +108,9 @@ _BLOCK = {
     "laurel_l": "laurel.linear_left",
     "laurel_r": "laurel.linear_right",
     "laurel_post_norm": "laurel.post_laurel_norm",
+    # Of DFlash 2:
+    "attn_conv_proj": "attention_conv.kernel_projection",
+    "ffn_conv_proj": "mlp_conv.kernel_projection",
     # Of recurrent layers:
     "shortconv.in_proj": "linear_attn.in_proj",
     "shortconv.conv": "linear_attn.conv1d",
@@ -136,6 +146,8 @@ _PARAMETERS = {
     "ffn_gate_inp.scale": "mlp.gate.scale",
     "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
     "altup_correct_scale.weight": "altup.correct_output_scale",
+    "attn_conv_base": "attention_conv.base_kernel",
+    "ffn_conv_base": "mlp_conv.base_kernel",
     "ssm_a": "linear_attn.A",
     "ssm_d": "linear_attn.D",
     "ssm_dt.bias": "linear_attn.dt_bias",

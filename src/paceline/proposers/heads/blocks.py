@@ -29,9 +29,14 @@ by level, which takes a product of low rank and no forward. Every row of the blo
 the configuration says otherwise (``sample_from_anchor``, or ``dspark_bonus_anchor`` of the original
 layout).
 
-Its Markov head and its confidence head are described in :mod:`paceline.proposers.heads.markov`.
-What the latter says of a node's likeliest child is that child's estimate, before calibration. A
-head may have one of them alone.
+DFlash 2 is a DFlash head whose layers have convolutions within the block
+(:class:`~paceline.models.layer_sizes.LocalConv`), and whose *selector* stands where DSpark has a
+Markov head: it chooses among the likeliest tokens of a row by the token before. All of a block is
+seen in layers with a sliding window too, unless the configuration says otherwise.
+
+Markov heads, the selector and the confidence head are described in
+:mod:`paceline.proposers.heads.markov`. What the latter says of a node's likeliest child is that
+child's estimate, before calibration. A head may have one of them alone.
 
 A Domino head (SpecForge 0.2) is a DFlash head with a correction of its logits, which is described
 there too, and drafts as a DSpark head does.
@@ -181,10 +186,10 @@ class _BlockRows:
 
 
 class DSparkProposer(DFlashProposer):
-    """See the module's docstring.
+    """Of DSpark and DFlash 2: see the module's docstring.
 
     Args: those of :class:`~paceline.proposers.heads.blocks.DFlashProposer`, and
-        markov: the Markov head, or Domino's correction.
+        markov: the Markov head, Domino's correction, or the selector.
     """
 
     def __init__(self, *args: Any, markov: Correction, **more: Any) -> None:
@@ -217,7 +222,7 @@ class DSparkProposer(DFlashProposer):
             block.states[path] = state
         logits = np.stack([block.logits[len(path)] for block, path in pairs])
         corrected = [len(path) >= self._markov.first_level for path in paths]
-        logits[corrected] += self._markov.added(latent[corrected])
+        logits[corrected] = self._markov.corrected(logits[corrected], latent[corrected])
         said = None if self._confidence is None else self._confidence(hidden, before)
         return ranked(logits, rows, self.config, self._runner.decoder.pruned_head, said)
 
@@ -227,7 +232,7 @@ class DSparkProposer(DFlashProposer):
         for block, hidden in zip(blocks, hidden_of(blocks, result), strict=True):
             levels = len(block.sample_rows)
             self._blocks[block.request_id] = _BlockRows(
-                result.logits[sampled : sampled + levels],
+                self._markov.candidates(result.logits[sampled : sampled + levels]),
                 hidden[block.sample_rows],
                 {(): self._markov.first_state(block.token_ids[0], hidden[: block.sample_rows[0]])},
             )

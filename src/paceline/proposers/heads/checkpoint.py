@@ -37,7 +37,17 @@ from paceline.models.config import RESIDUAL, EntryConfig, ModelConfig
 from paceline.models.decoder_reader import EMBEDDING, HEAD, DecoderReader
 from paceline.models.families.config_json import config_from_hf
 from paceline.models.families.fields import Fields
-from paceline.models.heads import ASSISTANT, DFLASH, DSPARK, EAGLE3, MTP, PEAGLE, head_kind
+from paceline.models.heads import (
+    ASSISTANT,
+    DFLASH,
+    DFLASH2,
+    DSPARK,
+    EAGLE3,
+    MTP,
+    PEAGLE,
+    head_kind,
+)
+from paceline.models.layer_sizes import LocalConv
 from paceline.models.tensor_reader import TensorReader
 from paceline.models.weights import HEAD_TOKENS
 from paceline.proposers.base import TargetInfo
@@ -80,8 +90,14 @@ _DOMINO_TENSORS = {
     *(f"{GRU}.{part}.weight" for part in ("ih", "hh")),
     *(f"{PROJECTION}.{place}.weight" for place in (0, 2)),
 }
+SELECTOR, SELECTS = "candidate_selector", "selector"
+"""What DFlash 2's tensors begin with, and its ``markov_type``."""
+_SELECTOR_TENSORS = {
+    f"{SELECTOR}.{name}"
+    for name in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+}
 _CONFIDENCE_TENSORS = {f"{CONFIDENCE}.proj.weight", f"{CONFIDENCE}.proj.bias"}
-_ENTRIES = {EAGLE3: EAGLE3, PEAGLE: EAGLE3, DFLASH: DFLASH, DSPARK: DFLASH}
+_ENTRIES = {EAGLE3: EAGLE3, PEAGLE: EAGLE3, DFLASH: DFLASH, DSPARK: DFLASH, DFLASH2: DFLASH}
 """How hidden states come into the layers of each kind (:mod:`paceline.models.decoder_reader`)."""
 _NAMES = (
     (re.compile(r"^midlayer\."), "model.layers.0."),
@@ -105,18 +121,20 @@ _OTHER_BLOCKS = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a DFlash or DSpark head reads after the target's hidden states.
+    """What a DFlash, DSpark or DFlash 2 head reads after the target's hidden states.
 
     Attributes:
         size: rows.
         mask_token: what all but the first one read.
         first_row: the row that predicts the first token.
-        markov_rank: width of DSpark's Markov head or Domino's correction; 0 is none.
+        markov_rank: width of DSpark's Markov head, Domino's correction or DFlash 2's selector;
+            0 is none.
         markov_type: one of :data:`~paceline.proposers.heads.markov.MARKOV_HEADS`, or ``domino``.
         has_confidence: a DSpark head has a confidence head, and its configuration says no other.
         confidence_reads_token: it reads the token before, too.
         gru_width: numbers in the state of Domino's GRU.
         first_corrected: drafted tokens before the first whose logits Domino corrects.
+        top_k: tokens of a row among which a selector chooses; 0: there is none.
     """
 
     size: int
@@ -128,6 +146,7 @@ class Block:
     confidence_reads_token: bool = False
     gru_width: int = 0
     first_corrected: int = 0
+    top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +179,9 @@ class HeadCheckpoint:
         norm_before_fc: one norm over the hidden states of all taps (``input_norm``).
         fc_norm: a norm for those of each tap (``fc_norm``).
         norm_output: a drafted node's children read its hidden state after the last norm.
-        block: of a DFlash or DSpark head; None of the others.
+        block: of a DFlash, DSpark or DFlash 2 head; None of the others.
         target_layers, target_width: of the target, where the head says what it was made for.
-        further: what P-EAGLE and DSpark heads and assistants have that the others have not.
+        further: what P-EAGLE, DSpark and DFlash 2 heads and assistants have beyond the others.
         assistant: of a Gemma 4 assistant; None of the others.
     """
 
@@ -220,8 +239,10 @@ def load_head(source: str) -> HeadCheckpoint:
             block, further = _with_confidence(block, fields, tensors)
         elif is_domino(raw):
             block, further = _with_domino(block, raw), set(_DOMINO_TENSORS)
+        elif kind == DFLASH2:
+            block, shape, further = *_with_selector(block, raw, shape), _SELECTOR_TENSORS
     parts = {stored for stored in tensors if FUSION.fullmatch(stored)}
-    further &= set(tensors)
+    further = further & set(tensors)
     others = parts | further | _left_out(tensors, shape, block)
     rest = tensors.only(stored for stored in tensors if stored not in others)
     return HeadCheckpoint(
@@ -370,11 +391,13 @@ def _layer_ids(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block, ModelConfig]:
-    """How a DFlash or DSpark head reads blocks, and the shape of its layers."""
+    """How a DFlash, DSpark or DFlash 2 head reads blocks, and the shape of its layers."""
     fields, is_dspark = Fields(raw), kind == DSPARK
-    said = Fields({**raw, **fields.mapping(BLOCKS)}, {"sample_from_anchor": is_dspark})
+    usually = {"sample_from_anchor": is_dspark, "sliding_window_non_causal": kind == DFLASH2}
+    said = Fields({**raw, **fields.mapping(BLOCKS)}, usually)
     for trait, usual in _OTHER_BLOCKS.items():
-        if said.get(trait) not in (None, usual):
+        selects = kind == DFLASH2 and trait == "selector_rank"
+        if said.get(trait) not in (None, usual) and not selects:
             raise UnsupportedModelError(
                 f"{kind} heads with {trait} = {str(said.get(trait))[:40]} are not supported"
             )
@@ -424,6 +447,31 @@ def _with_domino(block: Block, raw: Mapping[str, Any]) -> Block:
         gru_width=said.integer("gru_hidden_dim", 1, MOST_MARKOV_RANK),
         first_corrected=said.integer("pure_draft_prefix_len", 0, MOST_BLOCK_ROWS, 0),
     )
+
+
+def _with_selector(
+    block: Block, raw: Mapping[str, Any], shape: ModelConfig
+) -> tuple[Block, ModelConfig]:
+    """What a DFlash 2 head has beyond a DFlash head."""
+    said = Fields({**raw, **Fields(raw).mapping(BLOCKS)})
+    if shape.draft_vocab_size:
+        raise UnsupportedModelError(
+            f"{DFLASH2} heads with draft_vocab_size = {shape.draft_vocab_size} are not supported; "
+            f"they draft all {shape.vocab_size} tokens of their target"
+        )
+    conv = LocalConv(
+        said.integer("conv_kernel_size", 1, block.size),
+        said.integer("conv_group_size", 1, shape.hidden_size),
+    )
+    if shape.hidden_size % conv.group:
+        raise ModelLoadError(
+            f"the model configuration says conv_group_size = {conv.group}; it must divide the "
+            f"hidden_size, {shape.hidden_size}"
+        )
+    rank = said.integer("selector_rank", 1, MOST_MARKOV_RANK)
+    top_k = said.integer("selector_top_k", 1, shape.vocab_size)
+    block = replace(block, markov_rank=rank, markov_type=SELECTS, top_k=top_k)
+    return block, replace(shape, local_conv=conv)
 
 
 def _with_confidence(

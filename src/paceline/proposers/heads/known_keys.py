@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.core.errors import UnsupportedModelError
 from paceline.models.config import MASK_TOKEN_KEYS
-from paceline.models.heads import DFLASH, DSPARK, EAGLE3, PEAGLE
+from paceline.models.heads import DFLASH, DFLASH2, DSPARK, EAGLE3, PEAGLE
 
 EAGLE, BLOCKS, LAYER_CONFIG = "eagle_config", "dflash_config", "transformer_layer_config"
 """Parts of a configuration: of EAGLE-3 heads, of block heads, and of the layers of both."""
@@ -87,13 +87,20 @@ _BLOCK_KEYS = _words(
 )
 DOMINO = "domino"
 _DOMINO_KEYS = _words("emb_dim gru_hidden_dim pure_draft_prefix_len shift_label")
+_DFLASH2_KEYS = _BLOCK_KEYS - _words(
+    """
+    confidence_head_with_markov dspark_bonus_anchor enable_confidence_head markov_head_type
+    markov_rank
+    """
+) | _words("conv_group_size conv_kernel_size selector_top_k")
 _KINDS = {
     EAGLE3: _EAGLE_KEYS,
     PEAGLE: _EAGLE_KEYS,
     DFLASH: _BLOCK_KEYS,
     DSPARK: _BLOCK_KEYS,
+    DFLASH2: _DFLASH2_KEYS,
 }
-_PARTS = {EAGLE3: EAGLE, PEAGLE: EAGLE, DFLASH: BLOCKS, DSPARK: BLOCKS}
+_PARTS = {EAGLE3: EAGLE, PEAGLE: EAGLE, DFLASH: BLOCKS, DSPARK: BLOCKS, DFLASH2: BLOCKS}
 _ONLY: dict[str, Mapping[str, Any]] = {
     EAGLE: {
         "use_aux_hidden_state": True,

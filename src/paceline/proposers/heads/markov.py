@@ -1,4 +1,5 @@
-"""What DSpark and Domino heads make of the tokens before a node, and DSpark's confidence head.
+"""What block heads make of the tokens before a node: the Markov and confidence heads of DSpark,
+Domino's correction and DFlash 2's selector.
 
 The Markov heads are those of the original repository (deepseek-ai/DeepSpec) and of the speculators
 package (0.9, ``speculators.models.dspark``). All have a row of ``markov_w1`` for the token before
@@ -16,6 +17,12 @@ Domino is DFlash with a correction in place of a Markov head (SpecForge 0.2,
 anchor on, and its state with the block row's hidden state goes through two linears, the second of
 which gives what is added to the logits. The first levels may go without.
 
+The *selector* of DFlash 2 (speculators 0.9, ``speculators.models.dflash2``, after the original
+repository, z-lab/dflash) chooses among the ``selector_top_k`` likeliest tokens of a row alone. It
+adds to the logit of each the product of three vectors of low rank: the row of
+``predecessor_codebook`` for the token before, the row's hidden state through
+``hidden_projection``, and the token's row of ``successor_codebook``.
+
 The confidence head is one linear over the block row's hidden state and, usually, that row of
 ``markov_w1``. Its sigmoid says how likely the head's own choice there is to be accepted. Knows no
 trees; :mod:`paceline.proposers.heads.blocks` keeps the states of nodes.
@@ -30,7 +37,15 @@ import numpy as np
 
 from paceline.models.backend import Ops
 from paceline.models.tensor_reader import TensorReader
-from paceline.proposers.heads.checkpoint import CONFIDENCE, GRU, MARKOV, PROJECTION, Block
+from paceline.proposers.heads.checkpoint import (
+    CONFIDENCE,
+    GRU,
+    MARKOV,
+    PROJECTION,
+    SELECTOR,
+    SELECTS,
+    Block,
+)
 from paceline.tensors.arrays import Floats, floats
 
 
@@ -62,9 +77,13 @@ class Correction(ABC):
             ``[rows, rank]`` and ``[rows, state_size]``.
         """
 
+    def candidates(self, logits: Floats) -> Floats:
+        """The logits of a block's rows, -inf where a token cannot be chosen."""
+        return logits
+
     @abstractmethod
-    def added(self, latent: Floats) -> Floats:
-        """What is added to the logits, ``[rows, columns of the logits]``, float32."""
+    def corrected(self, logits: Floats, latent: Floats) -> Floats:
+        """Logits of rows, ``[rows, columns]``, out of what :meth:`candidates` gave of them."""
 
     def first_state(self, anchor: int, skipped: Floats) -> Floats:
         """What is handed to the first row that predicts, ``[state_size]``.
@@ -89,11 +108,15 @@ class Markov(Correction):
     """
 
     def __init__(self, reader: TensorReader, ops: Ops, block: Block) -> None:
-        shape, self._rank = reader.config, block.markov_rank
-        self._ops, self._hidden_size = ops, shape.hidden_size
-        before = reader.floats(f"{MARKOV}.markov_w1.weight", shape.vocab_size, self._rank)
-        self._before: Floats = floats(before).copy()
-        self._after = reader.single(f"{MARKOV}.markov_w2", shape.num_logits, self._rank)
+        self._ops, self._rank = ops, block.markov_rank
+        self._hidden_size = reader.config.hidden_size
+        self._before = self._table(reader, f"{MARKOV}.markov_w1.weight")
+        self._after = reader.single(f"{MARKOV}.markov_w2", reader.config.num_logits, self._rank)
+
+    def _table(self, reader: TensorReader, name: str) -> Floats:
+        """A row of low rank for each token."""
+        table = reader.floats(name, reader.config.vocab_size, self._rank)
+        return floats(table).copy()
 
     def rows_of(self, tokens: Sequence[int]) -> Floats:
         return self._before[list(tokens)]
@@ -101,8 +124,9 @@ class Markov(Correction):
     def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
         return before, states
 
-    def added(self, latent: Floats) -> Floats:
-        return self._ops.linear(latent, self._after)
+    def corrected(self, logits: Floats, latent: Floats) -> Floats:
+        corrected: Floats = logits + self._ops.linear(latent, self._after)
+        return corrected
 
 
 class GatedMarkov(Markov):
@@ -187,16 +211,48 @@ class Domino(Correction):
         inner = self._ops.linear(_joined(hidden, states), self._inner)
         return inner * sigmoid(inner), states
 
-    def added(self, latent: Floats) -> Floats:
-        return self._ops.linear(latent, self._outer)
+    def corrected(self, logits: Floats, latent: Floats) -> Floats:
+        corrected: Floats = logits + self._ops.linear(latent, self._outer)
+        return corrected
+
+
+class Selector(Markov):
+    """DFlash 2's, whose rank is the block's ``markov_rank``; see :class:`Markov`."""
+
+    reads_hidden = True
+
+    def __init__(self, reader: TensorReader, ops: Ops, block: Block) -> None:
+        self._ops, self._rank = ops, block.markov_rank
+        self._top_k = min(block.top_k, reader.config.num_logits)
+        self._before = self._table(reader, f"{SELECTOR}.predecessor_codebook")
+        self._successors = self._table(reader, f"{SELECTOR}.successor_codebook")
+        name = f"{SELECTOR}.hidden_projection"
+        self._projection = reader.single(name, self._rank, reader.config.hidden_size)
+
+    def candidates(self, logits: Floats) -> Floats:
+        best = np.argpartition(logits, -self._top_k, axis=1)[:, -self._top_k :]
+        kept = np.full_like(logits, -np.inf)
+        np.put_along_axis(kept, best, np.take_along_axis(logits, best, axis=1), axis=1)
+        return kept
+
+    def latent(self, before: Floats, hidden: Floats, states: Floats) -> tuple[Floats, Floats]:
+        projected = self._ops.linear(np.ascontiguousarray(hidden), self._projection)
+        return before * projected, states
+
+    def corrected(self, logits: Floats, latent: Floats) -> Floats:
+        rows, tokens = (logits != -np.inf).nonzero()
+        scores = logits.copy()
+        scores[rows, tokens] += (latent[rows] * self._successors[tokens]).sum(axis=1)
+        return scores
 
 
 MARKOV_HEADS: dict[str, type[Markov]] = {
     "vanilla": Markov,
     "gated": GatedMarkov,
     "rnn": RecurrentMarkov,
+    SELECTS: Selector,
 }
-"""By ``markov_head_type``."""
+"""By ``markov_head_type``, and DFlash 2's."""
 
 
 class Confidence:
