@@ -18,7 +18,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.planner.planner import PLANNERS
 from paceline.proposers.heads.proposer import FeatureDrafter
-from paceline.request.traces import Trace
+from paceline.request.traces import Trace, TraceWriter
 from paceline_lab.simulate.recorded_drafts import (
     BLOCK,
     LEVELS,
@@ -34,7 +34,18 @@ from paceline_lab.simulate.recording import HeadRecorder, record_drafts
 from paceline_lab.simulate.setup import open_simulator
 from paceline_lab.trace.command import TraceOptions, trace_command
 from paceline_lab.trace.requests import trace_params
-from tests.lab.test_drafts import BUDGETS, CHAIN, CONTEXT, TREE, make_meta, steps, toy_traces
+from tests.lab.test_drafts import (
+    BUDGETS,
+    CHAIN,
+    CONTEXT,
+    TREE,
+    make_meta,
+    make_trace,
+    steps,
+    toy_traces,
+)
+from tests.models.reference import save_model
+from tests.proposers.assistants import write_assistant
 from tests.proposers.dflash import dflash_options, following_dflash, toy_dflash
 from tests.proposers.heads import embedded_head, following_head, head_options, toy_head, write_head
 from tests.proposers.mtp import following_mtp, mtp_options, toy_mtp
@@ -156,3 +167,31 @@ def _other_head(folder: Path) -> tuple[dict[str, Any], Any]:
     tensors = load_file(folder / "model.safetensors")
     tensors["fc.weight"] = tensors["fc.weight"].flip(0)
     return json.loads((folder / "config.json").read_text()), tensors
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_assistants_are_replayed_as_the_engine_runs_them(
+    tmp_path: Path, temperature: float
+) -> None:
+    """They read the target's own keys and values."""
+    save_model("gemma4", tmp_path / "target")
+    write_assistant(tmp_path / "assistant", "gemma4")
+    sizes = {"num_speculative_tokens": 4, "max_tree_nodes": 9, "min_accept_prob": 0.0}
+    config = SpeculativeConfig("gemma4_assistant", str(tmp_path / "assistant"), **sizes)
+    options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 1, "max_model_len": 64}
+    meta = make_meta(temperature, 20, 64)
+    plan = [trace_params(make_trace(i, [3 + i] * 9, []), meta) for i in range(3)]
+    with LLM(
+        str(tmp_path / "target"), speculative_config=[config], planner="fixed", **options
+    ) as llm:
+        answers = llm.generate([[3 + i] * 9 for i in range(3)], plan)
+    traces = [make_trace(i, [3 + i] * 9, each.token_ids) for i, each in enumerate(answers)]
+    TraceWriter(tmp_path / "traces", meta).write_shard(traces)
+    built = EngineConfig(**options)
+    opened = open_simulator(tmp_path / "traces", str(tmp_path / "target"), built, [config])
+    replayed = opened.simulator.run((config,), PLANNERS["fixed"])
+    for answer, of_replay in zip(answers, replayed.traces, strict=True):
+        of_engine = answer.completions[0].counters
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+            assert getattr(of_replay.counters, name) == getattr(of_engine, name)
+        assert of_engine.num_draft_tokens > 20

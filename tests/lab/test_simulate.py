@@ -153,6 +153,8 @@ def test_masks_are_rows_of_one_forward_and_foreign_levels_take_several() -> None
     time = parallel_draft_time(DRAFT_TABLE, 2, 3)
     assert time.call == DRAFT_TABLE.milliseconds(8, samples=6, requests=2) > 0.06
     assert time.level == 0.0
+    block = parallel_draft_time(DRAFT_TABLE, 2, 3, block_rows=8).call
+    assert block == DRAFT_TABLE.milliseconds(16, samples=6, requests=2) > time.call
     assert translated(DraftTime(4.0, 2.0, 1.0), 3.5, 1.5) == DraftTime(9.0, 3.0, 1.5)
 
 

@@ -248,12 +248,15 @@ class DraftsKey:
         form: what is kept of a draft: levels that took a forward each (``levels``), those of one
             forward that know nothing of one another (``masks``), or those of one forward that
             depend on the tokens before them (``block``).
+        block_rows: of a head's forward, whatever is drafted of them; 0: one for each known token
+            that it reads and each further one that it drafts.
     """
 
     config: ForwardingConfig
     max_len: int
     text: str
     form: str = "levels"
+    block_rows: int = 0
 
     @property
     def digest(self) -> str:
@@ -385,7 +388,9 @@ def drafts_key(
         **_ranking(config),
         **head,
     }
-    return DraftsKey(config, max_len, json.dumps(said, sort_keys=True), source.form(config))
+    block = source.head.block if source.head else None
+    rows, text = block.size if block else 0, json.dumps(said, sort_keys=True)
+    return DraftsKey(config, max_len, text, source.form(config), rows)
 
 
 def _form(source: DraftSource, config: ForwardingConfig, target: TargetInfo) -> str:

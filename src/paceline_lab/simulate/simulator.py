@@ -171,13 +171,14 @@ class Simulator:
             return DraftTime(self.table.host.call(config.method))
         requests = min(self.config.max_num_seqs, len(self.traces))
         table, depth = self.draft_tables[draft_name(config)], config.num_speculative_tokens
-        if self.drafts(config).key.form != LEVELS:
-            return parallel_draft_time(table, requests, depth)
+        key = self.drafts(config).key
+        if key.form != LEVELS:
+            return parallel_draft_time(table, requests, depth, key.block_rows)
         nodes, recorded = -(-config.tree_nodes // depth), self.drafts(config)
         spare = 1 if recorded.pair is None else SPARE
         time = translated(draft_time(table, requests, spare * nodes), *recorded.forwards)
-        # What `self` lacks the target has read.
-        return replace(time, token=0.0) if config.method == "self" else time
+        # What `self` and assistants lack the target has read.
+        return time if config.has_own_kv else replace(time, token=0.0)
 
 
 def draft_name(config: ForwardingConfig) -> str:
@@ -206,13 +207,15 @@ def draft_time(table: CostTable, requests: int, nodes: int = 1) -> DraftTime:
     return DraftTime(call, level, max(0.0, token))
 
 
-def parallel_draft_time(table: CostTable, requests: int, depth: int) -> DraftTime:
+def parallel_draft_time(
+    table: CostTable, requests: int, depth: int, block_rows: int = 0
+) -> DraftTime:
     """What a table says of one forward that drafts so many tokens for each request.
 
     It reads the same two tokens, and a mask for each further token of the draft, whose candidates
-    are ranked like those of further nodes.
+    are ranked like those of further nodes; or a block of so many rows.
     """
-    rows, samples = requests * (1 + depth), requests * depth
+    rows, samples = requests * (block_rows or 1 + depth), requests * depth
     call = table.milliseconds(rows, table.contexts[0], samples=samples, requests=requests)
     call += table.host.drafting.first_level(requests, depth)
     return replace(draft_time(table, requests), call=call, level=0.0)
