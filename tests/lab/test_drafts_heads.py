@@ -49,7 +49,7 @@ from tests.proposers.assistants import write_assistant
 from tests.proposers.dflash import dflash_options, following_dflash, toy_dflash
 from tests.proposers.heads import embedded_head, following_head, head_options, toy_head, write_head
 from tests.proposers.mtp import following_mtp, mtp_options, toy_mtp
-from tests.proposers.parallel_heads import following, toy_dspark, toy_peagle
+from tests.proposers.parallel_heads import following, toy_dflash2, toy_dspark, toy_peagle
 from tests.toy import toy_runner
 
 Make = Callable[..., Any]
@@ -62,6 +62,12 @@ KINDS: dict[str, tuple[str, Make, Make, Make]] = {
         lambda **options: head_options("peagle", **options),
         toy_peagle,
         lambda **options: following(toy_peagle, **options),
+    ),
+    "dflash2": (
+        BLOCK,
+        lambda **options: head_options("dflash2", **options),
+        toy_dflash2,
+        lambda **options: following(toy_dflash2, **options),
     ),
     "dspark": (
         BLOCK,
