@@ -340,7 +340,7 @@ class SelfDraftConfig(ForwardingConfig):
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig(ForwardingConfig):
-    """Drafts by a head that reads the target's hidden states, which no trace holds.
+    """Drafts by a head that reads the target's hidden states.
 
     Its forward is cheap beside the target's, and the planner stops where a level does not pay.
     """
