@@ -17,7 +17,6 @@ from paceline.core.errors import ConfigError, ModelLoadError, PacelineError, Uns
 from paceline.loading.checkpoint import load_checkpoint
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model.loading import open_draft
 from paceline.proposers.heads import build
 from paceline.proposers.heads.checkpoint import LAYER_IDS, load_head
 from paceline.proposers.heads.proposer import HeadProposer
@@ -288,11 +287,6 @@ def test_pickled_heads_are_not_read(tmp_path: Path) -> None:
         load_head(str(tmp_path))
     with pytest.raises(ModelLoadError, match="there is no head at"):
         load_head(str(tmp_path / "nothing" / "there"))
-
-
-def test_replays_say_that_they_cannot(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="measure it while the target runs"):
-        open_draft(head_options(model=str(tmp_path)), info())
 
 
 def test_a_model_is_needed_and_trees_are_usual() -> None:
